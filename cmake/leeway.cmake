@@ -1,0 +1,32 @@
+# Helpers every module's CMakeLists.txt uses. A layer is a static library; what it may include is
+# what it links (tests/layers_test.cpp checks the includes as well).
+include(GoogleTest)
+
+add_library(leeway_options INTERFACE)
+target_compile_options(leeway_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+                       -Wno-sign-conversion -Wno-missing-field-initializers
+                       -fno-math-errno)
+target_include_directories(leeway_options INTERFACE ${PROJECT_SOURCE_DIR}/include
+                           ${PROJECT_SOURCE_DIR}/src)
+if(LEEWAY_SANITIZE)
+  target_compile_options(leeway_options INTERFACE -fsanitize=${LEEWAY_SANITIZE}
+                         -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(leeway_options INTERFACE -fsanitize=${LEEWAY_SANITIZE})
+endif()
+
+# leeway_layer(NAME SOURCES .. LINKS ..)
+function(leeway_layer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
+  add_library(leeway_${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(leeway_${name} PUBLIC leeway_options ${ARG_LINKS})
+endfunction()
+
+# leeway_test(NAME SOURCES .. LINKS ..): one gtest program; each of its tests is a ctest test.
+function(leeway_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_LINKS} GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE LEEWAY_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+                             LEEWAY_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 600)
+endfunction()

@@ -1,0 +1,107 @@
+#include "base/json.h"
+
+#include <fmt/format.h>
+#include <rapidjson/error/en.h>
+
+#include <cmath>
+
+#include "leeway/error.h"
+
+namespace leeway {
+
+std::string place_in(std::string_view text, size_t offset) {
+  size_t line = 1, column = 1;
+  for (size_t i = 0; i < offset && i < text.size(); ++i) {
+    if (text[i] == '\n') {
+      ++line, column = 1;
+    } else {
+      ++column;
+    }
+  }
+  return fmt::format("line {}, column {}", line, column);
+}
+
+std::string json_error_text(int code) {
+  return rapidjson::GetParseError_En(static_cast<rapidjson::ParseErrorCode>(code));
+}
+
+rapidjson::Document parse_json(const std::string& name, std::string_view text) {
+  rapidjson::Document document;
+  // Iterative: the depth of a hostile file must not be the depth of our stack.
+  constexpr unsigned kFlags = rapidjson::kParseNanAndInfFlag | rapidjson::kParseFullPrecisionFlag |
+                              rapidjson::kParseIterativeFlag;
+  document.Parse<kFlags>(text.data(), text.size());
+  if (document.HasParseError()) {
+    throw Error(fmt::format("{} {}: {}", name, place_in(text, document.GetErrorOffset()),
+                            json_error_text(document.GetParseError())));
+  }
+  return document;
+}
+
+void JsonWriter::separate() {
+  if (needs_comma_) text_ += ", ";
+  needs_comma_ = true;
+}
+
+JsonWriter& JsonWriter::begin_object() {
+  separate();
+  text_ += '{';
+  needs_comma_ = false;
+  return *this;
+}
+JsonWriter& JsonWriter::end_object() {
+  text_ += '}';
+  needs_comma_ = true;
+  return *this;
+}
+JsonWriter& JsonWriter::begin_array() {
+  separate();
+  text_ += '[';
+  needs_comma_ = false;
+  return *this;
+}
+JsonWriter& JsonWriter::end_array() {
+  text_ += ']';
+  needs_comma_ = true;
+  return *this;
+}
+JsonWriter& JsonWriter::key(std::string_view name) {
+  value(name);
+  text_ += ": ";
+  needs_comma_ = false;
+  return *this;
+}
+JsonWriter& JsonWriter::value(double number) {
+  if (!std::isfinite(number)) return null();
+  separate();
+  fmt::format_to(std::back_inserter(text_), "{}", number);
+  return *this;
+}
+JsonWriter& JsonWriter::value(std::string_view text) {
+  separate();
+  text_ += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      text_ += '\\';
+      text_ += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      fmt::format_to(std::back_inserter(text_), "\\u{:04x}", static_cast<unsigned>(c));
+    } else {
+      text_ += c;
+    }
+  }
+  text_ += '"';
+  return *this;
+}
+JsonWriter& JsonWriter::value(bool flag) {
+  separate();
+  text_ += flag ? "true" : "false";
+  return *this;
+}
+JsonWriter& JsonWriter::null() {
+  separate();
+  text_ += "null";
+  return *this;
+}
+
+}  // namespace leeway

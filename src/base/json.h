@@ -1,0 +1,41 @@
+// JSON in and out, over RapidJSON. NaN and infinities are read as Python writes them.
+#pragma once
+
+#include <rapidjson/document.h>
+
+#include <string>
+#include <string_view>
+
+namespace leeway {
+
+// "line 3, column 14" of a byte offset.
+std::string place_in(std::string_view text, size_t offset);
+
+// Parses a whole document. Throws Error "NAME line L, column C: what is wrong".
+rapidjson::Document parse_json(const std::string& name, std::string_view text);
+
+// What RapidJSON says of a parse error, in words.
+std::string json_error_text(int code);
+
+// Builds one JSON text. Numbers are written shortest; NaN and infinities become null.
+class JsonWriter {
+ public:
+  JsonWriter& begin_object();
+  JsonWriter& end_object();
+  JsonWriter& begin_array();
+  JsonWriter& end_array();
+  JsonWriter& key(std::string_view name);
+  JsonWriter& value(double number);
+  JsonWriter& value(std::string_view text);
+  JsonWriter& value(const char* text) { return value(std::string_view(text)); }
+  JsonWriter& value(bool flag);
+  JsonWriter& null();
+  const std::string& text() const { return text_; }
+
+ private:
+  void separate();
+  std::string text_;
+  bool needs_comma_ = false;
+};
+
+}  // namespace leeway

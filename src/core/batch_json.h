@@ -1,0 +1,22 @@
+// Batches as JSON files: {"sequences": [{"pi", "rollout", "advantages", ..}, ..]}.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "leeway/loss.h"
+
+namespace leeway {
+
+struct LoadedBatch {
+  Batch batch;
+  std::vector<std::string> warnings;  // accepted, but worth a word on stderr
+};
+
+// Reads a batch in one streaming pass: memory is the numbers', not a document tree's. Throws Error
+// "NAME line L, column C: .." for malformed JSON, wrong types, missing or mismatched streams, and
+// an empty batch.
+LoadedBatch parse_batch(const std::string& name, std::string_view text);
+
+}  // namespace leeway

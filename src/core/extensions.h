@@ -1,0 +1,21 @@
+// Named extensions: what needs the whole batch at once and is therefore no per-token axis.
+#pragma once
+
+#include <vector>
+
+#include "leeway/loss.h"
+
+namespace leeway {
+
+// kl_cov: 1 on the trained tokens with the largest covariance of advantage and log pi.
+template <class T>
+std::vector<uint8_t> select_by_covariance(const LossSpec& spec, const BatchView<T>& batch,
+                                          std::span<const uint8_t> trained);
+
+// Divides all weights by their mean, as spec.weight_normalisation says. A mean of (almost) zero
+// leaves them alone.
+template <class T>
+void normalise_weights(const LossSpec& spec, const BatchView<T>& batch,
+                       std::span<const uint8_t> trained, std::span<T> weights);
+
+}  // namespace leeway

@@ -1,0 +1,68 @@
+// Who takes part: masks, denominators and the checks a batch must pass before evaluation. Shared by
+// the reference and the SIMD implementation.
+#pragma once
+
+#include <vector>
+
+#include "leeway/loss.h"
+
+namespace leeway {
+
+// Ratios enter sums capped at this, so that one runaway token cannot turn a mean into infinity.
+inline constexpr double kRatioSumCap = 1e18;
+
+bool uses_ratio_of(const LossSpec& spec);
+bool has_clip(const LossSpec& spec);
+
+template <class T>
+bool in_mask(const BatchView<T>& batch, size_t i) {
+  return (batch.mask.empty() || batch.mask[i] != 0) &&
+         (batch.weights.empty() || batch.weights[i] != T(0));
+}
+
+// Positions that take part in the loss: the mask without zero weights, or everything.
+template <class T>
+std::vector<uint8_t> participating(const LossSpec& spec, const BatchView<T>& batch);
+
+// Throws Error if the batch is empty or lacks a stream the spec reads; aborts if spans disagree in
+// length.
+template <class T>
+void check_streams(const LossSpec& spec, const BatchView<T>& batch);
+
+// Throws Error if a stream the spec reads is not finite on a position that takes part.
+template <class T>
+void check_finite(const LossSpec& spec, const BatchView<T>& batch);
+
+// Throws: the loss of this token is not finite although its inputs are.
+[[noreturn]] void throw_overflow(int64_t sequence, int64_t position, double ratio);
+
+// The spans of sequence s; `mask` is a whole-batch mask.
+template <class T>
+SequenceView<T> sequence_of(const BatchView<T>& batch, int64_t s, std::span<const uint8_t> mask) {
+  const size_t first = static_cast<size_t>(batch.offsets[s]);
+  const size_t count = static_cast<size_t>(batch.offsets[s + 1]) - first;
+  auto part = [&](auto span) { return span.empty() ? span : span.subspan(first, count); };
+  return {part(batch.pi),
+          part(batch.prox),
+          part(batch.rollout),
+          part(batch.ref),
+          part(batch.teacher),
+          part(batch.advantages),
+          mask.subspan(first, count),
+          part(batch.versions)};
+}
+
+template <class T>
+double longest_sequence(const BatchView<T>& batch);
+
+// The denominator, from the positions that count.
+template <class T>
+double count_denominator(const LossSpec& spec, const BatchView<T>& batch,
+                         std::span<const uint8_t> counted);
+
+// What each sequence's token losses are multiplied by; `denominator` is the global one, at least 1.
+template <class T>
+std::vector<double> sequence_scales(const LossSpec& spec, const BatchView<T>& batch,
+                                    std::span<const uint8_t> counted, double denominator);
+
+}  // namespace leeway
