@@ -203,10 +203,15 @@ void Evaluator::Impl::set_scales(std::optional<double> denominator) {
     } else {
       size_t tokens = 0;
       const size_t n = static_cast<size_t>(batch.token_count());
-      if (batch.weights.empty()) {
-        for (size_t i = 0; i < n; ++i) tokens += batch.mask[i] != 0;
-      } else {
-        for (size_t i = 0; i < n; ++i) tokens += in_mask(batch, i);
+      for (size_t begin = 0; begin < n; begin += 128) {
+        uint8_t few = 0;  // a short count in bytes is what the compiler turns into vectors
+        const size_t end = std::min(n, begin + 128);
+        if (batch.weights.empty()) {
+          for (size_t i = begin; i < end; ++i) few = static_cast<uint8_t>(few + (batch.mask[i] != 0));
+        } else {
+          for (size_t i = begin; i < end; ++i) few = static_cast<uint8_t>(few + in_mask(batch, i));
+        }
+        tokens += few;
       }
       denominator = static_cast<double>(tokens);
     }

@@ -5,7 +5,13 @@
 
 #include "core/cpu/token_kernel.h"
 
+#include <cmath>
+#include <cstring>
+#include <limits>
+
 #include "core/participation.h"
+#include "core/quantities.h"
+#include "leeway/error.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/cpu/token_kernel.cpp"
@@ -25,22 +31,119 @@ using M = hn::Mask<D>;
 
 constexpr float kLargest = 3.402823466e38f;
 
-HWY_INLINE V constant(double value) { return hn::Set(D(), static_cast<float>(value)); }
+HWY_INLINE V constant(float value) { return hn::Set(D(), value); }
 
-// e^x; infinity above float32's range.
-HWY_INLINE V exp_of(V x) {
-  const D d;
-  const V top = hn::Set(d, 88.7228f);
-  const V e = hn::Exp(d, hn::Min(x, top));
-  return hn::IfThenElse(hn::Gt(x, top), hn::Inf(d), e);
+constexpr float kFloatInfinity = std::numeric_limits<float>::infinity();
+constexpr float kSumCap = static_cast<float>(kRatioSumCap);
+constexpr int kFirstBin = (127 - 12) << 5;
+constexpr size_t kBinBuffer = 1024;  // tokens whose bins are kept until they are counted
+constexpr int kMaxGates = 4, kMaxPenalties = 4;
+
+// The spec as the inner loop reads it: float32 constants in one local object, so that the compiler
+// knows that no store of a gradient can change them.
+struct PlannedGate {
+  Quantity quantity;
+  SignRule sign;
+  bool uses_r;  // its value is the spec's own ratio
+  bool drops_penalty;
+  int num, den;
+  float low, high, log_clamp;
+};
+struct PlannedPenalty {
+  PenaltyKind kind;
+  PenaltyGate gate;
+  bool times_ratio;
+  int num, den;
+  float coefficient, slope;  // slope: with the sign toward pi, 0 without gradient
+};
+struct Plan {
+  explicit Plan(const LossSpec& spec, const TokenInputs& in);
+
+  bool simple;  // neither weights, flags, penalties nor shaping: most of the loop falls away
+  bool uses_ratio, token_ratio, clamps_log, is_mismatch_ratio, has_clip;
+  bool has_rollout, has_ref, has_teacher;
+  int ratio_den;
+  float log_clamp, log_cap;
+  SurrogateKind kind;
+  float clip_low, clip_high, dual_clip, ratio_cap, tau_pos, tau_neg;
+  bool by_ratio_alone;
+  float adv_tau, teacher_tau;
+  int teacher;
+  bool sequence_mean, constant_one, times_mask;
+  int gate_count = 0, penalty_count = 0;
+  PlannedGate gates[kMaxGates];
+  PlannedPenalty penalties[kMaxPenalties];
+};
+
+Plan::Plan(const LossSpec& spec, const TokenInputs& in) {
+  auto f = [](double value) { return static_cast<float>(value); };
+  auto has = [&](Stream s) { return in.streams[static_cast<int>(s)] != nullptr; };
+  uses_ratio = uses_ratio_of(spec);
+  token_ratio = spec.ratio.level == Level::token;
+  clamps_log = spec.ratio.log_clamp < kInfinity || spec.ratio.log_cap < kInfinity;
+  is_mismatch_ratio = uses_ratio && token_ratio && !clamps_log &&
+                      spec.ratio.pair == Pair{Stream::pi, Stream::rollout};
+  has_clip = leeway::has_clip(spec);
+  has_rollout = has(Stream::rollout);
+  has_ref = has(Stream::ref);
+  has_teacher = has(Stream::teacher);
+  ratio_den = static_cast<int>(spec.ratio.pair.denominator);
+  log_clamp = f(spec.ratio.log_clamp);
+  log_cap = f(spec.ratio.log_cap);
+  kind = spec.surrogate.kind;
+  clip_low = f(spec.surrogate.clip.low);
+  clip_high = f(spec.surrogate.clip.high);
+  dual_clip = f(spec.surrogate.dual_clip);
+  ratio_cap = f(spec.surrogate.ratio_cap);
+  tau_pos = f(spec.surrogate.tau_pos);
+  tau_neg = f(spec.surrogate.tau_neg);
+  by_ratio_alone = kind != SurrogateKind::log_prob && kind != SurrogateKind::detached_ratio;
+  adv_tau = f(spec.shaping.adv_tau);
+  teacher_tau = f(spec.shaping.teacher_tau);
+  teacher = static_cast<int>(spec.shaping.teacher);
+  sequence_mean = spec.shaping.sequence_mean;
+  constant_one = spec.shaping.constant_one;
+  times_mask = spec.shaping.times_mask && in.loss_mask != nullptr;
+  for (const Gate& gate : spec.gates) {
+    if (gate.level != Level::token || gate.scope == GateScope::mask || in.gates_in_flags) continue;
+    LEEWAY_CHECK(gate_count < kMaxGates, "at most four token-level gates");
+    gates[gate_count++] = {gate.quantity,
+                           gate.sign,
+                           gate.quantity == Quantity::ratio && uses_ratio && token_ratio &&
+                               gate.pair == spec.ratio.pair &&
+                               gate.log_clamp == spec.ratio.log_clamp &&
+                               spec.ratio.log_cap == kInfinity,
+                           gate.scope == GateScope::policy_and_penalty,
+                           static_cast<int>(gate.pair.numerator),
+                           static_cast<int>(gate.pair.denominator),
+                           f(gate.keep.low),
+                           f(gate.keep.high),
+                           f(gate.log_clamp)};
+  }
+  for (const Penalty& p : spec.penalties) {
+    LEEWAY_CHECK(penalty_count < kMaxPenalties, "at most four penalties");
+    const double toward_pi =
+        (p.pair.numerator == Stream::pi) - static_cast<double>(p.pair.denominator == Stream::pi);
+    penalties[penalty_count++] = {p.kind,
+                                  p.gate,
+                                  p.times_ratio,
+                                  static_cast<int>(p.pair.numerator),
+                                  static_cast<int>(p.pair.denominator),
+                                  f(p.coefficient),
+                                  f(p.gradient ? p.coefficient * toward_pi : 0.0)};
+  }
+  simple = in.batch_weights == nullptr && in.weights == nullptr && in.flags == nullptr &&
+           in.through == nullptr && penalty_count == 0 && teacher_tau == 0.0f && adv_tau == 1.0f &&
+           !sequence_mean && !constant_one && !times_mask && !clamps_log && token_ratio;
 }
+
+// e^x; infinity above float32's range (which 89 is beyond: the exponent overflows by itself).
+HWY_INLINE V exp_of(V x) { return hn::Exp(D(), hn::Min(x, constant(89.0f))); }
 
 // e^x - 1 - x from r = e^x: a polynomial where the difference would cancel.
 HWY_INLINE V k3_of(V x, V r) {
   const D d;
-  V p = hn::Set(d, 1.0f / 362880.0f);
-  p = hn::MulAdd(p, x, hn::Set(d, 1.0f / 40320.0f));
-  p = hn::MulAdd(p, x, hn::Set(d, 1.0f / 5040.0f));
+  V p = hn::Set(d, 1.0f / 5040.0f);
   p = hn::MulAdd(p, x, hn::Set(d, 1.0f / 720.0f));
   p = hn::MulAdd(p, x, hn::Set(d, 1.0f / 120.0f));
   p = hn::MulAdd(p, x, hn::Set(d, 1.0f / 24.0f));
@@ -48,7 +151,7 @@ HWY_INLINE V k3_of(V x, V r) {
   p = hn::MulAdd(p, x, hn::Set(d, 0.5f));
   const V near = hn::Mul(hn::Mul(x, x), p);
   const V far = hn::Sub(hn::Sub(r, hn::Set(d, 1.0f)), x);
-  return hn::IfThenElse(hn::Lt(hn::Abs(x), hn::Set(d, 0.5f)), near, far);
+  return hn::IfThenElse(hn::Lt(hn::Abs(x), hn::Set(d, 0.25f)), near, far);
 }
 
 HWY_INLINE V sigmoid(V x) {
@@ -109,11 +212,11 @@ HWY_INLINE V quantity_of(Quantity quantity, V num, V den, V x, V r) {
 }
 
 // Masks of `low` and `high` drops of one token-level gate.
-HWY_INLINE void judge(const Gate& gate, V value, V advantage, M& low, M& high) {
+HWY_INLINE void judge(const PlannedGate& gate, V value, V advantage, M& low, M& high) {
   const D d;
   const V zero = hn::Zero(d);
-  low = hn::Lt(value, constant(gate.keep.low));
-  high = hn::Gt(value, constant(gate.keep.high));
+  low = hn::Lt(value, constant(gate.low));
+  high = hn::Gt(value, constant(gate.high));
   if (gate.sign == SignRule::both) return;
   low = hn::And(low, gate.sign == SignRule::zero_takes_low ? hn::Le(advantage, zero)
                                                            : hn::Lt(advantage, zero));
@@ -128,7 +231,7 @@ HWY_INLINE M flag_mask(hn::Vec<hn::Rebind<int32_t, D>> flags, int bit) {
 struct Totals {
   V loss, kl, kl_positive, kl_negative, kl_dropped, abs_log_ratio, ratio, ratio_squared;
   V coefficient, coefficient_squared, penalty, weight, ref_kl, teacher_kl;
-  V ratio_min, ratio_max, kl_max, weight_max;
+  V x_min, x_max, weight_max;
   uint64_t tokens, positive, negative, dropped, dropped_low, dropped_high, dropped_positive,
       dropped_negative, kept, clip_binding, clip_low, clip_high, clip_signed, clip_dual,
       weight_zero;
@@ -140,103 +243,100 @@ HWY_INLINE void add(V& total, M mask, V value) {
   total = hn::Add(total, hn::IfThenElseZero(mask, value));
 }
 
-// One vector of tokens. `inside` marks the lanes that exist.
-template <bool kMetrics>
-HWY_INLINE void run_vector(const LossSpec& spec, const TokenInputs& in, const SequenceNumbers& seq,
-                           size_t i, M inside, bool whole, Totals& t, M& finite,
-                           KernelHistogram* histogram) {
+// One vector of tokens, of which `rest` are left.
+template <bool kMetrics, bool kSimple, bool kWhole>
+HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const SequenceNumbers& seq,
+                           size_t i, size_t rest, Totals& t, M& finite,
+                           uint16_t* bins) {
   const D d;
   const V zero = hn::Zero(d), one = hn::Set(d, 1.0f);
+  // The last, partial vector goes through a buffer: reading past the end of a stream is not ours.
   auto load = [&](const float* from) HWY_ATTR {
-    return whole ? hn::LoadU(d, from + i) : hn::MaskedLoad(inside, d, from + i);
+    if (kWhole) return hn::LoadU(d, from + i);
+    HWY_ALIGN float padded[HWY_MAX_BYTES / sizeof(float)] = {};
+    std::memcpy(padded, from + i, rest * sizeof(float));
+    return hn::Load(d, padded);
   };
   const hn::Rebind<uint8_t, D> du8;
   const hn::Rebind<int32_t, D> di32;
   auto load_bytes = [&](const uint8_t* from) HWY_ATTR {
-    if (whole) return hn::PromoteTo(di32, hn::LoadU(du8, from + i));
-    HWY_ALIGN uint8_t bytes[HWY_MAX_BYTES] = {};
-    HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)];
-    hn::Store(hn::IfThenElseZero(inside, hn::Set(d, 1.0f)), d, lanes);
-    for (size_t k = 0; k < hn::Lanes(d); ++k)
-      bytes[k] = lanes[k] != 0.0f ? from[i + k] : uint8_t{0};
-    return hn::PromoteTo(di32, hn::LoadU(du8, bytes));
+    if (kWhole) return hn::PromoteTo(di32, hn::LoadU(du8, from + i));
+    HWY_ALIGN uint8_t padded[HWY_MAX_BYTES] = {};
+    std::memcpy(padded, from + i, rest);
+    return hn::PromoteTo(di32, hn::LoadU(du8, padded));
   };
 
-  M m = inside;
+  M m = kWhole ? hn::Eq(zero, zero) : hn::FirstN(d, rest);
   if (in.mask != nullptr) {
     m = hn::And(m, hn::RebindMask(d, hn::Ne(load_bytes(in.mask), hn::Zero(di32))));
   }
   V batch_weight = one;
-  if (in.batch_weights != nullptr) {
+  if (!kSimple && in.batch_weights != nullptr) {
     const V raw = load(in.batch_weights);
     m = hn::And(m, hn::Ne(raw, zero));
     batch_weight = hn::IfThenElseZero(m, raw);
   }
-  auto stream = [&](Stream s) HWY_ATTR {
-    return hn::IfThenElseZero(m, load(in.streams[static_cast<int>(s)]));
-  };
+  auto stream = [&](int s) HWY_ATTR { return hn::IfThenElseZero(m, load(in.streams[s])); };
+  constexpr int kPi = static_cast<int>(Stream::pi), kRollout = static_cast<int>(Stream::rollout);
 
   // Advantage.
-  V A_raw = hn::IfThenElseZero(m, load(in.advantages));
-  const V pi = stream(Stream::pi);
-  V sanity = hn::Add(hn::Add(pi, A_raw), batch_weight);
-  V A = spec.shaping.sequence_mean ? hn::Set(d, seq.mean_advantage) : A_raw;
-  A = spec.shaping.constant_one ? one : hn::Mul(A, constant(spec.shaping.adv_tau));
-  if (spec.shaping.teacher_tau != 0.0) {
-    const V teacher = stream(spec.shaping.teacher);
-    sanity = hn::Add(sanity, teacher);
-    A = hn::MulAdd(constant(spec.shaping.teacher_tau), hn::Sub(teacher, pi), A);
-  }
-  if (spec.shaping.times_mask && in.loss_mask != nullptr) {
-    A = hn::IfThenElseZero(hn::RebindMask(d, hn::Ne(load_bytes(in.loss_mask), hn::Zero(di32))), A);
+  const V A_raw = hn::IfThenElseZero(m, load(in.advantages));
+  const V pi = stream(kPi);
+  V sanity = hn::Add(pi, A_raw);
+  V A = A_raw;
+  if constexpr (!kSimple) {
+    sanity = hn::Add(sanity, batch_weight);
+    if (plan.sequence_mean) A = hn::Set(d, seq.mean_advantage);
+    A = plan.constant_one ? one : hn::Mul(A, constant(plan.adv_tau));
+    if (plan.teacher_tau != 0.0f) {
+      const V teacher = stream(plan.teacher);
+      sanity = hn::Add(sanity, teacher);
+      A = hn::MulAdd(constant(plan.teacher_tau), hn::Sub(teacher, pi), A);
+    }
+    if (plan.times_mask) {
+      A = hn::IfThenElseZero(
+          hn::RebindMask(d, hn::Ne(load_bytes(in.loss_mask), hn::Zero(di32))), A);
+    }
   }
 
-  // Ratios: the spec's own and, for metrics, pi/rollout.
-  const bool uses_ratio = uses_ratio_of(spec);
-  const bool has_rollout = in.streams[static_cast<int>(Stream::rollout)] != nullptr;
-  V x = zero, raw_x = zero, r = one;
+  // The spec's ratio.
+  V raw_x = zero, r = one;
   M live = m;
-  if (uses_ratio) {
-    if (spec.ratio.level == Level::token) {
-      const V num = stream(spec.ratio.pair.numerator), den = stream(spec.ratio.pair.denominator);
-      raw_x = hn::Sub(num, den);
-      sanity = hn::Add(sanity, hn::Add(num, den));
+  if (plan.uses_ratio) {
+    if (kSimple || plan.token_ratio) {
+      // Every ratio of a surrogate has pi above the line.
+      const V den = stream(plan.ratio_den);
+      raw_x = hn::Sub(pi, den);
+      sanity = hn::Add(sanity, den);
     } else {
       raw_x = hn::IfThenElseZero(m, hn::Set(d, seq.log_ratio));
     }
-    x = raw_x;
-    if (spec.ratio.log_clamp < kInfinity) {
-      x = hn::Clamp(x, constant(-spec.ratio.log_clamp), constant(spec.ratio.log_clamp));
+    V x = raw_x;
+    if (!kSimple && plan.clamps_log) {
+      x = hn::Clamp(x, constant(-plan.log_clamp), constant(plan.log_clamp));
+      x = hn::Min(x, constant(plan.log_cap));
+      live = hn::Eq(x, raw_x);
     }
-    if (spec.ratio.log_cap < kInfinity) x = hn::Min(x, constant(spec.ratio.log_cap));
-    live = hn::Eq(x, raw_x);
     r = exp_of(x);
   }
-  const bool same_pair = uses_ratio && spec.ratio.level == Level::token &&
-                         spec.ratio.pair == Pair{Stream::pi, Stream::rollout} &&
-                         spec.ratio.log_clamp == kInfinity && spec.ratio.log_cap == kInfinity;
 
   // Gates.
-  const hn::Vec<hn::Rebind<int32_t, D>> flags =
-      in.flags != nullptr ? load_bytes(in.flags) : hn::Zero(di32);
-  M low = hn::Lt(one, zero), high = low, dropped = low, penalty_dropped = low;
-  if (in.flags != nullptr) {
+  const M none = hn::Lt(one, zero);
+  M low = none, high = none, dropped = none, penalty_dropped = none, selected = none;
+  if (!kSimple && in.flags != nullptr) {
+    const auto flags = load_bytes(in.flags);
     dropped = flag_mask(flags, kPolicyDropped);
     penalty_dropped = flag_mask(flags, kPenaltyDropped);
     low = flag_mask(flags, kBelow);
     high = flag_mask(flags, kAbove);
+    selected = flag_mask(flags, kSelected);
   }
-  for (const Gate& gate : spec.gates) {
-    if (gate.level != Level::token || gate.scope == GateScope::mask || in.gates_in_flags) continue;
-    V value;
-    if (gate.quantity == Quantity::ratio && uses_ratio && gate.pair == spec.ratio.pair &&
-        spec.ratio.level == Level::token && gate.log_clamp == spec.ratio.log_clamp &&
-        spec.ratio.log_cap == kInfinity) {
-      value = r;
-    } else {
-      const V num = stream(gate.pair.numerator), den = stream(gate.pair.denominator);
-      const V gx =
-          hn::Clamp(hn::Sub(num, den), constant(-gate.log_clamp), constant(gate.log_clamp));
+  for (int g = 0; g < plan.gate_count; ++g) {
+    const PlannedGate& gate = plan.gates[g];
+    V value = r;
+    if (!gate.uses_r) {
+      const V num = stream(gate.num), den = stream(gate.den);
+      const V gx = hn::Clamp(hn::Sub(num, den), constant(-gate.log_clamp), constant(gate.log_clamp));
       const bool needs_exp = gate.quantity == Quantity::ratio || gate.quantity == Quantity::k3;
       value = quantity_of(gate.quantity, num, den, gx, needs_exp ? exp_of(gx) : one);
       sanity = hn::Add(sanity, hn::Add(num, den));
@@ -247,17 +347,16 @@ HWY_INLINE void run_vector(const LossSpec& spec, const TokenInputs& in, const Se
     high = hn::Or(high, gate_high);
     const M out = hn::Or(gate_low, gate_high);
     dropped = hn::Or(dropped, out);
-    if (gate.scope == GateScope::policy_and_penalty) penalty_dropped = hn::Or(penalty_dropped, out);
+    if (gate.drops_penalty) penalty_dropped = hn::Or(penalty_dropped, out);
   }
   low = hn::And(low, m);
   high = hn::And(high, m);
   dropped = hn::And(dropped, m);
 
   // Surrogate.
-  const Surrogate& s = spec.surrogate;
   V loss = zero, by_ratio = zero, by_log_prob = zero, coefficient = r;
-  M cut = hn::Lt(one, zero), binding = cut, dual = cut;
-  switch (s.kind) {
+  M cut = none, binding = none, dual = none;
+  switch (plan.kind) {
     case SurrogateKind::ratio: loss = by_ratio = hn::Neg(hn::Mul(A, r)); break;
     case SurrogateKind::log_prob:
       loss = hn::Neg(hn::Mul(A, pi));
@@ -265,7 +364,7 @@ HWY_INLINE void run_vector(const LossSpec& spec, const TokenInputs& in, const Se
       coefficient = one;
       break;
     case SurrogateKind::clipped: {
-      const V lo = constant(s.clip.low), hi = constant(s.clip.high), cap = constant(s.ratio_cap);
+      const V lo = constant(plan.clip_low), hi = constant(plan.clip_high), cap = constant(plan.ratio_cap);
       const V minus_A = hn::Neg(A);
       const M inside_band = hn::And(hn::Ge(r, lo), hn::Le(r, hi));
       const V full = hn::Mul(minus_A, r);
@@ -278,10 +377,10 @@ HWY_INLINE void run_vector(const LossSpec& spec, const TokenInputs& in, const Se
       by_ratio = hn::IfThenElse(
           binding, dv,
           hn::IfThenElse(hn::Gt(u, v), du, hn::Mul(hn::Set(d, 0.5f), hn::Add(du, dv))));
-      if (s.dual_clip < kInfinity) {
-        const V bound = hn::Mul(minus_A, constant(s.dual_clip));
+      if (plan.dual_clip < kFloatInfinity) {
+        const V bound = hn::Mul(minus_A, constant(plan.dual_clip));
         dual = hn::And(hn::And(hn::Lt(A, zero), hn::Gt(loss, bound)),
-                       hn::Gt(r, constant(s.dual_clip)));
+                       hn::Gt(r, constant(plan.dual_clip)));
         loss = hn::IfThenElse(dual, bound, loss);
         by_ratio = hn::IfThenZeroElse(dual, by_ratio);
       }
@@ -289,12 +388,12 @@ HWY_INLINE void run_vector(const LossSpec& spec, const TokenInputs& in, const Se
       break;
     }
     case SurrogateKind::detached_ratio:
-      coefficient = hn::Clamp(r, constant(s.clip.low), constant(s.clip.high));
+      coefficient = hn::Clamp(r, constant(plan.clip_low), constant(plan.clip_high));
       by_log_prob = hn::Neg(hn::Mul(coefficient, A));
       loss = hn::Mul(by_log_prob, pi);
       break;
     case SurrogateKind::soft_gate: {
-      const V tau = hn::IfThenElse(hn::Gt(A_raw, zero), constant(s.tau_pos), constant(s.tau_neg));
+      const V tau = hn::IfThenElse(hn::Gt(A_raw, zero), constant(plan.tau_pos), constant(plan.tau_neg));
       const V sigma = sigmoid(hn::Mul(tau, hn::Sub(r, one)));
       const V four = hn::Set(d, 4.0f);
       loss = hn::Neg(hn::Mul(A, hn::Div(hn::Mul(four, sigma), tau)));
@@ -304,15 +403,15 @@ HWY_INLINE void run_vector(const LossSpec& spec, const TokenInputs& in, const Se
     }
   }
   M kept = hn::AndNot(hn::Or(dropped, cut), m);
-  if (s.kind != SurrogateKind::log_prob && s.kind != SurrogateKind::detached_ratio) {
+  if (!kSimple && plan.by_ratio_alone && plan.clamps_log) {
     kept = hn::AndNot(hn::AndNot(live, hn::Ne(A, zero)), kept);
   }
 
   // Corrections' weight.
   M paid = hn::AndNot(dropped, m);
   V weight = one;
-  M zero_weight = hn::Lt(one, zero);
-  if (in.weights != nullptr) {
+  M zero_weight = none;
+  if (!kSimple && in.weights != nullptr) {
     weight = hn::IfThenElseZero(m, load(in.weights));
     zero_weight = hn::And(m, hn::Eq(weight, zero));
     paid = hn::AndNot(zero_weight, paid);
@@ -323,20 +422,21 @@ HWY_INLINE void run_vector(const LossSpec& spec, const TokenInputs& in, const Se
     coefficient = hn::Mul(coefficient, weight);
   }
   loss = hn::IfThenElseZero(paid, loss);
-  by_ratio = hn::IfThenElseZero(hn::And(paid, live), by_ratio);
+  by_ratio = hn::IfThenElseZero(kSimple ? paid : hn::And(paid, live), by_ratio);
   by_log_prob = hn::IfThenElseZero(paid, by_log_prob);
   coefficient = hn::IfThenElseZero(kept, coefficient);
 
   // Penalties.
   V penalty = zero;
-  for (const Penalty& p : spec.penalties) {
-    const V num = stream(p.pair.numerator), den = stream(p.pair.denominator);
+  for (int k = 0; !kSimple && k < plan.penalty_count; ++k) {
+    const PlannedPenalty& p = plan.penalties[k];
+    const V num = stream(p.num), den = stream(p.den);
     const V px = hn::Sub(num, den);
     sanity = hn::Add(sanity, hn::Add(num, den));
     M open = hn::AndNot(penalty_dropped, m);
     if (p.gate == PenaltyGate::kept) open = hn::AndNot(dropped, open);
     if (p.gate == PenaltyGate::nonzero_advantage) open = hn::And(open, hn::Ne(A_raw, zero));
-    if (p.gate == PenaltyGate::selected) open = hn::And(open, flag_mask(flags, kSelected));
+    if (p.gate == PenaltyGate::selected) open = hn::And(open, selected);
     V value = px, slope = one;
     switch (p.kind) {
       case PenaltyKind::k1: break;
@@ -359,10 +459,8 @@ HWY_INLINE void run_vector(const LossSpec& spec, const TokenInputs& in, const Se
         slope = hn::IfThenElseZero(hn::Ne(px, zero), hn::CopySign(one, px));
         break;
     }
-    const double toward_pi =
-        (p.pair.numerator == Stream::pi) - static_cast<double>(p.pair.denominator == Stream::pi);
     value = hn::Mul(value, constant(p.coefficient));
-    slope = hn::Mul(slope, constant(p.gradient ? p.coefficient * toward_pi : 0.0));
+    slope = hn::Mul(slope, constant(p.slope));
     if (p.times_ratio) {
       value = hn::Mul(value, r);
       slope = hn::Mul(slope, r);
@@ -372,24 +470,34 @@ HWY_INLINE void run_vector(const LossSpec& spec, const TokenInputs& in, const Se
     by_log_prob = hn::Add(by_log_prob, hn::IfThenElseZero(open, slope));
   }
 
-  // Gradient.
-  const V c = hn::Mul(batch_weight, hn::Set(d, seq.scale));
-  const V total = hn::Add(loss, penalty);
-  V grad = hn::Mul(c, by_log_prob);
-  const V routed = hn::Mul(c, by_ratio);
-  if (in.through == nullptr) grad = hn::Add(grad, routed);
-  add(t.loss, hn::Mul(batch_weight, total));
-  sanity = hn::IfThenElseZero(m, hn::Add(sanity, hn::Add(grad, total)));
-  finite = hn::And(finite, hn::Le(hn::Abs(sanity), hn::Set(d, kLargest)));
+  // Gradient. An input, a ratio or a gradient that is not finite shows in `sanity`.
+  const V scale = hn::Set(d, seq.scale);
+  V grad;
+  V routed = zero;
+  if constexpr (kSimple) {
+    grad = hn::Mul(scale, hn::Add(by_log_prob, by_ratio));
+    add(t.loss, loss);
+  } else {
+    const V c = hn::Mul(batch_weight, scale);
+    grad = hn::Mul(c, by_log_prob);
+    routed = hn::Mul(c, by_ratio);
+    if (in.through == nullptr) grad = hn::Add(grad, routed);
+    add(t.loss, hn::Mul(batch_weight, hn::Add(loss, penalty)));
+    sanity = hn::Add(sanity, routed);
+  }
+  sanity = hn::Add(sanity, grad);
+  finite = hn::And(finite, hn::Le(hn::Abs(hn::IfThenElseZero(m, sanity)), hn::Set(d, kLargest)));
   auto store = [&](V value, float* to) HWY_ATTR {
-    if (whole) {
+    if (kWhole) {
       hn::StoreU(value, d, to + i);
     } else {
-      hn::BlendedStore(value, inside, d, to + i);
+      HWY_ALIGN float padded[HWY_MAX_BYTES / sizeof(float)];
+      hn::Store(value, d, padded);
+      std::memcpy(to + i, padded, rest * sizeof(float));
     }
   };
   store(grad, in.grad);
-  if (in.through != nullptr) store(routed, in.through);
+  if (!kSimple && in.through != nullptr) store(routed, in.through);
 
   if constexpr (!kMetrics) return;
   const M positive = hn::Gt(A_raw, zero), negative = hn::Lt(A_raw, zero);
@@ -403,67 +511,75 @@ HWY_INLINE void run_vector(const LossSpec& spec, const TokenInputs& in, const Se
   count(t.dropped_positive, hn::And(gone, positive));
   count(t.dropped_negative, hn::And(gone, negative));
   count(t.kept, kept);
-  const V capped = hn::Min(coefficient, constant(kRatioSumCap));
+  const V capped = hn::Min(coefficient, constant(kSumCap));
   add(t.coefficient, capped);
   t.coefficient_squared = hn::MulAdd(capped, capped, t.coefficient_squared);
-  if (!spec.penalties.empty()) add(t.penalty, penalty);
-  if (in.weights != nullptr) {
+  if (!kSimple && plan.penalty_count > 0) add(t.penalty, penalty);
+  if (!kSimple && in.weights != nullptr) {
     count(t.weight_zero, zero_weight);
     add(t.weight, m, weight);
-    t.weight_max = hn::Max(t.weight_max, hn::IfThenElse(m, weight, t.weight_max));
+    t.weight_max = hn::IfThenElse(m, hn::Max(t.weight_max, weight), t.weight_max);
   }
-  if (has_rollout) {
+  if (plan.has_rollout) {
     V mx = raw_x, mr = r;
-    if (!same_pair) {
-      mx = hn::Sub(pi, stream(Stream::rollout));
+    if (!plan.is_mismatch_ratio) {
+      mx = hn::Sub(pi, stream(kRollout));
       mr = exp_of(mx);
     }
     const V kl = k3_of(mx, mr);
-    add(t.kl, m, kl);
+    add(t.kl, kl);  // masked lanes hold x = 0
     add(t.kl_positive, positive, kl);
     add(t.kl_negative, negative, kl);
     add(t.kl_dropped, gone, kl);
     add(t.abs_log_ratio, hn::Abs(mx));
-    const V mr_capped = hn::IfThenElseZero(m, hn::Min(mr, constant(kRatioSumCap)));
+    const V mr_capped = hn::Min(mr, constant(kSumCap));  // masked lanes hold 1, subtracted later
     add(t.ratio, mr_capped);
     t.ratio_squared = hn::MulAdd(mr_capped, mr_capped, t.ratio_squared);
-    t.ratio_min = hn::Min(t.ratio_min, hn::IfThenElse(m, mr, t.ratio_min));
-    t.ratio_max = hn::Max(t.ratio_max, hn::IfThenElseZero(m, mr));
-    t.kl_max = hn::Max(t.kl_max, hn::IfThenElseZero(m, kl));
-    // Bins of trained lanes, compressed to the front.
-    const V lowest = constant(0x1p-12);  // what NaN of an unread stream falls to, too
+    t.x_min = hn::IfThenElse(m, hn::Min(t.x_min, mx), t.x_min);
+    t.x_max = hn::IfThenElse(m, hn::Max(t.x_max, mx), t.x_max);
+    // Masked lanes hold ratio 1 and are counted with the rest; run_tokens takes them out again.
+    const V lowest = constant(0x1p-12f);  // what NaN of an unread stream falls to, too
     const V limited =
-        hn::IfThenElse(hn::Ge(mr, lowest), hn::Min(mr, constant(0x1.ffffp11)), lowest);
-    const auto bits = hn::ShiftRight<18>(hn::BitCast(hn::Rebind<uint32_t, D>(), limited));
-    HWY_ALIGN uint32_t bins[HWY_MAX_BYTES / sizeof(uint32_t)];
-    const hn::Rebind<uint32_t, D> du32;
-    const size_t n =
-        hn::CompressStore(hn::Sub(bits, hn::Set(du32, static_cast<uint32_t>((127 - 12) << 5))),
-                          hn::RebindMask(du32, m), du32, bins);
-    for (size_t k = 0; k < n; ++k) ++histogram->bins[k & 3][bins[k]];
+        hn::IfThenElse(hn::Ge(mr, lowest), hn::Min(mr, constant(0x1.ffffp11f)), lowest);
+    const hn::Rebind<uint16_t, D> du16;
+    const auto bin =
+        hn::Sub(hn::ShiftRight<18>(hn::BitCast(di32, limited)), hn::Set(di32, kFirstBin));
+    hn::StoreU(hn::DemoteTo(du16, bin), du16, bins);
   }
-  if (has_clip(spec)) {
-    const M clip_low = hn::And(m, hn::Lt(r, constant(s.clip.low)));
-    const M clip_high = hn::And(m, hn::Gt(r, constant(s.clip.high)));
+  if (plan.has_clip) {
+    const M clip_low = hn::And(m, hn::Lt(r, constant(plan.clip_low)));
+    const M clip_high = hn::And(m, hn::Gt(r, constant(plan.clip_high)));
     count(t.clip_binding, hn::And(m, binding));
     count(t.clip_low, clip_low);
     count(t.clip_high, clip_high);
     count(t.clip_signed, hn::Or(hn::And(clip_low, negative), hn::And(clip_high, positive)));
     count(t.clip_dual, hn::And(m, dual));
   }
-  if (in.streams[static_cast<int>(Stream::ref)] != nullptr) {
-    const V rx = hn::Sub(stream(Stream::ref), pi);
+  if (plan.has_ref) {
+    const V rx = hn::Sub(stream(static_cast<int>(Stream::ref)), pi);
     add(t.ref_kl, m, k3_of(rx, exp_of(rx)));
   }
-  if (in.streams[static_cast<int>(Stream::teacher)] != nullptr) {
-    add(t.teacher_kl, hn::Sub(stream(Stream::teacher), pi));
+  if (plan.has_teacher) {
+    add(t.teacher_kl, hn::Sub(stream(static_cast<int>(Stream::teacher)), pi));
   }
+}
+
+// Four histograms in turn; the bins come from memory, so that the loop is loads and stores only.
+HWY_INLINE void count_bins(const uint16_t* bins, size_t n, KernelHistogram& histogram) {
+  size_t k = 0;
+  for (; k + 4 <= n; k += 4) {
+    ++histogram.bins[0][bins[k]];
+    ++histogram.bins[1][bins[k + 1]];
+    ++histogram.bins[2][bins[k + 2]];
+    ++histogram.bins[3][bins[k + 3]];
+  }
+  for (; k < n; ++k) ++histogram.bins[0][bins[k]];
 }
 
 double sum_lanes(V value) { return hn::GetLane(hn::SumOfLanes(D(), value)); }
 
-template <bool kMetrics>
-void run_tokens(const LossSpec& spec, const TokenInputs& in, const SequenceNumbers& seq, size_t n,
+template <bool kMetrics, bool kSimple>
+void run_tokens(const Plan& planned, const TokenInputs& inputs, const SequenceNumbers& seq, size_t n,
                 KernelSums& sums, KernelHistogram* histogram) {
   const D d;
   const size_t lanes = hn::Lanes(d);
@@ -471,23 +587,38 @@ void run_tokens(const LossSpec& spec, const TokenInputs& in, const SequenceNumbe
   Totals t{};
   for (V* v : {&t.loss, &t.kl, &t.kl_positive, &t.kl_negative, &t.kl_dropped, &t.abs_log_ratio,
                &t.ratio, &t.ratio_squared, &t.coefficient, &t.coefficient_squared, &t.penalty,
-               &t.weight, &t.ref_kl, &t.teacher_kl, &t.ratio_max, &t.kl_max}) {
+               &t.weight, &t.ref_kl, &t.teacher_kl}) {
     *v = zero;
   }
-  t.ratio_min = hn::Inf(d);
+  t.x_min = hn::Inf(d);
+  t.x_max = hn::Neg(hn::Inf(d));
   t.weight_max = hn::Neg(hn::Inf(d));
   M finite = hn::Eq(zero, zero);
-  const M all = finite;
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    run_vector<kMetrics>(spec, in, seq, i, all, true, t, finite, histogram);
-  }
-  if (i < n) {
-    run_vector<kMetrics>(spec, in, seq, i, hn::FirstN(d, n - i), false, t, finite, histogram);
+  // Local copies: no store through a pointer can change them.
+  const Plan plan = planned;
+  const TokenInputs in = inputs;
+  uint16_t bins[kBinBuffer + HWY_MAX_BYTES / sizeof(float)];
+  for (size_t begin = 0; begin < n; begin += kBinBuffer) {
+    const size_t end = std::min(n, begin + kBinBuffer);
+    size_t i = begin;
+    for (; i + lanes <= end; i += lanes) {
+      run_vector<kMetrics, kSimple, true>(plan, in, seq, i, lanes, t, finite, bins + (i - begin));
+    }
+    if (i < end) {
+      run_vector<kMetrics, kSimple, false>(plan, in, seq, i, end - i, t, finite,
+                                           bins + (i - begin));
+      i = end;
+    }
+    if constexpr (kMetrics) {
+      if (plan.has_rollout) count_bins(bins, i - begin, *histogram);
+    }
   }
   sums.loss += static_cast<double>(seq.scale) * sum_lanes(t.loss);
   sums.not_finite = sums.not_finite || !hn::AllTrue(d, finite);
   if constexpr (!kMetrics) return;
+  if (plan.has_rollout) {
+    histogram->bins[0][(127 << 5) - kFirstBin] -= static_cast<uint32_t>(n - t.tokens);
+  }
   auto add_sum = [&](Slot slot, double value) { sums.slots[static_cast<int>(slot)] += value; };
   auto add_count = [&](Slot slot, uint64_t value) { add_sum(slot, static_cast<double>(value)); };
   add_sum(Slot::kl, sum_lanes(t.kl));
@@ -495,8 +626,11 @@ void run_tokens(const LossSpec& spec, const TokenInputs& in, const SequenceNumbe
   add_sum(Slot::kl_negative, sum_lanes(t.kl_negative));
   add_sum(Slot::kl_dropped, sum_lanes(t.kl_dropped));
   add_sum(Slot::abs_log_ratio, sum_lanes(t.abs_log_ratio));
-  add_sum(Slot::ratio, sum_lanes(t.ratio));
-  add_sum(Slot::ratio_squared, sum_lanes(t.ratio_squared));
+  // Masked lanes, and those of the last vector that do not exist, added a ratio of 1 each.
+  const size_t lanes_run = (n + lanes - 1) / lanes * lanes;
+  const double idle = plan.has_rollout ? static_cast<double>(lanes_run - t.tokens) : 0.0;
+  add_sum(Slot::ratio, sum_lanes(t.ratio) - idle);
+  add_sum(Slot::ratio_squared, sum_lanes(t.ratio_squared) - idle);
   add_sum(Slot::coefficient, sum_lanes(t.coefficient));
   add_sum(Slot::coefficient_squared, sum_lanes(t.coefficient_squared));
   add_sum(Slot::penalty, sum_lanes(t.penalty));
@@ -524,10 +658,13 @@ void run_tokens(const LossSpec& spec, const TokenInputs& in, const SequenceNumbe
     double& held = sums.slots[static_cast<int>(slot)];
     held = is_minimum(slot) ? std::min(held, value) : std::max(held, value);
   };
-  if (in.streams[static_cast<int>(Stream::rollout)] != nullptr) {
-    raise(Slot::ratio_min, hn::GetLane(hn::MinOfLanes(d, t.ratio_min)));
-    raise(Slot::ratio_max, hn::GetLane(hn::MaxOfLanes(d, t.ratio_max)));
-    raise(Slot::kl_max, hn::GetLane(hn::MaxOfLanes(d, t.kl_max)));
+  if (plan.has_rollout) {
+    // k3 grows away from 0 on both sides: its largest value is at one of the extremes.
+    const double low = hn::GetLane(hn::MinOfLanes(d, t.x_min));
+    const double high = hn::GetLane(hn::MaxOfLanes(d, t.x_max));
+    raise(Slot::ratio_min, std::exp(low));
+    raise(Slot::ratio_max, std::exp(high));
+    raise(Slot::kl_max, std::max(k3(low), k3(high)));
   }
   raise(Slot::weight_max,
         in.weights != nullptr ? hn::GetLane(hn::MaxOfLanes(d, t.weight_max)) : 1.0);
@@ -535,11 +672,10 @@ void run_tokens(const LossSpec& spec, const TokenInputs& in, const SequenceNumbe
 
 void token_kernel(const LossSpec& spec, const TokenInputs& in, const SequenceNumbers& seq, size_t n,
                   KernelSums& sums, KernelHistogram* histogram) {
-  if (histogram != nullptr) {
-    run_tokens<true>(spec, in, seq, n, sums, histogram);
-  } else {
-    run_tokens<false>(spec, in, seq, n, sums, nullptr);
-  }
+  const Plan plan(spec, in);
+  auto* run = histogram != nullptr ? (plan.simple ? run_tokens<true, true> : run_tokens<true, false>)
+                                   : (plan.simple ? run_tokens<false, true> : run_tokens<false, false>);
+  run(plan, in, seq, n, sums, histogram);
 }
 
 }  // namespace HWY_NAMESPACE
