@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "core/quantities.h"
 #include "core/spec_text.h"
 #include "core/vector_math.h"
 #include "leeway/error.h"
@@ -14,44 +16,19 @@ namespace leeway {
 namespace {
 
 template <class T>
-T limited(T raw, const Weight& w) {
-  const T clamp_low = static_cast<T>(static_cast<float>(w.clamp.low));
-  const T clamp_high = static_cast<T>(static_cast<float>(w.clamp.high));
-  // The interval test is made in float32, like every bound.
-  const float seen = static_cast<float>(raw);
-  if (seen < static_cast<float>(w.keep.low) || seen > static_cast<float>(w.keep.high)) return T(0);
-  if (seen > static_cast<float>(w.clamp.high))
-    return std::is_same_v<T, double> ? static_cast<T>(w.clamp.high) : clamp_high;
-  if (seen < static_cast<float>(w.clamp.low))
-    return std::is_same_v<T, double> ? static_cast<T>(w.clamp.low) : clamp_low;
-  return raw;
-}
-
-template <class T>
 void apply_weight(const Weight& w, const SequenceView<T>& seq, SequenceEffect<T> effect) {
   const auto num = seq.stream(w.pair.numerator), den = seq.stream(w.pair.denominator);
-  const size_t n = effect.weights.size();
-  const T cap = static_cast<T>(w.log_clamp);
   if (w.level == Level::token) {
-    for (size_t t = 0; t < n; ++t) {
-      const T x = seq.mask[t] ? num[t] - den[t] : T(0);
-      effect.weights[t] = x > cap ? cap : x < -cap ? -cap : x;
-    }
-    exp_in_place(effect.weights);
-    for (size_t t = 0; t < n; ++t) effect.weights[t] = limited(effect.weights[t], w);
-    return;
+    return token_weights(w, num, den, seq.mask, effect.weights);
   }
-  double sum = 0.0, count = 0.0;
-  for (size_t t = 0; t < n; ++t) {
-    if (w.over == Positions::trained && !seq.mask[t]) continue;
-    sum += static_cast<double>(num[t]) - static_cast<double>(den[t]);
-    count += 1.0;
-  }
+  const auto [sum, count] =
+      log_ratio_sum(num, den, w.over == Positions::all ? std::span<const uint8_t>() : seq.mask);
   if (count == 0.0) return;
   const double x = w.level == Level::geometric ? sum / count : sum;
   const double raw = std::exp(std::min(std::max(x, -w.log_clamp), w.log_clamp));
-  const T weight = static_cast<T>(limited(raw, w));
-  for (size_t t = 0; t < n; ++t) effect.weights[t] = weight;
+  const bool outside = below(raw, w.keep.low) || above(raw, w.keep.high);
+  const T weight = static_cast<T>(outside ? 0.0 : limit(raw, w.clamp));
+  std::fill(effect.weights.begin(), effect.weights.end(), weight);
 }
 
 std::string formula_of(const Weight& w) {

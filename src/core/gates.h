@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/quantities.h"
+#include "core/vector_math.h"
 #include "leeway/loss.h"
 
 namespace leeway {
@@ -29,6 +30,12 @@ inline GateVerdict judge(const Gate& gate, double value, double advantage) {
 template <class T>
 std::optional<double> sequence_gate_value(const Gate& gate, const SequenceView<T>& seq) {
   const auto num = seq.stream(gate.pair.numerator), den = seq.stream(gate.pair.denominator);
+  if (gate.quantity == Quantity::ratio && gate.log_clamp == kInfinity &&
+      (gate.level == Level::geometric || gate.level == Level::sequence)) {
+    const auto [sum, count] = log_ratio_sum(num, den, seq.mask);
+    if (count == 0.0) return std::nullopt;
+    return std::exp(gate.level == Level::geometric ? sum / count : sum);
+  }
   double sum = 0.0, largest = -kInfinity, smallest = kInfinity, count = 0.0;
   for (size_t t = 0; t < seq.mask.size(); ++t) {
     if (!seq.mask[t]) continue;
@@ -47,7 +54,7 @@ std::optional<double> sequence_gate_value(const Gate& gate, const SequenceView<T
   return gate.quantity == Quantity::ratio ? std::exp(value) : value;
 }
 
-// Calls `each(position, verdict)` for every position in the sequence's mask.
+// Calls `each(position, verdict)` for every position in the sequence's mask that may be dropped.
 template <class T, class Each>
 void apply_gate(const Gate& gate, const SequenceView<T>& seq, Each each) {
   const auto num = seq.stream(gate.pair.numerator), den = seq.stream(gate.pair.denominator);
@@ -55,6 +62,9 @@ void apply_gate(const Gate& gate, const SequenceView<T>& seq, Each each) {
   if (gate.level != Level::token) {
     whole = sequence_gate_value(gate, seq);
     if (!whole) return;
+  }
+  if (whole && !judge(gate, *whole, 1.0).dropped() && !judge(gate, *whole, -1.0).dropped()) {
+    return;  // the whole sequence is inside at either sign, and so at zero
   }
   for (size_t t = 0; t < seq.mask.size(); ++t) {
     if (!seq.mask[t]) continue;

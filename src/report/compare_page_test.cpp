@@ -1,10 +1,8 @@
 #include "report/compare_page.h"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cctype>
-#include <regex>
 #include <string>
 #include <string_view>
 
@@ -28,6 +26,11 @@ std::string lower(std::string_view text) {
   std::string out(text);
   for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return out;
+}
+
+std::string without_spaces(std::string text) {
+  std::erase_if(text, [](unsigned char c) { return std::isspace(c) != 0; });
+  return text;
 }
 
 // What a browser hands to JSON.parse: everything up to the first end tag.
@@ -72,21 +75,21 @@ TEST(ComparePage, DoesNotReplaceMarksInTheData) {
 }
 
 TEST(ComparePage, LoadsNothing) {
-  const std::string page = compare_page(comparison("icepop"));
-  const std::string shell = lower(compare_page_template());
-  EXPECT_FALSE(std::regex_search(shell, std::regex(R"(\b(src|href|action|data)\s*=\s*["'])")));
-  EXPECT_FALSE(std::regex_search(shell, std::regex(R"(https?:|url\s*\(|@import|\bfetch\s*\()")));
-  EXPECT_EQ(shell.find("<link"), std::string::npos);
-  EXPECT_EQ(shell.find("<base"), std::string::npos);
+  const std::string shell = without_spaces(lower(compare_page_template()));
+  for (const char* reference : {"src=\"", "src='", ".src=", "href=\"", "href='",
+                                ".href=", "action=", "http:", "https:", "url(", "@import", "fetch(",
+                                "xmlhttprequest", "<link", "<base", "<iframe", "<object"}) {
+    EXPECT_EQ(shell.find(reference), std::string::npos) << reference;
+  }
   // Chart.js names its home in a comment, but no attribute of the whole page points anywhere.
-  const std::string whole = lower(page);
+  const std::string page = without_spaces(lower(compare_page(comparison("icepop"))));
   for (const char* reference : {"src=\"http", "src='http", "src=http", "src=\"//", "href=\"http",
                                 "href='http", "href=http", "href=\"//"}) {
-    EXPECT_EQ(whole.find(reference), std::string::npos) << reference;
+    EXPECT_EQ(page.find(reference), std::string::npos) << reference;
   }
   // The browser is told so as well.
-  EXPECT_NE(whole.find("content-security-policy"), std::string::npos);
-  EXPECT_NE(whole.find("default-src 'none'"), std::string::npos);
+  EXPECT_NE(page.find("content-security-policy"), std::string::npos);
+  EXPECT_NE(page.find("default-src'none'"), std::string::npos);
 }
 
 TEST(ComparePage, KeepsHostileStringsInside) {
@@ -113,9 +116,8 @@ TEST(ComparePage, ShowsDataAsTextOnly) {
   }
 }
 
-TEST(ComparePage, IsAscii) {
-  const std::string page = compare_page(comparison("icepop"));
-  for (const char c : page) ASSERT_LT(static_cast<unsigned char>(c), 0x80);
+TEST(ComparePage, TemplateIsAscii) {
+  for (const char c : compare_page_template()) ASSERT_LT(static_cast<unsigned char>(c), 0x80);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <tuple>
 
 #include "base/thread_pool.h"
 #include "core/cpu/token_kernel.h"
@@ -19,6 +20,7 @@
 #include "core/gates.h"
 #include "core/participation.h"
 #include "core/sequence_math.h"
+#include "core/vector_math.h"
 #include "leeway/error.h"
 
 namespace leeway {
@@ -94,11 +96,10 @@ void Evaluator::Impl::prepare() {
   through.resize(goes_through_mean(*spec) ? n : 0);
   if (!own_mask) return;
 
-  original.resize(n);
-  for (size_t i = 0; i < n; ++i) {
-    original[i] = spec->positions == Positions::all
-                      ? batch.weights.empty() || batch.weights[i] != 0.0f
-                      : in_mask(batch, i);
+  if (batch.weights.empty() && spec->positions == Positions::trained && !batch.mask.empty()) {
+    original.assign(batch.mask.begin(), batch.mask.end());
+  } else {
+    original = participating(*spec, batch);
   }
   trained = spec->m2_threshold ? narrow_mask(*spec, batch) : original;
   flags.assign(n, 0);
@@ -145,6 +146,7 @@ void Evaluator::Impl::apply_corrections() {
       std::copy_n(trained.data() + first, length, mask);
       spec->corrections[c].apply_float(seq, {{out, length}, {mask, length}});
       for (size_t t = 0; t < length && c > 0; ++t) weights[first + t] *= out[t];
+      if (std::equal(mask, mask + length, seq.mask.begin())) continue;
       for (size_t t = 0; t < length; ++t) {
         if (seq.mask[t] && !mask[t]) flags[first + t] |= kPolicyDropped | kPenaltyDropped;
       }
@@ -167,21 +169,30 @@ void Evaluator::Impl::gather_sequence(size_t s) {
       if (verdict.dropped() && gate.scope == GateScope::policy_and_penalty) flag |= kPenaltyDropped;
     });
   }
-  const bool statistic = uses_ratio_of(*spec) && spec->ratio.level != Level::token;
+  if (spec->shaping.sequence_mean) {
+    double trained_count = 0.0, advantage = 0.0;
+    for (size_t t = 0; t < seq.mask.size(); ++t) {
+      if (seq.mask[t]) trained_count += 1.0, advantage += static_cast<double>(seq.advantages[t]);
+    }
+    numbers[s].mean_advantage = static_cast<float>(advantage / std::max(trained_count, 1.0));
+  }
+  if (!uses_ratio_of(*spec) || spec->ratio.level == Level::token) return;
   const auto num = seq.stream(spec->ratio.pair.numerator);
   const auto den = seq.stream(spec->ratio.pair.denominator);
-  double sum = 0.0, count = 0.0, trained_count = 0.0, advantage = 0.0;
-  for (size_t t = 0; t < seq.mask.size(); ++t) {
-    const double A = static_cast<double>(seq.advantages[t]);
-    if (seq.mask[t]) trained_count += 1.0, advantage += A;
-    if (!statistic || !in_statistic(*spec, batch, seq, first, t)) continue;
-    sum += clipped_log_ratio(*spec, num[t], den[t], A).first;
-    count += 1.0;
+  double sum = 0.0, count = 0.0;
+  if (!spec->ratio.signed_log_clip && spec->positions == Positions::trained &&
+      spec->ratio.over == Positions::trained) {
+    std::tie(sum, count) = log_ratio_sum(num, den, seq.mask);
+  } else {
+    for (size_t t = 0; t < seq.mask.size(); ++t) {
+      if (!in_statistic(*spec, batch, seq, first, t)) continue;
+      sum += clipped_log_ratio(*spec, num[t], den[t], static_cast<double>(seq.advantages[t])).first;
+      count += 1.0;
+    }
   }
   statistic_count[s] = std::max(count, 1.0);
   if (spec->ratio.level == Level::geometric) sum /= statistic_count[s];
   numbers[s].log_ratio = static_cast<float>(sum);
-  numbers[s].mean_advantage = static_cast<float>(advantage / std::max(trained_count, 1.0));
 }
 
 void Evaluator::Impl::set_scales(std::optional<double> denominator) {

@@ -37,6 +37,7 @@ constexpr float kFloatInfinity = std::numeric_limits<float>::infinity();
 constexpr float kSumCap = static_cast<float>(kRatioSumCap);
 constexpr int kFirstBin = (127 - 12) << 5;
 constexpr size_t kBinBuffer = 1024;  // tokens whose bins are kept until they are counted
+constexpr int kGeneral = -1;  // the loop that can do everything; others are a SurrogateKind each
 constexpr int kMaxGates = 4, kMaxPenalties = 4;
 
 // The spec as the inner loop reads it: float32 constants in one local object, so that the compiler
@@ -160,27 +161,25 @@ HWY_INLINE V sigmoid(V x) {
   return hn::Div(one, hn::Add(one, exp_of(hn::Neg(x))));
 }
 
-// log(1 - e^x) for x <= 0.
-HWY_INLINE V log_one_minus_exp(V x) {
+// The larger of KL(a || b) and KL(b || a) over {taken token, any other}. With x = log a - log b and
+// D = log((1 - a) / (1 - b)) both are sums of two products, so one logarithm serves them.
+HWY_INLINE V largest_binary_kl(V log_a, V log_b) {
   const D d;
-  const V capped = hn::Min(x, hn::Zero(d));
-  const V far = hn::Log1p(d, hn::Neg(exp_of(capped)));
-  const V near = hn::Log(d, hn::Max(hn::Neg(hn::Expm1(d, capped)), hn::Set(d, 1e-38f)));
-  return hn::IfThenElse(hn::Gt(capped, hn::Set(d, -0.6931472f)), near, far);
-}
-
-// KL(a || b) over {taken token, any other}.
-HWY_INLINE V binary_kl(V log_a, V log_b, V rest_a, V rest_b, V log_rest_a, V log_rest_b) {
-  const D d;
-  const V a = hn::Min(exp_of(log_a), hn::Set(d, 1.0f));
-  V kl = hn::Mul(a, hn::Sub(log_a, log_b));
-  // A certain token leaves nothing for the others: 0 log 0 = 0, and b certain where a is not is
-  // infinitely far.
-  const V other = hn::Mul(rest_a, hn::Sub(log_rest_a, log_rest_b));
-  const M some = hn::Gt(rest_a, hn::Zero(d));
-  const M impossible = hn::And(some, hn::Le(rest_b, hn::Zero(d)));
-  kl = hn::Add(kl, hn::IfThenElseZero(some, other));
-  return hn::IfThenElse(impossible, hn::Inf(d), kl);
+  const V zero = hn::Zero(d), one = hn::Set(d, 1.0f);
+  const V la = hn::Min(log_a, zero), lb = hn::Min(log_b, zero);
+  const V a = exp_of(la), b = exp_of(lb);
+  const V rest_a = hn::Neg(hn::Add(la, k3_of(la, a)));  // 1 - a, without cancellation near 1
+  const V rest_b = hn::Neg(hn::Add(lb, k3_of(lb, b)));
+  const M some_a = hn::Gt(rest_a, zero), some_b = hn::Gt(rest_b, zero);
+  const V quotient = hn::IfThenElse(hn::And(some_a, some_b), hn::Div(rest_a, rest_b), one);
+  const V log_rest = hn::Log(d, quotient);
+  const V x = hn::Sub(log_a, log_b);
+  const V ab = hn::MulAdd(a, x, hn::Mul(rest_a, log_rest));
+  const V ba = hn::Neg(hn::MulAdd(b, x, hn::Mul(rest_b, log_rest)));
+  // A certain token leaves nothing to the others; where only one side is certain they are
+  // infinitely far apart.
+  const M one_sided = hn::Or(hn::AndNot(some_a, some_b), hn::AndNot(some_b, some_a));
+  return hn::IfThenElse(one_sided, hn::Inf(d), hn::Max(ab, ba));
 }
 
 HWY_INLINE V quantity_of(Quantity quantity, V num, V den, V x, V r) {
@@ -191,14 +190,7 @@ HWY_INLINE V quantity_of(Quantity quantity, V num, V den, V x, V r) {
     case Quantity::k1: return x;
     case Quantity::k2: return hn::Mul(hn::Set(d, 0.5f), hn::Mul(x, x));
     case Quantity::k3: return k3_of(x, r);
-    case Quantity::binary_kl: {
-      const V zero = hn::Zero(d);
-      const V rest_a = hn::Neg(hn::Expm1(d, hn::Min(num, zero)));
-      const V rest_b = hn::Neg(hn::Expm1(d, hn::Min(den, zero)));
-      const V log_a = log_one_minus_exp(num), log_b = log_one_minus_exp(den);
-      return hn::Max(binary_kl(num, den, rest_a, rest_b, log_a, log_b),
-                     binary_kl(den, num, rest_b, rest_a, log_b, log_a));
-    }
+    case Quantity::binary_kl: return largest_binary_kl(num, den);
     case Quantity::signed_binary_kl: {
       const V one = hn::Set(d, 1.0f), tiny = hn::Set(d, 1e-8f);
       const V p = exp_of(num), q = exp_of(den);
@@ -244,10 +236,12 @@ HWY_INLINE void add(V& total, M mask, V value) {
 }
 
 // One vector of tokens, of which `rest` are left.
-template <bool kMetrics, bool kSimple, bool kWhole>
+template <bool kMetrics, int kShape, bool kWhole>
 HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const SequenceNumbers& seq,
                            size_t i, size_t rest, Totals& t, M& finite,
                            uint16_t* bins) {
+  constexpr bool kSimple = kShape != kGeneral;
+  const SurrogateKind kind = kSimple ? static_cast<SurrogateKind>(kShape) : plan.kind;
   const D d;
   const V zero = hn::Zero(d), one = hn::Set(d, 1.0f);
   // The last, partial vector goes through a buffer: reading past the end of a stream is not ours.
@@ -302,7 +296,7 @@ HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const Sequen
   // The spec's ratio.
   V raw_x = zero, r = one;
   M live = m;
-  if (plan.uses_ratio) {
+  if (kSimple ? kind != SurrogateKind::log_prob : plan.uses_ratio) {
     if (kSimple || plan.token_ratio) {
       // Every ratio of a surrogate has pi above the line.
       const V den = stream(plan.ratio_den);
@@ -356,7 +350,7 @@ HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const Sequen
   // Surrogate.
   V loss = zero, by_ratio = zero, by_log_prob = zero, coefficient = r;
   M cut = none, binding = none, dual = none;
-  switch (plan.kind) {
+  switch (kind) {
     case SurrogateKind::ratio: loss = by_ratio = hn::Neg(hn::Mul(A, r)); break;
     case SurrogateKind::log_prob:
       loss = hn::Neg(hn::Mul(A, pi));
@@ -578,7 +572,7 @@ HWY_INLINE void count_bins(const uint16_t* bins, size_t n, KernelHistogram& hist
 
 double sum_lanes(V value) { return hn::GetLane(hn::SumOfLanes(D(), value)); }
 
-template <bool kMetrics, bool kSimple>
+template <bool kMetrics, int kShape>
 void run_tokens(const Plan& planned, const TokenInputs& inputs, const SequenceNumbers& seq, size_t n,
                 KernelSums& sums, KernelHistogram* histogram) {
   const D d;
@@ -602,10 +596,10 @@ void run_tokens(const Plan& planned, const TokenInputs& inputs, const SequenceNu
     const size_t end = std::min(n, begin + kBinBuffer);
     size_t i = begin;
     for (; i + lanes <= end; i += lanes) {
-      run_vector<kMetrics, kSimple, true>(plan, in, seq, i, lanes, t, finite, bins + (i - begin));
+      run_vector<kMetrics, kShape, true>(plan, in, seq, i, lanes, t, finite, bins + (i - begin));
     }
     if (i < end) {
-      run_vector<kMetrics, kSimple, false>(plan, in, seq, i, end - i, t, finite,
+      run_vector<kMetrics, kShape, false>(plan, in, seq, i, end - i, t, finite,
                                            bins + (i - begin));
       i = end;
     }
@@ -670,12 +664,31 @@ void run_tokens(const Plan& planned, const TokenInputs& inputs, const SequenceNu
         in.weights != nullptr ? hn::GetLane(hn::MaxOfLanes(d, t.weight_max)) : 1.0);
 }
 
+// Plain specs have a loop of their own per surrogate.
+template <bool kMetrics>
+void run_shape(const Plan& plan, const TokenInputs& in, const SequenceNumbers& seq, size_t n,
+               KernelSums& sums, KernelHistogram* histogram) {
+  auto run = [&](auto shape) {
+    run_tokens<kMetrics, decltype(shape)::value>(plan, in, seq, n, sums, histogram);
+  };
+  if (!plan.simple) return run(std::integral_constant<int, kGeneral>());
+  switch (plan.kind) {
+    case SurrogateKind::ratio: return run(std::integral_constant<int, 0>());
+    case SurrogateKind::log_prob: return run(std::integral_constant<int, 1>());
+    case SurrogateKind::clipped: return run(std::integral_constant<int, 2>());
+    case SurrogateKind::detached_ratio: return run(std::integral_constant<int, 3>());
+    case SurrogateKind::soft_gate: return run(std::integral_constant<int, 4>());
+  }
+}
+
 void token_kernel(const LossSpec& spec, const TokenInputs& in, const SequenceNumbers& seq, size_t n,
                   KernelSums& sums, KernelHistogram* histogram) {
   const Plan plan(spec, in);
-  auto* run = histogram != nullptr ? (plan.simple ? run_tokens<true, true> : run_tokens<true, false>)
-                                   : (plan.simple ? run_tokens<false, true> : run_tokens<false, false>);
-  run(plan, in, seq, n, sums, histogram);
+  if (histogram != nullptr) {
+    run_shape<true>(plan, in, seq, n, sums, histogram);
+  } else {
+    run_shape<false>(plan, in, seq, n, sums, nullptr);
+  }
 }
 
 }  // namespace HWY_NAMESPACE
