@@ -197,25 +197,6 @@ struct SequenceEffect {
   std::span<uint8_t> mask;
 };
 
-// A named correction. `apply_double` serves the reference, `apply_float` the SIMD implementation;
-// both must be safe to call from several threads at once, for different sequences.
-struct Correction {
-  std::string name;
-  std::string formula;        // shown by `explain`, e.g. "min(prox/rollout, 5)"
-  std::vector<Stream> reads;  // refused when the batch lacks one of them
-  std::function<void(const SequenceView<double>&, SequenceEffect<double>)> apply_double;
-  std::function<void(const SequenceView<float>&, SequenceEffect<float>)> apply_float;
-};
-
-// From one generic function: `fn(sequence, effect)` is compiled for double and for float.
-template <class Function>
-Correction make_correction(std::string name, std::string formula, std::vector<Stream> reads,
-                           Function fn) {
-  return {std::move(name), std::move(formula), std::move(reads),
-          [fn](const SequenceView<double>& s, SequenceEffect<double> e) { fn(s, e); },
-          [fn](const SequenceView<float>& s, SequenceEffect<float> e) { fn(s, e); }};
-}
-
 // The built-in shape of a detached weight: the ratio of `pair` at `level`, limited to `clamp`, and
 // zero where the unlimited ratio lies outside `keep`.
 struct Weight {
@@ -226,6 +207,31 @@ struct Weight {
   double log_clamp = kInfinity;         // on the log ratio at its level, before exp
   Positions over = Positions::trained;  // positions of the sequence statistic
 };
+
+// A named correction. `apply_double` serves the reference, `apply_float` the SIMD implementation;
+// both must be safe to call from several threads at once, for different sequences.
+struct Correction {
+  std::string name;
+  std::string formula;        // shown by `explain`, e.g. "min(prox/rollout, 5)"
+  std::vector<Stream> reads;  // refused when the batch lacks one of them
+  std::function<void(const SequenceView<double>&, SequenceEffect<double>)> apply_double;
+  std::function<void(const SequenceView<float>&, SequenceEffect<float>)> apply_float;
+  std::optional<Weight> weight;  // what it is, if it is nothing but the built-in weight
+};
+
+// From one generic function: `fn(sequence, effect)` is compiled for double and for float.
+template <class Function>
+Correction make_correction(std::string name, std::string formula, std::vector<Stream> reads,
+                           Function fn) {
+  return {std::move(name),
+          std::move(formula),
+          std::move(reads),
+          [fn](const SequenceView<double>& s, SequenceEffect<double> e) { fn(s, e); },
+          [fn](const SequenceView<float>& s, SequenceEffect<float> e) { fn(s, e); },
+          std::nullopt};
+}
+
+// The built-in weight as a correction.
 Correction weight_correction(std::string name, const Weight& weight);
 
 // Batch-normalised weights: all weights are divided by their mean over trained tokens, or by the

@@ -53,9 +53,11 @@ std::string formula_of(const Weight& w) {
 Correction weight_correction(std::string name, const Weight& weight) {
   LEEWAY_CHECK(weight.level != Level::max && weight.level != Level::min,
                "a weight is a token's, a mean's or a product's ratio");
-  return make_correction(
+  Correction correction = make_correction(
       std::move(name), formula_of(weight), {weight.pair.numerator, weight.pair.denominator},
       [weight](const auto& seq, auto effect) { apply_weight(weight, seq, effect); });
+  correction.weight = weight;
+  return correction;
 }
 
 }  // namespace leeway

@@ -218,7 +218,8 @@ void Evaluator::Impl::set_scales(std::optional<double> denominator) {
         uint8_t few = 0;  // a short count in bytes is what the compiler turns into vectors
         const size_t end = std::min(n, begin + 128);
         if (batch.weights.empty()) {
-          for (size_t i = begin; i < end; ++i) few = static_cast<uint8_t>(few + (batch.mask[i] != 0));
+          for (size_t i = begin; i < end; ++i)
+            few = static_cast<uint8_t>(few + (batch.mask[i] != 0));
         } else {
           for (size_t i = begin; i < end; ++i) few = static_cast<uint8_t>(few + in_mask(batch, i));
         }

@@ -238,8 +238,7 @@ HWY_INLINE void add(V& total, M mask, V value) {
 // One vector of tokens, of which `rest` are left.
 template <bool kMetrics, int kShape, bool kWhole>
 HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const SequenceNumbers& seq,
-                           size_t i, size_t rest, Totals& t, M& finite,
-                           uint16_t* bins) {
+                           size_t i, size_t rest, Totals& t, M& finite, uint16_t* bins) {
   constexpr bool kSimple = kShape != kGeneral;
   const SurrogateKind kind = kSimple ? static_cast<SurrogateKind>(kShape) : plan.kind;
   const D d;
@@ -288,8 +287,8 @@ HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const Sequen
       A = hn::MulAdd(constant(plan.teacher_tau), hn::Sub(teacher, pi), A);
     }
     if (plan.times_mask) {
-      A = hn::IfThenElseZero(
-          hn::RebindMask(d, hn::Ne(load_bytes(in.loss_mask), hn::Zero(di32))), A);
+      A = hn::IfThenElseZero(hn::RebindMask(d, hn::Ne(load_bytes(in.loss_mask), hn::Zero(di32))),
+                             A);
     }
   }
 
@@ -330,7 +329,8 @@ HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const Sequen
     V value = r;
     if (!gate.uses_r) {
       const V num = stream(gate.num), den = stream(gate.den);
-      const V gx = hn::Clamp(hn::Sub(num, den), constant(-gate.log_clamp), constant(gate.log_clamp));
+      const V gx =
+          hn::Clamp(hn::Sub(num, den), constant(-gate.log_clamp), constant(gate.log_clamp));
       const bool needs_exp = gate.quantity == Quantity::ratio || gate.quantity == Quantity::k3;
       value = quantity_of(gate.quantity, num, den, gx, needs_exp ? exp_of(gx) : one);
       sanity = hn::Add(sanity, hn::Add(num, den));
@@ -358,7 +358,8 @@ HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const Sequen
       coefficient = one;
       break;
     case SurrogateKind::clipped: {
-      const V lo = constant(plan.clip_low), hi = constant(plan.clip_high), cap = constant(plan.ratio_cap);
+      const V lo = constant(plan.clip_low), hi = constant(plan.clip_high),
+              cap = constant(plan.ratio_cap);
       const V minus_A = hn::Neg(A);
       const M inside_band = hn::And(hn::Ge(r, lo), hn::Le(r, hi));
       const V full = hn::Mul(minus_A, r);
@@ -387,7 +388,8 @@ HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const Sequen
       loss = hn::Mul(by_log_prob, pi);
       break;
     case SurrogateKind::soft_gate: {
-      const V tau = hn::IfThenElse(hn::Gt(A_raw, zero), constant(plan.tau_pos), constant(plan.tau_neg));
+      const V tau =
+          hn::IfThenElse(hn::Gt(A_raw, zero), constant(plan.tau_pos), constant(plan.tau_neg));
       const V sigma = sigmoid(hn::Mul(tau, hn::Sub(r, one)));
       const V four = hn::Set(d, 4.0f);
       loss = hn::Neg(hn::Mul(A, hn::Div(hn::Mul(four, sigma), tau)));
@@ -573,8 +575,8 @@ HWY_INLINE void count_bins(const uint16_t* bins, size_t n, KernelHistogram& hist
 double sum_lanes(V value) { return hn::GetLane(hn::SumOfLanes(D(), value)); }
 
 template <bool kMetrics, int kShape>
-void run_tokens(const Plan& planned, const TokenInputs& inputs, const SequenceNumbers& seq, size_t n,
-                KernelSums& sums, KernelHistogram* histogram) {
+void run_tokens(const Plan& planned, const TokenInputs& inputs, const SequenceNumbers& seq,
+                size_t n, KernelSums& sums, KernelHistogram* histogram) {
   const D d;
   const size_t lanes = hn::Lanes(d);
   const V zero = hn::Zero(d);
@@ -599,8 +601,7 @@ void run_tokens(const Plan& planned, const TokenInputs& inputs, const SequenceNu
       run_vector<kMetrics, kShape, true>(plan, in, seq, i, lanes, t, finite, bins + (i - begin));
     }
     if (i < end) {
-      run_vector<kMetrics, kShape, false>(plan, in, seq, i, end - i, t, finite,
-                                           bins + (i - begin));
+      run_vector<kMetrics, kShape, false>(plan, in, seq, i, end - i, t, finite, bins + (i - begin));
       i = end;
     }
     if constexpr (kMetrics) {

@@ -1,0 +1,41 @@
+# make build | demo | test | bench | asan | tsan | format | clean
+#
+# Each target installs what it is missing (scripts/setup) and needs nothing but make, git and root
+# on a fresh Debian 12.
+BUILD ?= build
+JOBS ?= $(shell nproc)
+
+.PHONY: build demo test bench asan tsan format clean
+
+build:
+	@scripts/setup build
+	@test -f $(BUILD)/build.ninja || cmake --preset release -B $(BUILD) > $(BUILD)-configure.log || \
+	  { cat $(BUILD)-configure.log; rm -f $(BUILD)/build.ninja; exit 1; }
+	@rm -f $(BUILD)-configure.log
+	@ninja -C $(BUILD) -j $(JOBS)
+
+demo: build
+	$(BUILD)/leeway loss compare --target-masked 0.5% --html $(BUILD)/compare.html
+	@echo "Open $(BUILD)/compare.html for the charts. Next: leeway loss explain icepop; leeway loss" \
+	  "compare --batch YOURS.json (docs/formats.md)."
+
+test: build
+	@scripts/run_tests $(BUILD) $(JOBS)
+
+bench:
+	@scripts/setup bench
+	@cmake --preset release -B $(BUILD)-bench -DLEEWAY_BENCHMARKS=ON > /dev/null
+	@ninja -C $(BUILD)-bench -j $(JOBS) loss_benchmark
+	@scripts/run_benchmarks $(BUILD)-bench
+
+asan tsan:
+	@scripts/setup build
+	@cmake --preset $@ > /dev/null
+	@ninja -C build-$@ -j $(JOBS)
+	@scripts/run_tests build-$@ $(JOBS)
+
+format:
+	@git ls-files '*.h' '*.cpp' | xargs clang-format -i
+
+clean:
+	rm -rf $(BUILD) $(BUILD)-bench build-asan build-tsan

@@ -1,0 +1,46 @@
+#include "base/files.h"
+#include "base/json.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "config/config.h"
+#include "leeway/error.h"
+
+namespace leeway {
+
+void add_config(CLI::App& app, Program& program) {
+  auto* command = app.add_subcommand(
+      "config", "The effective configuration: every default, and where each value came from");
+  struct Options {
+    std::string file;
+    std::vector<std::string> sets;
+    bool json = false, example = false;
+  };
+  auto options = std::make_shared<Options>();
+  command->add_option("config", options->file, "A TOML file");
+  command->add_option("--set", options->sets, "trainer.loss.key=value, once per key")
+      ->type_name("KEY=VALUE");
+  command->add_flag("--json", options->json, "Print JSON");
+  command->add_flag("--example", options->example, "Print the built-in configuration instead");
+  command->callback([&program, options] {
+    if (options->file.empty() && !options->example) {
+      throw Error("config: name a TOML file, or ask for --example");
+    }
+    if (!options->file.empty() && options->example) {
+      throw Error("config: --example takes no file");
+    }
+    const Config config = parse_config(program.catalog, options->file,
+                                       options->example ? "" : read_file(options->file),
+                                       options->sets, ConfigScope::whole);
+    if (!options->json) return print(config_toml(config));
+    JsonWriter json;
+    json.begin_object();
+    for (const EffectiveValue& value : config.effective) {
+      json.key(value.key).begin_object().key("value").value(value.value);
+      json.key("origin").value(value.origin).end_object();
+    }
+    json.end_object();
+    print(json.text() + "\n");
+  });
+}
+
+}  // namespace leeway

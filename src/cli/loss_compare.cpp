@@ -1,0 +1,225 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdlib>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "config/config.h"
+#include "core/batch_json.h"
+#include "core/compare.h"
+#include "core/example_batch.h"
+#include "leeway/error.h"
+#include "report/compare_page.h"
+
+namespace leeway {
+namespace {
+
+// "PRESET" or "PRESET:key=value,key=value".
+PresetRequest parse_request(const std::string& text) {
+  const size_t colon = text.find(':');
+  PresetRequest request{text.substr(0, colon), {}};
+  if (colon == std::string::npos) return request;
+  std::string part;
+  for (const char c : text.substr(colon + 1) + ",") {
+    if (c != ',') {
+      part += c;
+      continue;
+    }
+    Setting setting = parse_assignment(part);
+    setting.where = fmt::format("--preset {}: ", request.preset);
+    request.settings.push_back(std::move(setting));
+    part.clear();
+  }
+  return request;
+}
+
+// "0.5%" or "0.005".
+double parse_share(const std::string& text) {
+  char* end = nullptr;
+  double value = std::strtod(text.c_str(), &end);
+  const std::string rest = end;
+  if (rest == "%") value /= 100.0;
+  if (end == text.c_str() || (!rest.empty() && rest != "%") || !(value >= 0.0 && value < 1.0)) {
+    throw Error(fmt::format("--target-masked {}: write a share like 0.5% or 0.005, below 1", text));
+  }
+  return value;
+}
+
+std::string percent(double share) {
+  return std::isnan(share) ? "-" : fmt::format("{:.2f}%", 100.0 * share);
+}
+
+std::string compare_json(const std::string& batch_name, const Comparison& c) {
+  JsonWriter json;
+  auto list = [&](const char* key, const std::vector<double>& values) {
+    json.key(key).begin_array();
+    for (double value : values) json.value(value);
+    json.end_array();
+  };
+  json.begin_object().key("batch").value(batch_name);
+  json.key("tokens").value(c.tokens).key("sequences").value(c.sequences);
+  json.key("positive_share").value(c.positive_share);
+  json.key("negative_share").value(c.negative_share);
+  json.key("mismatch").begin_object();
+  for (const auto& [name, value] : c.mismatch) json.key(name).value(value);
+  json.end_object().key("ratio_histogram").begin_object();
+  list("edges", c.ratio_edges);
+  list("counts", c.ratio_counts);
+  json.end_object().key("bands").begin_array();
+  for (const std::string& band : c.bands) json.value(band);
+  json.end_array();
+  list("band_tokens", c.band_tokens);
+  json.key("uncorrected").value(c.uncorrected).key("target_masked");
+  if (c.target_masked) {
+    json.value(*c.target_masked);
+  } else {
+    json.null();
+  }
+  json.key("presets").begin_array();
+  for (const ComparedPreset& p : c.presets) {
+    json.begin_object().key("preset").value(p.preset).key("settings").begin_object();
+    for (const auto& [key, value] : p.settings) json.key(key).value(value);
+    json.end_object().key("unavailable");
+    if (!p.unavailable.empty()) {
+      json.value(p.unavailable).end_object();
+      continue;
+    }
+    json.null();
+    json.key("kept_share").value(p.kept_share).key("kept_positive").value(p.kept_positive);
+    json.key("kept_negative").value(p.kept_negative);
+    list("kept_by_band", p.kept_by_band);
+    json.key("bounded_share").value(p.bounded_share);
+    json.key("effective_sample_size").value(p.effective_sample_size);
+    json.key("loss").value(p.loss).key("grad_norm").value(p.grad_norm);
+    json.key("grad_cosine").value(p.grad_cosine).key("target");
+    if (p.target) {
+      json.begin_object().key("settings").begin_object();
+      for (const auto& [key, value] : p.target->settings) json.key(key).value(value);
+      json.end_object().key("masked").value(p.target->masked).end_object();
+    } else {
+      json.null();
+    }
+    json.end_object();
+  }
+  json.end_array().end_object();
+  return json.text() + "\n";
+}
+
+std::string compare_text(const std::string& batch_name, const Comparison& c) {
+  std::string out = fmt::format(
+      "{}: {:.0f} trained tokens in {:.0f} sequences, {} with advantage > 0, {} < 0\n", batch_name,
+      c.tokens, c.sequences, percent(c.positive_share), percent(c.negative_share));
+  std::string mismatch;
+  for (const auto& [name, value] : c.mismatch) {
+    if (name == "mismatch_kl" || name == "ratio_p99" || name == "ratio_max" ||
+        name == "effective_sample_size") {
+      mismatch += fmt::format("{}{} {:.4g}", mismatch.empty() ? "" : ", ", name, value);
+    }
+  }
+  out += mismatch + "\n\n";
+
+  std::vector<std::vector<std::string>> rows, bands, targets;
+  std::string unavailable;
+  for (const ComparedPreset& p : c.presets) {
+    if (!p.unavailable.empty()) {
+      unavailable += fmt::format("not shown: {}: {}\n", p.preset, p.unavailable);
+      continue;
+    }
+    rows.push_back({p.preset, percent(p.kept_share), percent(p.kept_positive),
+                    percent(p.kept_negative), percent(p.bounded_share),
+                    fmt::format("{:.3f}", p.effective_sample_size), fmt::format("{:.4g}", p.loss),
+                    fmt::format("{:.3g}", p.grad_norm), fmt::format("{:.4f}", p.grad_cosine)});
+    std::vector<std::string> band{p.preset};
+    for (double share : p.kept_by_band) band.push_back(percent(share));
+    bands.push_back(std::move(band));
+    if (p.target) {
+      std::string settings;
+      for (const auto& [key, value] : p.target->settings) {
+        settings += fmt::format("{}{} = {:.6g}", settings.empty() ? "" : ", ", key, value);
+      }
+      targets.push_back({p.preset, percent(p.target->masked), settings});
+    }
+  }
+  out += format_table(
+      {"preset", "kept", "A > 0", "A < 0", "bounded", "ESS", "loss", "|grad|", "cosine"}, rows);
+  out += fmt::format(
+      "kept: tokens whose policy term carries gradient; bounded: weight clamped, gradient kept;\n"
+      "ESS: effective sample size of what multiplies the advantage; cosine: to the gradient of "
+      "{}\n\n",
+      c.uncorrected);
+  std::vector<std::string> header{"kept, by rollout probability"};
+  header.insert(header.end(), c.bands.begin(), c.bands.end());
+  out += format_table(header, bands);
+  if (c.target_masked) {
+    out += fmt::format("\nThresholds that mask at most {}\n", percent(*c.target_masked));
+    out += targets.empty() ? "  none of these presets has one\n"
+                           : format_table({"preset", "masked", "settings"}, targets);
+  }
+  if (!unavailable.empty()) out += "\n" + unavailable;
+  return out;
+}
+
+}  // namespace
+
+void add_loss_compare(CLI::App& loss, Program& program) {
+  auto* command =
+      loss.add_subcommand("compare", "What each correction does to your batch, side by side");
+  struct Options {
+    std::string batch, target, html;
+    std::vector<std::string> presets;
+    bool json = false;
+  };
+  auto options = std::make_shared<Options>();
+  command->add_option("--batch", options->batch,
+                      "A batch as JSON (docs/formats.md); without it, a built-in example");
+  command
+      ->add_option("--preset", options->presets,
+                   "A preset, with settings if need be: grpo:anchor=rollout,eps_high=0.28; may be "
+                   "repeated. Default: every native one")
+      ->type_name("PRESET[:KEY=VALUE,..]");
+  command->add_option("--target-masked", options->target,
+                      "Also find, for each preset, the threshold that masks this share (0.5%)");
+  command->add_flag("--json", options->json, "Print JSON");
+  command->add_option("--html", options->html, "Also write a page with charts: one file, offline");
+  command->callback([&program, options] {
+    std::optional<double> target;
+    if (!options->target.empty()) target = parse_share(options->target);
+    std::string name = options->batch;
+    Batch batch;
+    if (name.empty()) {
+      name = "built-in example";
+      batch = example_batch(256, 160, 1);
+      say("No --batch given: comparing on a built-in example of stale, noisy rollouts.");
+    } else {
+      LoadedBatch loaded = parse_batch(name, read_file(name));
+      for (const std::string& warning : loaded.warnings) warn(name + ": " + warning);
+      batch = std::move(loaded.batch);
+    }
+    std::vector<PresetRequest> requests;
+    for (const std::string& preset : options->presets) requests.push_back(parse_request(preset));
+    if (requests.empty()) requests = default_requests(program.catalog, batch);
+    // A misspelt preset must not wait for the ones before it.
+    for (const PresetRequest& r : requests) program.catalog.make_spec(r.preset, r.settings);
+
+    Comparison comparison;
+    try {
+      Progress progress("comparing", "presets");
+      comparison =
+          compare_presets(program.catalog, batch, requests, target,
+                          [&](size_t done, size_t total) { progress.update(done, total); });
+    } catch (const Error& error) {
+      throw Error(fmt::format("{}: {}", name, error.what()));
+    }
+    const std::string json = compare_json(name, comparison);
+    if (!options->html.empty()) {
+      write_file_atomically(options->html, compare_page(json));
+      say(fmt::format("Wrote {}", options->html));
+    }
+    print(options->json ? json : compare_text(name, comparison));
+  });
+}
+
+}  // namespace leeway

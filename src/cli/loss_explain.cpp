@@ -1,0 +1,85 @@
+#include <fmt/format.h>
+
+#include "base/json.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "config/config.h"
+#include "core/explain.h"
+#include "leeway/metrics.h"
+
+namespace leeway {
+namespace {
+
+std::string explain_text(const LossSpec& spec, const Explanation& e) {
+  std::string out = spec.preset + "\n";
+  auto section = [&](const char* title, const std::vector<std::string>& lines) {
+    if (lines.empty()) return;
+    out += fmt::format("\n{}\n", title);
+    for (const std::string& line : lines) out += fmt::format("  {}\n", line);
+  };
+  section("objective, minimised (stop = no gradient; k3(x) = e^x - 1 - x)", e.objective);
+  section("dropped", e.dropped);
+  section("gradient", e.gradient);
+  section("denominator", e.denominator);
+  section("notes", e.notes);
+  section("reads", {fmt::format("{}", fmt::join(e.streams, ", "))});
+  std::vector<std::string> settings, metrics;
+  for (const auto& [key, value] : spec.settings)
+    settings.push_back(fmt::format("{} = {}", key, value));
+  section("settings", settings);
+  if (!spec.inert.empty()) section("inert", {fmt::format("{}", fmt::join(spec.inert, ", "))});
+  for (const MetricInfo& metric : metric_table()) {
+    if (metric.applies(spec, true, spec.reads(Stream::ref), spec.reads(Stream::teacher))) {
+      metrics.push_back(fmt::format("{:<30} {}", metric.name, metric.definition));
+    }
+  }
+  section("metrics, where x = log pi - log rollout and r = e^x", metrics);
+  return out;
+}
+
+std::string explain_json(const LossSpec& spec, const Explanation& e) {
+  JsonWriter json;
+  auto list = [&](const char* key, const std::vector<std::string>& lines) {
+    json.key(key).begin_array();
+    for (const std::string& line : lines) json.value(line);
+    json.end_array();
+  };
+  json.begin_object().key("preset").value(spec.preset);
+  list("objective", e.objective);
+  list("dropped", e.dropped);
+  list("gradient", e.gradient);
+  list("denominator", e.denominator);
+  list("notes", e.notes);
+  list("reads", e.streams);
+  json.key("settings").begin_object();
+  for (const auto& [key, value] : spec.settings) json.key(key).value(value);
+  json.end_object();
+  list("inert", spec.inert);
+  json.end_object();
+  return json.text() + "\n";
+}
+
+}  // namespace
+
+void add_loss_explain(CLI::App& loss, Program& program) {
+  auto* command = loss.add_subcommand(
+      "explain", "What a preset really computes: objective, drops, gradient, denominator");
+  struct Options {
+    std::string preset;
+    std::vector<std::string> sets;
+    bool json = false;
+  };
+  auto options = std::make_shared<Options>();
+  command->add_option("preset", options->preset, "e.g. icepop, grpo+tis, verl/vanilla")->required();
+  command->add_option("--set", options->sets, "key=value, once per key")->type_name("KEY=VALUE");
+  command->add_flag("--json", options->json, "Print JSON");
+  command->callback([&program, options] {
+    Settings settings;
+    for (const std::string& set : options->sets) settings.push_back(parse_assignment(set));
+    const LossSpec spec = program.catalog.make_spec(options->preset, settings);
+    const Explanation explanation = explain(spec);
+    print(options->json ? explain_json(spec, explanation) : explain_text(spec, explanation));
+  });
+}
+
+}  // namespace leeway

@@ -1,0 +1,45 @@
+// The leeway program: parses the command line, runs one command, turns errors into exit codes.
+//
+//   0 success   1 a check failed   2 the user's mistake   3 the run gave up   134 our own bug
+
+#include <fmt/format.h>
+
+#include <exception>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "leeway/error.h"
+
+int main(int argc, char** argv) {
+  leeway::Program program;
+  CLI::App app(
+      "Leeway: reinforcement-learning post-training when the data is off-policy.\n"
+      "Start with `leeway loss compare`, which shows what each correction does to a batch.");
+  app.name("leeway");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", LEEWAY_VERSION);
+  CLI::App* loss = app.add_subcommand(
+      "loss", "Policy losses and off-policy corrections: list, explain, evaluate, check, compare");
+  loss->require_subcommand(1);
+  leeway::add_loss_list(*loss, program);
+  leeway::add_loss_explain(*loss, program);
+  leeway::add_loss_eval(*loss, program);
+  leeway::add_loss_check(*loss, program);
+  leeway::add_loss_compare(*loss, program);
+  leeway::add_config(app, program);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    leeway::say(fmt::format("leeway: {}\nRun with --help for the options.", error.what()));
+    return 2;
+  } catch (const leeway::Error& error) {
+    leeway::say(fmt::format("leeway: {}", error.what()));
+    return 2;
+  } catch (const std::bad_alloc&) {
+    leeway::say("leeway: out of memory: the input is too large for this machine");
+    return 2;
+  }
+  return program.exit_code;
+}

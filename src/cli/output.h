@@ -1,0 +1,37 @@
+// stdout is the result and nothing else; everything said to a person goes to stderr.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace leeway {
+
+// Writes to stdout; throws Error if that fails (a full disk, a closed pipe).
+void print(std::string_view text);
+// One line to stderr: "leeway: warning: ..".
+void warn(std::string_view text);
+// One line to stderr, as it is.
+void say(std::string_view text);
+
+// Left column text, the others right-aligned numbers, but for "settings"; a rule below the header.
+std::string format_table(const std::vector<std::string>& header,
+                         const std::vector<std::vector<std::string>>& rows);
+
+// Progress of `total` steps on stderr, with rate and time left: silent for the first two seconds,
+// then a line that redraws itself on a terminal and plain lines, at most one every two seconds,
+// elsewhere.
+class Progress {
+ public:
+  Progress(std::string what, std::string unit);
+  ~Progress();
+  void update(size_t done, size_t total);
+
+ private:
+  std::string what_, unit_;
+  std::chrono::steady_clock::time_point start_, last_;
+  bool drawn_ = false;
+};
+
+}  // namespace leeway

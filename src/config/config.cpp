@@ -1,0 +1,199 @@
+#include "config/config.h"
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "leeway/error.h"
+
+namespace leeway {
+namespace {
+
+// A TOML node as a settings value. Throws for what no key takes.
+Value value_of(const toml::node& node, const std::string& where) {
+  if (const auto* boolean = node.as_boolean()) return boolean->get();
+  if (const auto* integer = node.as_integer()) return static_cast<double>(integer->get());
+  if (const auto* number = node.as_floating_point()) return number->get();
+  if (const auto* text = node.as_string()) return text->get();
+  const char* kind = node.is_array() ? "a list" : node.is_table() ? "a table" : "a date or time";
+  throw Error(fmt::format("{}: {} is not a value any key here takes", where, kind));
+}
+
+std::string toml_text(const Value& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    return fmt::format("\"{}\"", *text);
+  }
+  return value_text(value);
+}
+
+[[noreturn]] void refuse_unknown(const std::string& where, const std::string& path,
+                                 const std::string& key, const std::vector<std::string>& known) {
+  const std::string near = nearest_name(key, known);
+  throw Error(fmt::format("{}: {}{}: unknown {}; {}", where, path, key,
+                          path.empty() ? "table or key" : "key",
+                          near.empty() ? fmt::format("known here: {}", fmt::join(known, ", "))
+                                       : fmt::format("did you mean {}{}?", path, near)));
+}
+
+// Walks to [trainer.loss], refusing everything beside it unless only the loss is asked for.
+const toml::table* find_loss_table(const toml::table& root, const std::string& name,
+                                   ConfigScope scope) {
+  auto line = [&](const toml::key& key) {
+    return fmt::format("{} line {}", name, key.source().begin.line);
+  };
+  const toml::table* loss = nullptr;
+  for (const auto& [key, node] : root) {
+    if (key.str() != "trainer") {
+      if (scope == ConfigScope::whole) {
+        refuse_unknown(line(key), "", std::string(key.str()), {"trainer"});
+      }
+      continue;
+    }
+    if (!node.is_table()) throw Error(fmt::format("{}: trainer must be a table", line(key)));
+    for (const auto& [inner, child] : *node.as_table()) {
+      if (inner.str() == "loss") {
+        if (!child.is_table()) {
+          throw Error(fmt::format("{}: trainer.loss must be a table", line(inner)));
+        }
+        loss = child.as_table();
+      } else if (scope == ConfigScope::whole) {
+        refuse_unknown(line(inner), "trainer.", std::string(inner.str()), {"loss"});
+      }
+    }
+  }
+  return loss;
+}
+
+}  // namespace
+
+Setting parse_assignment(const std::string& assignment) {
+  const size_t equals = assignment.find('=');
+  if (equals == 0 || equals == std::string::npos) {
+    throw Error(fmt::format("--set {}: write it as key=value", assignment));
+  }
+  auto trim = [](std::string text) {
+    while (!text.empty() && text.back() == ' ') text.pop_back();
+    while (!text.empty() && text.front() == ' ') text.erase(text.begin());
+    return text;
+  };
+  Setting setting{trim(assignment.substr(0, equals)), {}, "--set "};
+  const std::string text = trim(assignment.substr(equals + 1));
+  try {
+    const toml::table parsed = toml::parse("value = " + text);
+    if (parsed.size() == 1 && parsed.contains("value")) {
+      setting.value = value_of(*parsed.get("value"), "--set " + assignment);
+      return setting;
+    }
+  } catch (const toml::parse_error&) {
+    // Not a TOML value: a number as C writes it (.2), or a bare string.
+  }
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  if (!text.empty() && end == text.c_str() + text.size()) {
+    setting.value = number;
+  } else {
+    setting.value = text;
+  }
+  return setting;
+}
+
+Config parse_config(const Catalog& catalog, const std::string& name, std::string_view text,
+                    const std::vector<std::string>& sets, ConfigScope scope) {
+  toml::table root;
+  try {
+    root = toml::parse(text, name);
+  } catch (const toml::parse_error& error) {
+    throw Error(fmt::format("{} line {}: not valid TOML: {}", name, error.source().begin.line,
+                            error.description()));
+  }
+  Config config;
+  if (const toml::table* loss = find_loss_table(root, name, scope)) {
+    for (const auto& [key, node] : *loss) {
+      const std::string where = fmt::format("{} line {}", name, key.source().begin.line);
+      config.loss.push_back(
+          {std::string(key.str()),
+           value_of(node, fmt::format("{}: trainer.loss.{}", where, std::string(key.str()))),
+           where + ": trainer.loss."});
+    }
+    // TOML tables are sorted by key; problems are reported in the order of the file.
+    std::stable_sort(
+        config.loss.begin(), config.loss.end(), [&](const Setting& a, const Setting& b) {
+          return loss->get(a.key)->source().begin.line < loss->get(b.key)->source().begin.line;
+        });
+  }
+  constexpr std::string_view kPrefix = "trainer.loss.";
+  for (const std::string& assignment : sets) {
+    Setting setting = parse_assignment(assignment);
+    if (setting.key.starts_with(kPrefix)) {
+      setting.key.erase(0, kPrefix.size());
+      setting.where = "--set trainer.loss.";
+    } else if (scope == ConfigScope::whole) {
+      refuse_unknown("--set", "", setting.key, {"trainer.loss." + setting.key});
+    }
+    config.loss.push_back(std::move(setting));
+  }
+
+  std::string preset_origin = "default";
+  for (const Setting& setting : config.loss) {
+    if (setting.key != "preset") continue;
+    const auto* preset = std::get_if<std::string>(&setting.value);
+    if (preset == nullptr) {
+      throw Error(
+          fmt::format("{}preset = {}: must be text", setting.where, value_text(setting.value)));
+    }
+    config.preset = *preset;
+    preset_origin = setting.where;
+  }
+  try {
+    config.loss_spec = catalog.make_spec(config.preset, config.loss);
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    // A bad name is reported without a place: give it the one the name stands at.
+    if (message.starts_with("preset \"") && preset_origin != "default") {
+      throw Error(preset_origin.substr(0, preset_origin.find(": ")) + ": trainer.loss." + message);
+    }
+    throw;
+  }
+
+  auto origin_text = [](const std::string& where) {
+    return where.starts_with("--set") ? std::string("--set") : where.substr(0, where.find(": "));
+  };
+  auto origin_of = [&](const std::string& key) -> std::pair<std::string, std::string> {
+    std::pair<std::string, std::string> found{"", "default"};
+    for (const Setting& setting : config.loss) {
+      if (setting.key == key) found = {toml_text(setting.value), origin_text(setting.where)};
+    }
+    return found;
+  };
+  config.effective.push_back(
+      {"trainer.loss.preset", fmt::format("\"{}\"", config.preset),
+       preset_origin == "default" ? preset_origin : origin_text(preset_origin)});
+  for (const auto& [key, value] : config.loss_spec.settings) {
+    auto [given, origin] = origin_of(key);
+    if (given.empty()) {
+      const bool number = value.find_first_not_of("0123456789.eE+-") == std::string::npos ||
+                          value == "true" || value == "false";
+      given = value == "infinity" ? "inf" : number ? value : fmt::format("\"{}\"", value);
+    }
+    config.effective.push_back({"trainer.loss." + key, given, origin});
+  }
+  for (const std::string& key : config.loss_spec.inert) {
+    const auto [given, origin] = origin_of(key);
+    config.effective.push_back({"trainer.loss." + key, given, origin + ", inert"});
+  }
+  return config;
+}
+
+std::string config_toml(const Config& config) {
+  std::string out = "[trainer.loss]\n";
+  constexpr size_t kPrefix = sizeof("trainer.loss.") - 1;
+  for (const EffectiveValue& value : config.effective) {
+    const std::string line = fmt::format("{} = {}", value.key.substr(kPrefix), value.value);
+    out += fmt::format("{:<40}# {}\n", line, value.origin);
+  }
+  return out;
+}
+
+}  // namespace leeway

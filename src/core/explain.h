@@ -1,0 +1,22 @@
+// A spec in words: the objective it really computes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "leeway/loss.h"
+
+namespace leeway {
+
+struct Explanation {
+  std::vector<std::string> objective;    // lines of formulas
+  std::vector<std::string> dropped;      // what loses its policy term, and what that means for it
+  std::vector<std::string> gradient;     // where it flows and where not
+  std::vector<std::string> denominator;  // what the sum is divided by
+  std::vector<std::string> notes;        // double corrections and other surprises
+  std::vector<std::string> streams;      // what it reads
+};
+
+Explanation explain(const LossSpec& spec);
+
+}  // namespace leeway
