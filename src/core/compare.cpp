@@ -46,8 +46,15 @@ bool was_bounded(const LossSpec& spec, const BatchView<double>& batch, const Tok
 }
 
 // Rounded to six digits, away from what is kept, so that a printed bound keeps what it should.
-double round_up(double x) { return std::stod(fmt::format("{:.6g}", x * (1.0 + 1e-6))); }
-double round_down(double x) { return std::stod(fmt::format("{:.6g}", x * (1.0 - 1e-6))); }
+double rounded_away(double x, double direction) {
+  double out = x;
+  for (int k = 1; direction * (out - x) <= 0.0 && k < 64; ++k) {
+    out = std::stod(fmt::format("{:.6g}", x * (1.0 + direction * 1e-6 * k)));
+  }
+  return out;
+}
+double round_up(double x) { return rounded_away(x, 1.0); }
+double round_down(double x) { return rounded_away(x, -1.0); }
 
 // How a preset's threshold is moved: each token's critical value, at which it would just be kept,
 // and the settings that put the threshold at a value.

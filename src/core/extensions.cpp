@@ -20,15 +20,28 @@ std::vector<uint8_t> narrow_mask(const LossSpec& spec, const BatchView<T>& batch
     const double x = static_cast<double>(batch.rollout[i]) - static_cast<double>(batch.prox[i]);
     moments.emplace_back(x * x, i);
   }
-  std::sort(moments.begin(), moments.end());
+  // Means of the k smallest grow with k, so the largest k below the threshold is found by halving:
+  // each half is partitioned, not sorted.
   double sum = 0.0;
-  size_t kept = 0;
-  // Ascending values have ascending means, so the first failing prefix ends the search.
-  while (kept < moments.size()) {
-    const double next = sum + moments[kept].first;
-    if (kept > 0 && !(next / static_cast<double>(kept + 1) < *spec.m2_threshold)) break;
-    sum = next;
-    ++kept;
+  size_t kept = 0, end = moments.size();
+  while (kept < end) {
+    const size_t middle = kept + (end - kept + 1) / 2;
+    std::nth_element(moments.begin() + static_cast<std::ptrdiff_t>(kept),
+                     moments.begin() + static_cast<std::ptrdiff_t>(middle - 1),
+                     moments.begin() + static_cast<std::ptrdiff_t>(end));
+    double more = 0.0;
+    for (size_t k = kept; k < middle; ++k) more += moments[k].first;
+    if ((sum + more) / static_cast<double>(middle) < *spec.m2_threshold) {
+      sum += more;
+      kept = middle;
+    } else {
+      end = middle - 1;
+    }
+  }
+  // Nothing is below the threshold: the smallest stays alone, as in the source.
+  if (kept == 0 && !moments.empty()) {
+    std::nth_element(moments.begin(), moments.begin(), moments.end());
+    kept = 1;
   }
   for (size_t k = kept; k < moments.size(); ++k) mask[moments[k].second] = 0;
   return mask;

@@ -52,7 +52,10 @@ KeyValues::Entry parse_entry(const KeyInfo& key, const Setting& setting) {
     entry.text = *text;
     return entry;
   }
-  if (text != nullptr && key.type == KeyType::number_or_off && *text == "off") return entry;
+  if (text != nullptr && key.type == KeyType::number_or_off && *text == "off") {
+    entry.text = *text;
+    return entry;
+  }
   const auto* number = std::get_if<double>(&setting.value);
   if (number == nullptr) {
     refuse_setting(setting, key.type == KeyType::number_or_off ? "must be a number or \"off\""

@@ -118,6 +118,10 @@ void Evaluation::apply_corrections() {
     }
   }
   normalise_weights(spec_, batch_, std::span<const uint8_t>(trained_), std::span(weights_));
+  // A weight that float32 cannot hold is zero, as it is in the other implementations.
+  for (double& weight : weights_) {
+    if (static_cast<float>(weight) == 0.0f) weight = 0.0;
+  }
 }
 
 void Evaluation::apply_policy_gates() {

@@ -101,7 +101,11 @@ void Evaluator::Impl::prepare() {
   } else {
     original = participating(*spec, batch);
   }
-  trained = spec->m2_threshold ? narrow_mask(*spec, batch) : original;
+  if (spec->m2_threshold) {
+    trained = narrow_mask(*spec, batch);
+  } else {
+    trained = original;
+  }
   flags.assign(n, 0);
   if (has_mask_gates(*spec)) narrow_by_mask_gates();
   if (!spec->corrections.empty()) apply_corrections();
