@@ -35,6 +35,7 @@ asan tsan:
 	@scripts/run_tests build-$@ $(JOBS)
 
 format:
+	@command -v clang-format > /dev/null || scripts/setup format
 	@git ls-files '*.h' '*.cpp' | xargs clang-format -i
 
 clean:

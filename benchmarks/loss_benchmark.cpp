@@ -154,7 +154,8 @@ int main(int argc, char** argv) {
   add("libtorch/icepop/flat/prime_metrics", torch_run(Torch::flat), {kMillion});
   add("libtorch/icepop/by_sequence", torch_run(Torch::by_sequence), {kMillion});
 #endif
-  for (const PresetInfo& info : Catalog().presets()) {
+  const Catalog catalog;
+  for (const PresetInfo& info : catalog.presets()) {
     if (info.name != "icepop") add("leeway/" + info.name, preset(info.name, true), {kMillion});
   }
   for (const char* composed : {"ppo+tis", "ppo+icepop_tis", "off_policy_is"}) {

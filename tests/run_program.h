@@ -39,7 +39,7 @@ struct RunResult {
 
 inline std::ostream& operator<<(std::ostream& stream, const RunResult& result) {
   auto shortened = [](const std::string& text) {
-    return text.size() < 4000 ? text : text.substr(0, 4000) + " ..";
+    return text.size() < 1500 ? text : text.substr(0, 1500) + " ..";
   };
   return stream << "exit code " << result.code << "\nstdout: " << shortened(result.out)
                 << "\nstderr: " << shortened(result.err);

@@ -22,6 +22,9 @@ PresetRequest parse_request(const std::string& text) {
   const size_t colon = text.find(':');
   PresetRequest request{text.substr(0, colon), {}};
   if (colon == std::string::npos) return request;
+  if (colon + 1 == text.size()) {
+    throw Error(fmt::format("--preset {}: nothing stands after the colon", text));
+  }
   std::string part;
   for (const char c : text.substr(colon + 1) + ",") {
     if (c != ',') {
@@ -52,6 +55,10 @@ std::string percent(double share) {
   return std::isnan(share) ? "-" : fmt::format("{:.2f}%", 100.0 * share);
 }
 
+std::string number(double value, int digits) {
+  return std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits);
+}
+
 std::string compare_json(const std::string& batch_name, const Comparison& c) {
   JsonWriter json;
   auto list = [&](const char* key, const std::vector<double>& values) {
@@ -72,7 +79,7 @@ std::string compare_json(const std::string& batch_name, const Comparison& c) {
   for (const std::string& band : c.bands) json.value(band);
   json.end_array();
   list("band_tokens", c.band_tokens);
-  json.key("uncorrected").value(c.uncorrected).key("target_masked");
+  json.key("band_stream").value(c.band_stream).key("uncorrected").value(c.uncorrected).key("target_masked");
   if (c.target_masked) {
     json.value(*c.target_masked);
   } else {
@@ -80,7 +87,8 @@ std::string compare_json(const std::string& batch_name, const Comparison& c) {
   }
   json.key("presets").begin_array();
   for (const ComparedPreset& p : c.presets) {
-    json.begin_object().key("preset").value(p.preset).key("settings").begin_object();
+    json.begin_object().key("preset").value(p.preset).key("label").value(p.label);
+    json.key("settings").begin_object();
     for (const auto& [key, value] : p.settings) json.key(key).value(value);
     json.end_object().key("unavailable");
     if (!p.unavailable.empty()) {
@@ -125,14 +133,14 @@ std::string compare_text(const std::string& batch_name, const Comparison& c) {
   std::string unavailable;
   for (const ComparedPreset& p : c.presets) {
     if (!p.unavailable.empty()) {
-      unavailable += fmt::format("not shown: {}: {}\n", p.preset, p.unavailable);
+      unavailable += fmt::format("not shown: {}: {}\n", p.label, p.unavailable);
       continue;
     }
-    rows.push_back({p.preset, percent(p.kept_share), percent(p.kept_positive),
+    rows.push_back({p.label, percent(p.kept_share), percent(p.kept_positive),
                     percent(p.kept_negative), percent(p.bounded_share),
-                    fmt::format("{:.3f}", p.effective_sample_size), fmt::format("{:.4g}", p.loss),
-                    fmt::format("{:.3g}", p.grad_norm), fmt::format("{:.4f}", p.grad_cosine)});
-    std::vector<std::string> band{p.preset};
+                    number(p.effective_sample_size, 3), fmt::format("{:.4g}", p.loss),
+                    fmt::format("{:.3g}", p.grad_norm), number(p.grad_cosine, 4)});
+    std::vector<std::string> band{p.label};
     for (double share : p.kept_by_band) band.push_back(percent(share));
     bands.push_back(std::move(band));
     if (p.target) {
@@ -140,7 +148,7 @@ std::string compare_text(const std::string& batch_name, const Comparison& c) {
       for (const auto& [key, value] : p.target->settings) {
         settings += fmt::format("{}{} = {:.6g}", settings.empty() ? "" : ", ", key, value);
       }
-      targets.push_back({p.preset, percent(p.target->masked), settings});
+      targets.push_back({p.label, percent(p.target->masked), settings});
     }
   }
   out += format_table(
@@ -150,7 +158,7 @@ std::string compare_text(const std::string& batch_name, const Comparison& c) {
       "ESS: effective sample size of what multiplies the advantage; cosine: to the gradient of "
       "{}\n\n",
       c.uncorrected);
-  std::vector<std::string> header{"kept, by rollout probability"};
+  std::vector<std::string> header{fmt::format("kept, by {} probability", c.band_stream)};
   header.insert(header.end(), c.bands.begin(), c.bands.end());
   out += format_table(header, bands);
   if (c.target_masked) {

@@ -52,7 +52,7 @@ void add_loss_eval(CLI::App& loss, Program& program) {
       ->excludes(preset);
   command->add_option("--batch", options->batch, "A batch as JSON; see docs/formats.md")
       ->required();
-  command->add_option("--set", options->sets, "key=value, once per key")->type_name("KEY=VALUE");
+  command->add_option("--set", options->sets, "key=value; may be repeated, the last of a key counts")->type_name("KEY=VALUE");
   command->callback([&program, options] {
     LossSpec spec;
     if (!options->config.empty()) {
@@ -63,6 +63,7 @@ void add_loss_eval(CLI::App& loss, Program& program) {
       if (options->preset.empty()) throw Error("loss eval: give --preset or --config");
       Settings settings;
       for (const std::string& set : options->sets) settings.push_back(parse_assignment(set));
+      refuse_second_preset(settings);
       spec = program.catalog.make_spec(options->preset, settings);
     }
     const LoadedBatch loaded = parse_batch(options->batch, read_file(options->batch));

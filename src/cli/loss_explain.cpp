@@ -28,8 +28,9 @@ std::string explain_text(const LossSpec& spec, const Explanation& e) {
     settings.push_back(fmt::format("{} = {}", key, value));
   section("settings", settings);
   if (!spec.inert.empty()) section("inert", {fmt::format("{}", fmt::join(spec.inert, ", "))});
+  const bool native = spec.preset.find('/') == std::string::npos;  // others have their source's
   for (const MetricInfo& metric : metric_table()) {
-    if (metric.applies(spec, true, spec.reads(Stream::ref), spec.reads(Stream::teacher))) {
+    if (native && metric.applies(spec, true, spec.reads(Stream::ref), spec.reads(Stream::teacher))) {
       metrics.push_back(fmt::format("{:<30} {}", metric.name, metric.definition));
     }
   }
@@ -71,11 +72,12 @@ void add_loss_explain(CLI::App& loss, Program& program) {
   };
   auto options = std::make_shared<Options>();
   command->add_option("preset", options->preset, "e.g. icepop, grpo+tis, verl/vanilla")->required();
-  command->add_option("--set", options->sets, "key=value, once per key")->type_name("KEY=VALUE");
+  command->add_option("--set", options->sets, "key=value; may be repeated, the last of a key counts")->type_name("KEY=VALUE");
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([&program, options] {
     Settings settings;
     for (const std::string& set : options->sets) settings.push_back(parse_assignment(set));
+    refuse_second_preset(settings);
     const LossSpec spec = program.catalog.make_spec(options->preset, settings);
     const Explanation explanation = explain(spec);
     print(options->json ? explain_json(spec, explanation) : explain_text(spec, explanation));

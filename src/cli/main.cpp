@@ -5,10 +5,38 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <string>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "leeway/error.h"
+
+namespace {
+
+// CLI11 asks for a subcommand where a wrong one was given; says which word it is and the nearest.
+std::string misspelt_command(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* level = &app;
+  for (int k = 1; k < argc && argv[k][0] != '-'; ++k) {
+    std::vector<std::string> names;
+    const CLI::App* next = nullptr;
+    for (const CLI::App* sub : level->get_subcommands({})) {
+      names.push_back(sub->get_name());
+      if (sub->get_name() == argv[k]) next = sub;
+    }
+    if (names.empty()) return "";
+    if (next == nullptr) {
+      const std::string near = leeway::nearest_name(argv[k], names);
+      return fmt::format("there is no command {}; {}", argv[k],
+                         near.empty() ? fmt::format("known here: {}", fmt::join(names, ", "))
+                                      : "did you mean " + near + "?");
+    }
+    level = next;
+  }
+  return "";
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   leeway::Program program;
@@ -32,7 +60,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& success) {
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    leeway::say(fmt::format("leeway: {}\nRun with --help for the options.", error.what()));
+    const std::string word = misspelt_command(app, argc, argv);
+    leeway::say(fmt::format("leeway: {}\nRun with --help for the options.",
+                            word.empty() ? error.what() : word));
     return 2;
   } catch (const leeway::Error& error) {
     leeway::say(fmt::format("leeway: {}", error.what()));

@@ -99,6 +99,14 @@ Setting parse_assignment(const std::string& assignment) {
   return setting;
 }
 
+void refuse_second_preset(const Settings& settings) {
+  for (const Setting& setting : settings) {
+    if (setting.key != "preset") continue;
+    throw Error(fmt::format("{}preset = {}: the preset is named already", setting.where,
+                            value_text(setting.value)));
+  }
+}
+
 Config parse_config(const Catalog& catalog, const std::string& name, std::string_view text,
                     const std::vector<std::string>& sets, ConfigScope scope) {
   toml::table root;
@@ -109,7 +117,11 @@ Config parse_config(const Catalog& catalog, const std::string& name, std::string
                             error.description()));
   }
   Config config;
-  if (const toml::table* loss = find_loss_table(root, name, scope)) {
+  const toml::table* loss = find_loss_table(root, name, scope);
+  if (loss == nullptr && scope == ConfigScope::loss_only) {
+    throw Error(fmt::format("{}: has no [trainer.loss] table", name));
+  }
+  if (loss != nullptr) {
     for (const auto& [key, node] : *loss) {
       const std::string where = fmt::format("{} line {}", name, key.source().begin.line);
       config.loss.push_back(

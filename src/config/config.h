@@ -36,6 +36,10 @@ Config parse_config(const Catalog& catalog, const std::string& name, std::string
 // "key=value" with a TOML value or a bare string. Throws Error without a key or an equals sign.
 Setting parse_assignment(const std::string& assignment);
 
+// Throws Error if `preset` is among the settings: where it is named already, a second one would be
+// ignored.
+void refuse_second_preset(const Settings& settings);
+
 // The effective configuration as TOML, each line with its origin in a comment.
 std::string config_toml(const Config& config);
 

@@ -30,6 +30,7 @@ class Handler {
   bool Null() {
     // A whole stream may be null (absent); a value in a stream may be null (NaN).
     if (place_ == Place::value) return finish_value();
+    if (place_ == Place::sequences_value) return fail("\"sequences\" must be a list");
     return number(std::nan(""));
   }
   bool Bool(bool flag) {
@@ -83,7 +84,8 @@ class Handler {
     if (std::find(kSequenceKeys.begin(), kSequenceKeys.end(), current_) == kSequenceKeys.end()) {
       return skip_unknown("a sequence");
     }
-    if (lists_.contains(current_) || (current_ == "advantages" && scalar_advantage_)) {
+    if (lists_.contains(current_) || (current_ == "advantages" && scalar_advantage_) ||
+        (current_ == "group" && group_) || (current_ == "rollout_id" && rollout_id_)) {
       return fail(fmt::format("\"{}\" stands there twice", current_));
     }
     place_ = Place::value;
@@ -119,8 +121,8 @@ class Handler {
     if (batch_.pi.empty()) throw Error("the batch is empty: its sequences hold no tokens");
     for (auto& [name, count] : above_zero_) {
       warnings_.push_back(fmt::format(
-          "{} log-probabilit{} of \"{}\" lie above 0, as if more than certain; taken as they are",
-          count, count == 1 ? "y" : "ies", name));
+          "log-probabilities of \"{}\" above 0, as if more than certain: {}; taken as they are", name,
+          count));
     }
     return {std::move(batch_), std::move(warnings_)};
   }
@@ -221,13 +223,13 @@ class Handler {
         append("weights", batch_.weights, n, true) && append("mask", batch_.mask, n, true) &&
         append("versions", batch_.versions, n, false);
     if (!ok) return false;
-    batch_.offsets.push_back(batch_.offsets.back() + static_cast<int64_t>(n));
-    const size_t sequence = batch_.offsets.size() - 2;
+    const size_t sequence = batch_.offsets.size() - 1;
     if (group_.has_value() != (sequence == 0 ? group_.has_value() : !batch_.groups.empty()) ||
         rollout_id_.has_value() !=
             (sequence == 0 ? rollout_id_.has_value() : !batch_.rollout_ids.empty())) {
       return fail("\"group\" and \"rollout_id\" are given for every sequence or for none");
     }
+    batch_.offsets.push_back(batch_.offsets.back() + static_cast<int64_t>(n));
     if (group_) batch_.groups.push_back(*group_);
     if (rollout_id_) {
       batch_.rollout_ids.push_back(

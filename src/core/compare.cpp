@@ -178,7 +178,12 @@ ComparedPreset compare_one(const Catalog& catalog, const Batch& batch, const Pre
                            const std::vector<double>& uncorrected_grad,
                            std::optional<double> target) {
   ComparedPreset row;
-  row.preset = request.preset;
+  row.preset = row.label = request.preset;
+  for (size_t k = 0; k < request.settings.size(); ++k) {
+    const auto* text = std::get_if<std::string>(&request.settings[k].value);
+    row.label += (k == 0 ? ":" : ",") + request.settings[k].key + "=" +
+                 (text != nullptr ? *text : value_text(request.settings[k].value));
+  }
   const LossSpec spec = catalog.make_spec(request.preset, request.settings);
   row.settings = spec.settings;
   const BatchView<double> view = batch.view();
@@ -252,6 +257,7 @@ void fill_batch_facts(const Catalog& catalog, const Batch& batch, Comparison& ou
       out.mismatch.emplace_back(name, value);
     }
   }
+  out.band_stream = batch.rollout.empty() ? "pi" : "rollout";
   out.bands = {"p < 0.01", "0.01 - 0.1", "0.1 - 0.5", "0.5 - 0.9", "p >= 0.9"};
   out.band_tokens.assign(kBands, 0.0);
   const auto probability = band_stream(batch);

@@ -24,6 +24,7 @@ struct TargetThreshold {
 
 struct ComparedPreset {
   std::string preset;
+  std::string label;  // the preset with the settings that were given: "ppo:anchor=rollout"
   std::vector<std::pair<std::string, std::string>> settings;
   std::string unavailable;  // why it cannot be evaluated on this batch; the rest is then unset
   double kept_share = 0.0, kept_positive = 0.0, kept_negative = 0.0;  // NaN without such tokens
@@ -38,7 +39,8 @@ struct Comparison {
   double tokens = 0.0, sequences = 0.0, positive_share = 0.0, negative_share = 0.0;
   Metrics mismatch;
   std::vector<double> ratio_edges, ratio_counts;  // log-spaced histogram of pi/rollout
-  std::vector<std::string> bands;                 // of the rollout's probability of the token
+  std::string band_stream;         // whose probability of the token the bands are of
+  std::vector<std::string> bands;
   std::vector<double> band_tokens;
   std::string uncorrected = "reinforce";
   std::optional<double> target_masked;

@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "leeway/error.h"
+#include "leeway/metrics.h"
 
 namespace leeway {
 namespace {
@@ -25,13 +26,15 @@ double number_of(const Json& value, const std::string& what) {
   return value.GetDouble();
 }
 
-// A list of numbers, or of lists of them, one after the other.
-void flatten(const Json& value, const std::string& what, std::vector<double>& out) {
+// A list of numbers, or of lists of them, one after the other. Goldens are at most three deep; the
+// depth of a hostile file must not be the depth of our stack.
+void flatten(const Json& value, const std::string& what, std::vector<double>& out, int depth = 0) {
+  if (depth > 8) throw Error(what + " is nested too deeply");
   if (!value.IsArray()) {
     out.push_back(number_of(value, what));
     return;
   }
-  for (const Json& item : value.GetArray()) flatten(item, what, out);
+  for (const Json& item : value.GetArray()) flatten(item, what, out, depth + 1);
 }
 
 std::vector<double> numbers_of(const Json& value, const std::string& what) {
@@ -130,10 +133,14 @@ Settings settings_of(const Json* config) {
   return settings;
 }
 
-// The first two parts of a case's name are its preset.
-std::string preset_of(const std::string& name) {
+// The first two parts of a case's name are its preset; of a native preset's case, the first.
+std::string preset_of(const Catalog& catalog, const std::string& name) {
   const size_t first = name.find('/');
   if (first == std::string::npos) return name;
+  const std::string base = name.substr(0, std::min(first, name.find('+')));
+  for (const PresetInfo& native : catalog.presets()) {
+    if (native.name == base) return name.substr(0, first);
+  }
   return name.substr(0, name.find('/', first + 1));
 }
 
@@ -191,7 +198,13 @@ void run_prox_approximation(const Fixture& fixture, const Json& json, CaseResult
   if (flat.size() > fixture.batch.pi.size() || fixture.batch.rollout.empty()) {
     throw Error("config.versions is longer than the fixture");
   }
-  const std::vector<int32_t> tokens(flat.begin(), flat.end());
+  auto version_of = [](double v) {
+    if (!(std::abs(v) < 1e9)) throw Error("versions must be whole numbers");
+    return static_cast<int32_t>(v);
+  };
+  std::vector<int32_t> tokens;
+  for (double v : flat) tokens.push_back(version_of(v));
+  const int32_t current_version = version_of(current->GetDouble());
   const std::span<const double> pi(fixture.batch.pi.data(), tokens.size());
   const std::span<const double> rollout(fixture.batch.rollout.data(), tokens.size());
   const std::pair<const char*, ProxApproximation> methods[] = {
@@ -201,7 +214,7 @@ void run_prox_approximation(const Fixture& fixture, const Json& json, CaseResult
   Comparison comparison(result, 2e-5);
   for (const auto& [name, method] : methods) {
     const auto got =
-        approximate_prox(method, pi, rollout, tokens, static_cast<int32_t>(current->GetDouble()));
+        approximate_prox(method, pi, rollout, tokens, current_version);
     result.outputs.emplace_back(name, got);
     const Json* outputs = member(json, "outputs");
     const Json* expected = outputs ? member(*outputs, name) : nullptr;
@@ -225,13 +238,26 @@ void run_case(const Catalog& catalog, const Fixture& fixture, const Json& json,
     if (batch.prox.empty() || batch.rollout.empty()) throw Error("needs prox and rollout");
     result.metrics = verl_offpolicy_metrics(view);
   } else {
-    const LossSpec spec = catalog.make_spec(preset_of(result.name), settings_of(config));
-    const LossResult loss = evaluate_reference(spec, view, {}, nullptr, true);
+    const std::string preset = preset_of(catalog, result.name);
+    const bool native = preset.find('/') == std::string::npos;
+    Settings settings = settings_of(config);
+    // "adv" names a stream of the fixture; native presets would refuse it as a key.
+    std::erase_if(settings, [&](const Setting& s) { return native && s.key == "adv"; });
+    const LossSpec spec = catalog.make_spec(preset, settings);
+    MetricSums sums;
+    const LossResult loss = evaluate_reference(spec, view, {}, &sums, true);
     result.has_loss = true;
     result.loss = loss.loss;
     result.grad = by_sequence(view, loss.grad);
     result.inert = spec.inert;
     result.metrics = foreign_metrics(spec, view, loss);
+    if (native) {
+      for (const auto& [name, value] :
+           finalize_metrics(spec, sums, !batch.rollout.empty(), !batch.ref.empty(),
+                            !batch.teacher.empty())) {
+        result.metrics.push_back({name, false, {value}});
+      }
+    }
     std::vector<double> weights, mask;
     for (const TokenTrace& trace : loss.trace) {
       weights.push_back(trace.trained ? trace.weight : 0.0);

@@ -307,7 +307,7 @@ std::deque<PresetInfo> native_presets() {
       {"dro",
        "DRO; Tinker, verl",
        "-A log pi + beta/2 (log pi/anchor)^2 on every trained token",
-       {number("dro_beta", "0.05", "strength of the quadratic penalty"), anchor()},
+       {number("dro_beta", "0.05", "strength of the quadratic penalty", kNonNegative, true), anchor()},
        build_dro},
       {"sapo",
        "SAPO; verl, AReaL, TRL",
@@ -343,6 +343,7 @@ std::deque<PresetInfo> native_presets() {
        {number("seq_ratio_high", "3.0", "largest kept exp(sum log pi/rollout)", kNonNegative,
                true)},
        [](const KeyValues& v) {
+         if (v.number("seq_ratio_high") == kInfinity) v.refuse("seq_ratio_high", "inert: it drops nothing");
          return gated({.quantity = Quantity::ratio,
                        .pair = kPiRollout,
                        .level = Level::sequence,
@@ -396,7 +397,7 @@ std::deque<CorrectionInfo> native_corrections() {
 
 std::span<const KeyInfo> Catalog::common_keys() {
   static const std::vector<KeyInfo> keys = {
-      number("adv_tau", "1.0", "multiplies the advantage", {-kInfinity, kInfinity}),
+      number("adv_tau", "1.0", "multiplies the advantage"),
       number("teacher_tau", "0.0", "adds this times stop(log teacher - log pi) to the advantage"),
       choice("reduction",
              {"token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "fixed_length", "sum"},
@@ -436,7 +437,9 @@ void apply_common_keys(const KeyValues& v, LossSpec& spec) {
     if (spec.reduction.kind == ReductionKind::sum) {
       v.refuse("denominator", "inert: reduction \"sum\" divides by nothing");
     }
-    if (spec.gates.empty() && spec.corrections.empty() && !spec.m2_threshold) {
+    bool drops = !spec.gates.empty() || spec.m2_threshold;
+    for (const Correction& c : spec.corrections) drops |= !c.weight || c.weight->keep != Bounds{};
+    if (!drops) {
       v.refuse("denominator", "inert: this preset drops no tokens");
     }
     spec.reduction.denominator = Denominator::kept;

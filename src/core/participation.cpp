@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <unordered_map>
 
@@ -75,8 +76,15 @@ void check_streams(const LossSpec& spec, const BatchView<T>& batch) {
     const auto values = batch.stream(stream);
     LEEWAY_CHECK(values.empty() || values.size() == n, "streams hold one value per position");
     if (values.empty() && spec.reads(stream) && n > 0) {
-      throw Error(fmt::format("preset {} reads the stream \"{}\", which the batch does not have",
-                              spec.preset, name_of(stream)));
+      const bool has_anchor =
+          std::any_of(spec.settings.begin(), spec.settings.end(),
+                      [](const auto& setting) { return setting.first == "anchor"; });
+      const bool only_ratio = spec.ratio.pair.denominator == stream && spec.corrections.empty();
+      throw Error(fmt::format("preset {} reads the stream \"{}\", which the batch does not have{}",
+                              spec.preset, name_of(stream),
+                              stream == Stream::prox && has_anchor && only_ratio
+                                  ? "; anchor = \"rollout\" does without it"
+                                  : ""));
     }
   }
 }
@@ -91,9 +99,10 @@ void check_finite(const LossSpec& spec, const BatchView<T>& batch) {
         const bool outside_weight = !batch.weights.empty() && batch.weights[k] == T(0);
         if (!(everywhere ? !outside_weight : in_mask(batch, k))) continue;
         throw Error(fmt::format(
-            "sequence {}, position {}: {} is {} on a token that takes part in the loss; mask the "
-            "token or repair the value",
-            s, i - batch.offsets[s], name, values[k]));
+            "sequence {}, position {}: {} is {} on a token that takes part in the loss; {}", s,
+            i - batch.offsets[s], name, values[k],
+            in_mask(batch, k) ? "mask the token or repair the value"
+                              : "this preset looks at masked positions too, as its source does"));
       }
     }
   };

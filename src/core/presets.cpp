@@ -61,9 +61,15 @@ KeyValues::Entry parse_entry(const KeyInfo& key, const Setting& setting) {
     refuse_setting(setting, key.type == KeyType::number_or_off ? "must be a number or \"off\""
                                                                : "must be a number");
   }
+  // Infinity is a bound that never acts; it means something only beside another bound.
+  const bool may_be_infinite = key.name.ends_with("_ratio_high") || key.name == "ratio_high" ||
+                               key.name.ends_with("eps_high") || key.name == "tis_cap";
+  if (std::isnan(*number) || (std::isinf(*number) && !may_be_infinite)) {
+    refuse_setting(setting, "must be a finite number");
+  }
   const bool too_low = key.open_low ? *number <= key.range.low : *number < key.range.low;
-  if (std::isnan(*number) || too_low || *number > key.range.high) {
-    refuse_setting(setting, "must be " + (range_text(key).empty() ? "a number" : range_text(key)));
+  if (too_low || *number > key.range.high) {
+    refuse_setting(setting, "must be " + range_text(key));
   }
   entry.number = *number;
   return entry;
@@ -88,7 +94,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::string nearest_name(std::string_view word, const std::vector<std::string>& names) {
   std::string best;
-  size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
+  size_t best_distance = word.size() <= 3 ? 2 : std::max<size_t>(2, word.size() / 3) + 1;
   for (const std::string& name : names) {
     const size_t distance = edit_distance(word.substr(0, 64), name);
     if (distance < best_distance) best_distance = distance, best = name;
@@ -206,6 +212,9 @@ Catalog::Parts Catalog::resolve(std::string_view name) const {
     throw Error(fmt::format("preset \"{}\": at most two corrections can stand on a base", name));
   }
   for (size_t k = 1; k < words.size(); ++k) {
+    if (words[k].empty()) {
+      throw Error(fmt::format("preset \"{}\": there is no correction after the plus sign", name));
+    }
     const CorrectionInfo* found = correction(words[k]);
     if (found == nullptr) {
       throw Error(fmt::format("preset \"{}\": there is no correction {}; {}", name, words[k],

@@ -43,10 +43,15 @@ class Evaluation {
       : spec_(spec), batch_(batch), n_(static_cast<size_t>(batch.token_count())) {
     check_streams(spec, batch);
     check_finite(spec, batch);
-    original_ = participating(spec, batch);
-    trained_ = narrow_mask(spec, batch);
+    original_ = trained_ = participating(spec, batch);
     dropped_.assign(n_, 0);
     penalty_dropped_.assign(n_, 0);
+    if (spec.m2_threshold) {
+      const std::vector<uint8_t> narrowed = narrow_mask(spec, batch);
+      for (size_t i = 0; i < n_; ++i) {
+        dropped_[i] = penalty_dropped_[i] = trained_[i] && !narrowed[i];
+      }
+    }
     weights_.assign(n_, 1.0);
     trace_.assign(n_, {});
     apply_mask_gates();
@@ -59,7 +64,9 @@ class Evaluation {
   const std::vector<uint8_t>& counted() {
     if (spec_.reduction.denominator == Denominator::original) return original_;
     counted_ = trained_;
-    for (size_t i = 0; i < n_; ++i) counted_[i] = trained_[i] && !dropped_[i];
+    for (size_t i = 0; i < n_; ++i) {
+      counted_[i] = trained_[i] && !dropped_[i] && weights_[i] != 0.0;
+    }
     return counted_;
   }
 

@@ -198,6 +198,8 @@ TEST(Reference, MicroBatchesAddUpToTheBatch) {
     for (size_t i = 0; i < grad.size(); ++i) {
       EXPECT_NEAR(grad[i], whole.grad[i], 1e-12 * (1 + std::abs(whole.grad[i]))) << preset.label();
     }
+    // Tokens M2PO takes out before the cut are masked in the parts and dropped in the whole.
+    if (preset.preset == "m2po") continue;
     const auto a = sums.flatten(), b = whole_sums.flatten();
     for (size_t i = 0; i < a.size(); ++i) {
       if (a[i] == b[i]) continue;  // infinities of empty extremes

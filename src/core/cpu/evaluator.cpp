@@ -101,12 +101,14 @@ void Evaluator::Impl::prepare() {
   } else {
     original = participating(*spec, batch);
   }
-  if (spec->m2_threshold) {
-    trained = narrow_mask(*spec, batch);
-  } else {
-    trained = original;
-  }
+  trained = original;
   flags.assign(n, 0);
+  if (spec->m2_threshold) {
+    const std::vector<uint8_t> kept = narrow_mask(*spec, batch);
+    for (size_t i = 0; i < n; ++i) {
+      if (trained[i] && !kept[i]) flags[i] |= kPolicyDropped | kPenaltyDropped;
+    }
+  }
   if (has_mask_gates(*spec)) narrow_by_mask_gates();
   if (!spec->corrections.empty()) apply_corrections();
   if (spec->needs_sequence_statistics() || gates_in_flags) {
@@ -204,7 +206,8 @@ void Evaluator::Impl::set_scales(std::optional<double> denominator) {
   if (gates_in_flags) {
     narrowed.resize(trained.size());
     for (size_t i = 0; i < trained.size(); ++i) {
-      narrowed[i] = trained[i] && !(flags[i] & kPolicyDropped);
+      narrowed[i] = trained[i] && !(flags[i] & kPolicyDropped) &&
+                    (spec->corrections.empty() || weights[i] != 0.0f);
     }
     counted = narrowed;
   }
