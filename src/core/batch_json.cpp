@@ -121,8 +121,8 @@ class Handler {
     if (batch_.pi.empty()) throw Error("the batch is empty: its sequences hold no tokens");
     for (auto& [name, count] : above_zero_) {
       warnings_.push_back(fmt::format(
-          "log-probabilities of \"{}\" above 0, as if more than certain: {}; taken as they are", name,
-          count));
+          "log-probabilities of \"{}\" above 0, as if more than certain: {}; taken as they are",
+          name, count));
     }
     return {std::move(batch_), std::move(warnings_)};
   }

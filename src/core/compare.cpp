@@ -293,7 +293,7 @@ std::vector<PresetRequest> default_requests(const Catalog& catalog, const Batch&
     for (const KeyInfo& key : preset.keys) {
       const bool can =
           std::find(key.choices.begin(), key.choices.end(), "rollout") != key.choices.end();
-      if (key.name == "anchor" && !has_prox && can) {
+      if (key.name == "anchor" && key.default_value == "prox" && !has_prox && can) {
         request.settings.push_back({"anchor", std::string("rollout"), ""});
       }
     }

@@ -213,8 +213,7 @@ void run_prox_approximation(const Fixture& fixture, const Json& json, CaseResult
       {"rollout", ProxApproximation::rollout}};
   Comparison comparison(result, 2e-5);
   for (const auto& [name, method] : methods) {
-    const auto got =
-        approximate_prox(method, pi, rollout, tokens, current_version);
+    const auto got = approximate_prox(method, pi, rollout, tokens, current_version);
     result.outputs.emplace_back(name, got);
     const Json* outputs = member(json, "outputs");
     const Json* expected = outputs ? member(*outputs, name) : nullptr;
@@ -252,9 +251,8 @@ void run_case(const Catalog& catalog, const Fixture& fixture, const Json& json,
     result.inert = spec.inert;
     result.metrics = foreign_metrics(spec, view, loss);
     if (native) {
-      for (const auto& [name, value] :
-           finalize_metrics(spec, sums, !batch.rollout.empty(), !batch.ref.empty(),
-                            !batch.teacher.empty())) {
+      for (const auto& [name, value] : finalize_metrics(
+               spec, sums, !batch.rollout.empty(), !batch.ref.empty(), !batch.teacher.empty())) {
         result.metrics.push_back({name, false, {value}});
       }
     }

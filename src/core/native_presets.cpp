@@ -307,7 +307,8 @@ std::deque<PresetInfo> native_presets() {
       {"dro",
        "DRO; Tinker, verl",
        "-A log pi + beta/2 (log pi/anchor)^2 on every trained token",
-       {number("dro_beta", "0.05", "strength of the quadratic penalty", kNonNegative, true), anchor()},
+       {number("dro_beta", "0.05", "strength of the quadratic penalty", kNonNegative, true),
+        anchor()},
        build_dro},
       {"sapo",
        "SAPO; verl, AReaL, TRL",
@@ -343,7 +344,8 @@ std::deque<PresetInfo> native_presets() {
        {number("seq_ratio_high", "3.0", "largest kept exp(sum log pi/rollout)", kNonNegative,
                true)},
        [](const KeyValues& v) {
-         if (v.number("seq_ratio_high") == kInfinity) v.refuse("seq_ratio_high", "inert: it drops nothing");
+         if (v.number("seq_ratio_high") == kInfinity)
+           v.refuse("seq_ratio_high", "inert: it drops nothing");
          return gated({.quantity = Quantity::ratio,
                        .pair = kPiRollout,
                        .level = Level::sequence,

@@ -5,10 +5,12 @@
 
 #include "core/cpu/token_kernel.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "core/cpu/token_plan.h"
 #include "core/participation.h"
 #include "core/quantities.h"
 #include "leeway/error.h"
@@ -18,190 +20,12 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "hwy/contrib/math/math-inl.h"
+#include "core/cpu/token_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace leeway {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-using D = hn::ScalableTag<float>;
-using V = hn::Vec<D>;
-using M = hn::Mask<D>;
-
-constexpr float kLargest = 3.402823466e38f;
-
-HWY_INLINE V constant(float value) { return hn::Set(D(), value); }
-
-constexpr float kFloatInfinity = std::numeric_limits<float>::infinity();
-constexpr float kSumCap = static_cast<float>(kRatioSumCap);
-constexpr int kFirstBin = (127 - 12) << 5;
-constexpr size_t kBinBuffer = 1024;  // tokens whose bins are kept until they are counted
-constexpr int kGeneral = -1;  // the loop that can do everything; others are a SurrogateKind each
-constexpr int kMaxGates = 4, kMaxPenalties = 4;
-
-// The spec as the inner loop reads it: float32 constants in one local object, so that the compiler
-// knows that no store of a gradient can change them.
-struct PlannedGate {
-  Quantity quantity;
-  SignRule sign;
-  bool uses_r;  // its value is the spec's own ratio
-  bool drops_penalty;
-  int num, den;
-  float low, high, log_clamp;
-};
-struct PlannedPenalty {
-  PenaltyKind kind;
-  PenaltyGate gate;
-  bool times_ratio;
-  int num, den;
-  float coefficient, slope;  // slope: with the sign toward pi, 0 without gradient
-};
-struct Plan {
-  explicit Plan(const LossSpec& spec, const TokenInputs& in);
-
-  bool simple;  // neither weights, flags, penalties nor shaping: most of the loop falls away
-  bool uses_ratio, token_ratio, clamps_log, is_mismatch_ratio, has_clip;
-  bool has_rollout, has_ref, has_teacher;
-  int ratio_den;
-  float log_clamp, log_cap;
-  SurrogateKind kind;
-  float clip_low, clip_high, dual_clip, ratio_cap, tau_pos, tau_neg;
-  bool by_ratio_alone;
-  float adv_tau, teacher_tau;
-  int teacher;
-  bool sequence_mean, constant_one, times_mask;
-  int gate_count = 0, penalty_count = 0;
-  PlannedGate gates[kMaxGates];
-  PlannedPenalty penalties[kMaxPenalties];
-};
-
-Plan::Plan(const LossSpec& spec, const TokenInputs& in) {
-  auto f = [](double value) { return static_cast<float>(value); };
-  auto has = [&](Stream s) { return in.streams[static_cast<int>(s)] != nullptr; };
-  uses_ratio = uses_ratio_of(spec);
-  token_ratio = spec.ratio.level == Level::token;
-  clamps_log = spec.ratio.log_clamp < kInfinity || spec.ratio.log_cap < kInfinity;
-  is_mismatch_ratio = uses_ratio && token_ratio && !clamps_log &&
-                      spec.ratio.pair == Pair{Stream::pi, Stream::rollout};
-  has_clip = leeway::has_clip(spec);
-  has_rollout = has(Stream::rollout);
-  has_ref = has(Stream::ref);
-  has_teacher = has(Stream::teacher);
-  ratio_den = static_cast<int>(spec.ratio.pair.denominator);
-  log_clamp = f(spec.ratio.log_clamp);
-  log_cap = f(spec.ratio.log_cap);
-  kind = spec.surrogate.kind;
-  clip_low = f(spec.surrogate.clip.low);
-  clip_high = f(spec.surrogate.clip.high);
-  dual_clip = f(spec.surrogate.dual_clip);
-  ratio_cap = f(spec.surrogate.ratio_cap);
-  tau_pos = f(spec.surrogate.tau_pos);
-  tau_neg = f(spec.surrogate.tau_neg);
-  by_ratio_alone = kind != SurrogateKind::log_prob && kind != SurrogateKind::detached_ratio;
-  adv_tau = f(spec.shaping.adv_tau);
-  teacher_tau = f(spec.shaping.teacher_tau);
-  teacher = static_cast<int>(spec.shaping.teacher);
-  sequence_mean = spec.shaping.sequence_mean;
-  constant_one = spec.shaping.constant_one;
-  times_mask = spec.shaping.times_mask && in.loss_mask != nullptr;
-  for (const Gate& gate : spec.gates) {
-    if (gate.level != Level::token || gate.scope == GateScope::mask || in.gates_in_flags) continue;
-    LEEWAY_CHECK(gate_count < kMaxGates, "at most four token-level gates");
-    gates[gate_count++] = {gate.quantity,
-                           gate.sign,
-                           gate.quantity == Quantity::ratio && uses_ratio && token_ratio &&
-                               gate.pair == spec.ratio.pair &&
-                               gate.log_clamp == spec.ratio.log_clamp &&
-                               spec.ratio.log_cap == kInfinity,
-                           gate.scope == GateScope::policy_and_penalty,
-                           static_cast<int>(gate.pair.numerator),
-                           static_cast<int>(gate.pair.denominator),
-                           f(gate.keep.low),
-                           f(gate.keep.high),
-                           f(gate.log_clamp)};
-  }
-  for (const Penalty& p : spec.penalties) {
-    LEEWAY_CHECK(penalty_count < kMaxPenalties, "at most four penalties");
-    const double toward_pi =
-        (p.pair.numerator == Stream::pi) - static_cast<double>(p.pair.denominator == Stream::pi);
-    penalties[penalty_count++] = {p.kind,
-                                  p.gate,
-                                  p.times_ratio,
-                                  static_cast<int>(p.pair.numerator),
-                                  static_cast<int>(p.pair.denominator),
-                                  f(p.coefficient),
-                                  f(p.gradient ? p.coefficient * toward_pi : 0.0)};
-  }
-  simple = in.batch_weights == nullptr && in.weights == nullptr && in.flags == nullptr &&
-           in.through == nullptr && penalty_count == 0 && teacher_tau == 0.0f && adv_tau == 1.0f &&
-           !sequence_mean && !constant_one && !times_mask && !clamps_log && token_ratio;
-}
-
-// e^x; infinity above float32's range (which 89 is beyond: the exponent overflows by itself).
-HWY_INLINE V exp_of(V x) { return hn::Exp(D(), hn::Min(x, constant(89.0f))); }
-
-// e^x - 1 - x from r = e^x: a polynomial where the difference would cancel.
-HWY_INLINE V k3_of(V x, V r) {
-  const D d;
-  V p = hn::Set(d, 1.0f / 5040.0f);
-  p = hn::MulAdd(p, x, hn::Set(d, 1.0f / 720.0f));
-  p = hn::MulAdd(p, x, hn::Set(d, 1.0f / 120.0f));
-  p = hn::MulAdd(p, x, hn::Set(d, 1.0f / 24.0f));
-  p = hn::MulAdd(p, x, hn::Set(d, 1.0f / 6.0f));
-  p = hn::MulAdd(p, x, hn::Set(d, 0.5f));
-  const V near = hn::Mul(hn::Mul(x, x), p);
-  const V far = hn::Sub(hn::Sub(r, hn::Set(d, 1.0f)), x);
-  return hn::IfThenElse(hn::Lt(hn::Abs(x), hn::Set(d, 0.25f)), near, far);
-}
-
-HWY_INLINE V sigmoid(V x) {
-  const D d;
-  const V one = hn::Set(d, 1.0f);
-  return hn::Div(one, hn::Add(one, exp_of(hn::Neg(x))));
-}
-
-// The larger of KL(a || b) and KL(b || a) over {taken token, any other}. With x = log a - log b and
-// D = log((1 - a) / (1 - b)) both are sums of two products, so one logarithm serves them.
-HWY_INLINE V largest_binary_kl(V log_a, V log_b) {
-  const D d;
-  const V zero = hn::Zero(d), one = hn::Set(d, 1.0f);
-  const V la = hn::Min(log_a, zero), lb = hn::Min(log_b, zero);
-  const V a = exp_of(la), b = exp_of(lb);
-  const V rest_a = hn::Neg(hn::Add(la, k3_of(la, a)));  // 1 - a, without cancellation near 1
-  const V rest_b = hn::Neg(hn::Add(lb, k3_of(lb, b)));
-  const M some_a = hn::Gt(rest_a, zero), some_b = hn::Gt(rest_b, zero);
-  const V quotient = hn::IfThenElse(hn::And(some_a, some_b), hn::Div(rest_a, rest_b), one);
-  const V log_rest = hn::Log(d, quotient);
-  const V x = hn::Sub(log_a, log_b);
-  const V ab = hn::MulAdd(a, x, hn::Mul(rest_a, log_rest));
-  const V ba = hn::Neg(hn::MulAdd(b, x, hn::Mul(rest_b, log_rest)));
-  // A certain token leaves nothing to the others; where only one side is certain they are
-  // infinitely far apart.
-  const M one_sided = hn::Or(hn::AndNot(some_a, some_b), hn::AndNot(some_b, some_a));
-  return hn::IfThenElse(one_sided, hn::Inf(d), hn::Max(ab, ba));
-}
-
-HWY_INLINE V quantity_of(Quantity quantity, V num, V den, V x, V r) {
-  const D d;
-  switch (quantity) {
-    case Quantity::ratio: return r;
-    case Quantity::difference: return hn::Sub(exp_of(num), exp_of(den));
-    case Quantity::k1: return x;
-    case Quantity::k2: return hn::Mul(hn::Set(d, 0.5f), hn::Mul(x, x));
-    case Quantity::k3: return k3_of(x, r);
-    case Quantity::binary_kl: return largest_binary_kl(num, den);
-    case Quantity::signed_binary_kl: {
-      const V one = hn::Set(d, 1.0f), tiny = hn::Set(d, 1e-8f);
-      const V p = exp_of(num), q = exp_of(den);
-      const V rest = hn::Sub(one, q);
-      const V odds = hn::Div(hn::Add(rest, tiny), hn::Add(hn::Sub(one, p), tiny));
-      const V kl = hn::MulAdd(q, hn::Sub(den, num), hn::Mul(rest, hn::Log(d, odds)));
-      return hn::IfThenElse(hn::Gt(num, den), kl, hn::Neg(kl));
-    }
-  }
-  return r;
-}
 
 // Masks of `low` and `high` drops of one token-level gate.
 HWY_INLINE void judge(const PlannedGate& gate, V value, V advantage, M& low, M& high) {
@@ -220,6 +44,18 @@ HWY_INLINE M flag_mask(hn::Vec<hn::Rebind<int32_t, D>> flags, int bit) {
   return hn::RebindMask(D(), hn::Ne(hn::And(flags, hn::Set(di, bit)), hn::Zero(di)));
 }
 
+// What one pass over a chunk of tokens leaves for the metrics: they have a loop of their own, which
+// keeps both loops' numbers in registers. Masks are bits, in bytes of their own per vector.
+constexpr size_t kChunk = 1024;
+struct Chunk {
+  HWY_ALIGN float x[kChunk + HWY_MAX_BYTES / 4];      // log pi/rollout, 0 where masked
+  HWY_ALIGN float ratio[kChunk + HWY_MAX_BYTES / 4];  // e^x
+  HWY_ALIGN float coefficient[kChunk + HWY_MAX_BYTES / 4];
+  HWY_ALIGN uint16_t bins[kChunk + HWY_MAX_BYTES / 4];
+  enum Bits { trained, positive, negative, gone, low, high, kept, bit_kinds };
+  HWY_ALIGN uint8_t bits[bit_kinds][kChunk + 8];
+};
+
 struct Totals {
   V loss, kl, kl_positive, kl_negative, kl_dropped, abs_log_ratio, ratio, ratio_squared;
   V coefficient, coefficient_squared, penalty, weight, ref_kl, teacher_kl;
@@ -237,8 +73,8 @@ HWY_INLINE void add(V& total, M mask, V value) {
 
 // One vector of tokens, of which `rest` are left.
 template <bool kMetrics, int kShape, bool kWhole>
-HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const SequenceNumbers& seq,
-                           size_t i, size_t rest, Totals& t, M& finite, uint16_t* bins) {
+HWY_INLINE void run_vector(const TokenPlan& plan, const TokenInputs& in, const SequenceNumbers& seq,
+                           size_t i, size_t rest, Totals& t, M& finite, Chunk& chunk, size_t at) {
   constexpr bool kSimple = kShape != kGeneral;
   const SurrogateKind kind = kSimple ? static_cast<SurrogateKind>(kShape) : plan.kind;
   const D d;
@@ -331,8 +167,8 @@ HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const Sequen
       const V num = stream(gate.num), den = stream(gate.den);
       const V gx =
           hn::Clamp(hn::Sub(num, den), constant(-gate.log_clamp), constant(gate.log_clamp));
-      const bool needs_exp = gate.quantity == Quantity::ratio || gate.quantity == Quantity::k3;
-      value = quantity_of(gate.quantity, num, den, gx, needs_exp ? exp_of(gx) : one);
+      const V gr = gate.shares_ratio ? r : gate.needs_exp ? exp_of(gx) : one;
+      value = quantity_of(gate.quantity, num, den, gx, gr);
       sanity = hn::Add(sanity, hn::Add(num, den));
     }
     M gate_low, gate_high;
@@ -498,18 +334,19 @@ HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const Sequen
   if constexpr (!kMetrics) return;
   const M positive = hn::Gt(A_raw, zero), negative = hn::Lt(A_raw, zero);
   const M gone = hn::Or(dropped, zero_weight);
-  count(t.tokens, m);
-  count(t.positive, positive);
-  count(t.negative, negative);
-  count(t.dropped, gone);
-  count(t.dropped_low, low);
-  count(t.dropped_high, high);
-  count(t.dropped_positive, hn::And(gone, positive));
-  count(t.dropped_negative, hn::And(gone, negative));
-  count(t.kept, kept);
-  const V capped = hn::Min(coefficient, constant(kSumCap));
-  add(t.coefficient, capped);
-  t.coefficient_squared = hn::MulAdd(capped, capped, t.coefficient_squared);
+  // Where the coefficient is the ratio itself, the metrics' loop takes it from there.
+  constexpr bool kRatioIsCoefficient = kShape == static_cast<int>(SurrogateKind::ratio);
+  const size_t byte = at / hn::Lanes(d) * ((hn::Lanes(d) + 7) / 8);
+  hn::StoreMaskBits(d, m, chunk.bits[Chunk::trained] + byte);
+  hn::StoreMaskBits(d, positive, chunk.bits[Chunk::positive] + byte);
+  hn::StoreMaskBits(d, negative, chunk.bits[Chunk::negative] + byte);
+  hn::StoreMaskBits(d, gone, chunk.bits[Chunk::gone] + byte);
+  hn::StoreMaskBits(d, low, chunk.bits[Chunk::low] + byte);
+  hn::StoreMaskBits(d, high, chunk.bits[Chunk::high] + byte);
+  hn::StoreMaskBits(d, kept, chunk.bits[Chunk::kept] + byte);
+  if (!kRatioIsCoefficient || !plan.is_mismatch_ratio) {
+    hn::Store(coefficient, d, chunk.coefficient + at);
+  }
   if (!kSimple && plan.penalty_count > 0) add(t.penalty, penalty);
   if (!kSimple && in.weights != nullptr) {
     count(t.weight_zero, zero_weight);
@@ -522,25 +359,8 @@ HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const Sequen
       mx = hn::Sub(pi, stream(kRollout));
       mr = exp_of(mx);
     }
-    const V kl = k3_of(mx, mr);
-    add(t.kl, kl);  // masked lanes hold x = 0
-    add(t.kl_positive, positive, kl);
-    add(t.kl_negative, negative, kl);
-    add(t.kl_dropped, gone, kl);
-    add(t.abs_log_ratio, hn::Abs(mx));
-    const V mr_capped = hn::Min(mr, constant(kSumCap));  // masked lanes hold 1, subtracted later
-    add(t.ratio, mr_capped);
-    t.ratio_squared = hn::MulAdd(mr_capped, mr_capped, t.ratio_squared);
-    t.x_min = hn::IfThenElse(m, hn::Min(t.x_min, mx), t.x_min);
-    t.x_max = hn::IfThenElse(m, hn::Max(t.x_max, mx), t.x_max);
-    // Masked lanes hold ratio 1 and are counted with the rest; run_tokens takes them out again.
-    const V lowest = constant(0x1p-12f);  // what NaN of an unread stream falls to, too
-    const V limited =
-        hn::IfThenElse(hn::Ge(mr, lowest), hn::Min(mr, constant(0x1.ffffp11f)), lowest);
-    const hn::Rebind<uint16_t, D> du16;
-    const auto bin =
-        hn::Sub(hn::ShiftRight<18>(hn::BitCast(di32, limited)), hn::Set(di32, kFirstBin));
-    hn::StoreU(hn::DemoteTo(du16, bin), du16, bins);
+    hn::Store(mx, d, chunk.x + at);
+    hn::Store(mr, d, chunk.ratio + at);
   }
   if (plan.has_clip) {
     const M clip_low = hn::And(m, hn::Lt(r, constant(plan.clip_low)));
@@ -560,6 +380,71 @@ HWY_INLINE void run_vector(const Plan& plan, const TokenInputs& in, const Sequen
   }
 }
 
+// The sums over a chunk that a run of run_vector left, `vectors` of them.
+HWY_INLINE void add_chunk(const TokenPlan& plan, bool ratio_is_coefficient, Chunk& chunk,
+                          size_t vectors, Totals& t) {
+  const D d;
+  const hn::Rebind<int32_t, D> di32;
+  const hn::Rebind<uint16_t, D> du16;
+  const size_t lanes = hn::Lanes(d), stride = (lanes + 7) / 8;
+  const bool from_ratio = ratio_is_coefficient && plan.is_mismatch_ratio;
+  for (size_t v = 0; v < vectors && !from_ratio; ++v) {
+    const V coefficient = hn::Min(hn::Load(d, chunk.coefficient + v * lanes), constant(kSumCap));
+    add(t.coefficient, coefficient);
+    t.coefficient_squared = hn::MulAdd(coefficient, coefficient, t.coefficient_squared);
+  }
+  for (size_t v = 0; v < vectors && plan.has_rollout; ++v) {
+    auto bits = [&](Chunk::Bits kind)
+                    HWY_ATTR { return hn::LoadMaskBits(d, chunk.bits[kind] + v * stride); };
+    const V x = hn::Load(d, chunk.x + v * lanes), r = hn::Load(d, chunk.ratio + v * lanes);
+    const V kl = k3_of(x, r);
+    add(t.kl, kl);  // masked lanes hold x = 0
+    add(t.kl_positive, bits(Chunk::positive), kl);
+    add(t.kl_negative, bits(Chunk::negative), kl);
+    add(t.kl_dropped, bits(Chunk::gone), kl);
+    add(t.abs_log_ratio, hn::Abs(x));
+    const V capped = hn::Min(r, constant(kSumCap));  // masked lanes hold 1, subtracted later
+    add(t.ratio, capped);
+    t.ratio_squared = hn::MulAdd(capped, capped, t.ratio_squared);
+    if (from_ratio) {
+      const V coefficient = hn::IfThenElseZero(bits(Chunk::kept), capped);
+      add(t.coefficient, coefficient);
+      t.coefficient_squared = hn::MulAdd(coefficient, coefficient, t.coefficient_squared);
+    }
+    const M m = bits(Chunk::trained);
+    t.x_min = hn::IfThenElse(m, hn::Min(t.x_min, x), t.x_min);
+    t.x_max = hn::IfThenElse(m, hn::Max(t.x_max, x), t.x_max);
+    // Masked lanes are counted at ratio 1 with the rest; run_tokens takes them out again.
+    const V lowest = constant(0x1p-12f);  // what NaN of an unread stream falls to, too
+    const V limited = hn::IfThenElse(hn::Ge(r, lowest), hn::Min(r, constant(0x1.ffffp11f)), lowest);
+    const auto bin =
+        hn::Sub(hn::ShiftRight<18>(hn::BitCast(di32, limited)), hn::Set(di32, kFirstBin));
+    hn::StoreU(hn::DemoteTo(du16, bin), du16, chunk.bins + v * lanes);
+  }
+  // Counts are bits: eight bytes at a time. Bits beyond the last vector are cleared first.
+  const size_t bytes = vectors * stride, padded = (bytes + 7) / 8 * 8;
+  for (auto& row : chunk.bits) std::memset(row + bytes, 0, padded - bytes);
+  auto word = [&](Chunk::Bits kind, size_t at) {
+    uint64_t out;
+    std::memcpy(&out, chunk.bits[kind] + at, sizeof out);
+    return out;
+  };
+  for (size_t at = 0; at < padded; at += 8) {
+    const uint64_t gone = word(Chunk::gone, at);
+    const uint64_t positive = word(Chunk::positive, at), negative = word(Chunk::negative, at);
+    auto ones = [](uint64_t w) { return static_cast<uint64_t>(std::popcount(w)); };
+    t.tokens += ones(word(Chunk::trained, at));
+    t.positive += ones(positive);
+    t.negative += ones(negative);
+    t.dropped += ones(gone);
+    t.dropped_low += ones(word(Chunk::low, at));
+    t.dropped_high += ones(word(Chunk::high, at));
+    t.dropped_positive += ones(gone & positive);
+    t.dropped_negative += ones(gone & negative);
+    t.kept += ones(word(Chunk::kept, at));
+  }
+}
+
 // Four histograms in turn; the bins come from memory, so that the loop is loads and stores only.
 HWY_INLINE void count_bins(const uint16_t* bins, size_t n, KernelHistogram& histogram) {
   size_t k = 0;
@@ -575,7 +460,7 @@ HWY_INLINE void count_bins(const uint16_t* bins, size_t n, KernelHistogram& hist
 double sum_lanes(V value) { return hn::GetLane(hn::SumOfLanes(D(), value)); }
 
 template <bool kMetrics, int kShape>
-void run_tokens(const Plan& planned, const TokenInputs& inputs, const SequenceNumbers& seq,
+void run_tokens(const TokenPlan& planned, const TokenInputs& inputs, const SequenceNumbers& seq,
                 size_t n, KernelSums& sums, KernelHistogram* histogram) {
   const D d;
   const size_t lanes = hn::Lanes(d);
@@ -591,21 +476,22 @@ void run_tokens(const Plan& planned, const TokenInputs& inputs, const SequenceNu
   t.weight_max = hn::Neg(hn::Inf(d));
   M finite = hn::Eq(zero, zero);
   // Local copies: no store through a pointer can change them.
-  const Plan plan = planned;
+  const TokenPlan plan = planned;
   const TokenInputs in = inputs;
-  uint16_t bins[kBinBuffer + HWY_MAX_BYTES / sizeof(float)];
-  for (size_t begin = 0; begin < n; begin += kBinBuffer) {
-    const size_t end = std::min(n, begin + kBinBuffer);
+  Chunk chunk;
+  for (size_t begin = 0; begin < n; begin += kChunk) {
+    const size_t end = std::min(n, begin + kChunk);
     size_t i = begin;
     for (; i + lanes <= end; i += lanes) {
-      run_vector<kMetrics, kShape, true>(plan, in, seq, i, lanes, t, finite, bins + (i - begin));
+      run_vector<kMetrics, kShape, true>(plan, in, seq, i, lanes, t, finite, chunk, i - begin);
     }
     if (i < end) {
-      run_vector<kMetrics, kShape, false>(plan, in, seq, i, end - i, t, finite, bins + (i - begin));
-      i = end;
+      run_vector<kMetrics, kShape, false>(plan, in, seq, i, end - i, t, finite, chunk, i - begin);
     }
     if constexpr (kMetrics) {
-      if (plan.has_rollout) count_bins(bins, i - begin, *histogram);
+      add_chunk(plan, kShape == static_cast<int>(SurrogateKind::ratio), chunk,
+                (end - begin + lanes - 1) / lanes, t);
+      if (plan.has_rollout) count_bins(chunk.bins, end - begin, *histogram);
     }
   }
   sums.loss += static_cast<double>(seq.scale) * sum_lanes(t.loss);
@@ -667,7 +553,7 @@ void run_tokens(const Plan& planned, const TokenInputs& inputs, const SequenceNu
 
 // Plain specs have a loop of their own per surrogate.
 template <bool kMetrics>
-void run_shape(const Plan& plan, const TokenInputs& in, const SequenceNumbers& seq, size_t n,
+void run_shape(const TokenPlan& plan, const TokenInputs& in, const SequenceNumbers& seq, size_t n,
                KernelSums& sums, KernelHistogram* histogram) {
   auto run = [&](auto shape) {
     run_tokens<kMetrics, decltype(shape)::value>(plan, in, seq, n, sums, histogram);
@@ -684,7 +570,7 @@ void run_shape(const Plan& plan, const TokenInputs& in, const SequenceNumbers& s
 
 void token_kernel(const LossSpec& spec, const TokenInputs& in, const SequenceNumbers& seq, size_t n,
                   KernelSums& sums, KernelHistogram* histogram) {
-  const Plan plan(spec, in);
+  const TokenPlan plan(spec, in);
   if (histogram != nullptr) {
     run_shape<true>(plan, in, seq, n, sums, histogram);
   } else {
