@@ -205,6 +205,7 @@ struct Weight {
   Bounds clamp;
   Bounds keep;
   double log_clamp = kInfinity;         // on the log ratio at its level, before exp
+  double token_log_clamp = kInfinity;   // on each token's log ratio, before the level
   Positions over = Positions::trained;  // positions of the sequence statistic
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "core/quantities.h"
 #include "core/spec_text.h"
@@ -21,8 +22,18 @@ void apply_weight(const Weight& w, const SequenceView<T>& seq, SequenceEffect<T>
   if (w.level == Level::token) {
     return token_weights(w, num, den, seq.mask, effect.weights);
   }
-  const auto [sum, count] =
-      log_ratio_sum(num, den, w.over == Positions::all ? std::span<const uint8_t>() : seq.mask);
+  const auto mask = w.over == Positions::all ? std::span<const uint8_t>() : seq.mask;
+  double sum = 0.0, count = 0.0;
+  if (w.token_log_clamp == kInfinity) {
+    std::tie(sum, count) = log_ratio_sum(num, den, mask);
+  } else {
+    for (size_t t = 0; t < num.size(); ++t) {
+      if (!mask.empty() && !mask[t]) continue;
+      const double x = static_cast<double>(num[t]) - static_cast<double>(den[t]);
+      sum += std::min(std::max(x, -w.token_log_clamp), w.token_log_clamp);
+      count += 1.0;
+    }
+  }
   if (count == 0.0) return;
   const double x = w.level == Level::geometric ? sum / count : sum;
   const double raw = std::exp(std::min(std::max(x, -w.log_clamp), w.log_clamp));

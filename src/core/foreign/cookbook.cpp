@@ -12,7 +12,8 @@ Weight capped(ForeignSettings& s, const char* cap_key, const char* level_key, do
   if (level != "token" && level != "sequence") s.refuse(level_key, "must be token or sequence");
   return {.level = level == "sequence" ? Level::geometric : Level::token,
           .clamp = {0.0, s.number(cap_key, 5.0)},
-          .log_clamp = log_clamp};
+          .log_clamp = log_clamp,
+          .token_log_clamp = log_clamp};  // the source clamps before it averages
 }
 
 Surrogate clipped(ForeignSettings& s, const char* low, const char* high, double eps_low,

@@ -203,11 +203,11 @@ void cookbook_pr169_metrics(const Context& c, std::string_view loss,
     if (key == "tis_cap") cap = std::stod(value);
     if (key == "tis_level") geometric = value == "sequence";
   }
-  const Values log_means =
-      c.sequence_means([&](size_t i) { return b.prox[i] - b.rollout[i]; }, everywhere);
+  const Values log_means = c.sequence_means(
+      [&](size_t i) { return std::clamp(b.prox[i] - b.rollout[i], -20.0, 20.0); }, everywhere);
   Values seq_ratio, capped_sequences;
   for (double x : log_means) {
-    seq_ratio.push_back(std::exp(std::clamp(x, -20.0, 20.0)));
+    seq_ratio.push_back(std::exp(x));
     capped_sequences.push_back(above(seq_ratio.back(), cap) ? 1.0 : 0.0);
   }
   if (geometric) {
