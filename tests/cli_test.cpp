@@ -234,13 +234,16 @@ TEST(LossEval, LooksAtTheLossTableOfAConfigAlone) {
   EXPECT_EQ(result.out, eval("ppo", kBatch).out);
 }
 
-TEST(LossEval, TakesIcepopWhereAConfigNamesNoPreset) {
+TEST(LossEval, TakesIcepopWhereALossTableNamesNoPreset) {
   const TempFolder folder;
   const std::string batch = folder.write("batch.json", kBatch);
-  const std::string config = folder.write("run.toml", "");
+  const std::string config = folder.write("run.toml", "[trainer.loss]\n");
   const RunResult result = run_program({"loss", "eval", "--config", config, "--batch", batch});
   expect_quiet_success(result);
-  EXPECT_EQ(result.out, eval("icepop", kBatch).out);
+  EXPECT_TRUE(result.out == eval("icepop", kBatch).out) << result.out;
+  const std::string none = folder.write("none.toml", "[trainer]\n");
+  expect_mistake(run_program({"loss", "eval", "--config", none, "--batch", batch}),
+                 {none, "[trainer.loss]"});
 }
 
 TEST(LossEval, LetsSetFollowAConfig) {

@@ -413,6 +413,15 @@ TEST(NotFinite, NamesTheTokenWhoseRatioOverflows) {
   expect_mistake(result, {"/dev/stdin", "sequence 0, position 1", "ratio", "log_clamp"});
 }
 
+// Finite inputs, a finite loss of every token, and a sum or a shared gradient that is not.
+TEST(NotFinite, IsRefusedWhereOnlyTheSumOverflows) {
+  const std::string huge =
+      one(R"("pi": [-1, -1], "rollout": [-1, -1], "prox": [-1, -1], "advantages": 1.5e308)");
+  expect_mistake(eval("is", huge, {"reduction=sum"}), {"/dev/stdin", "finite"});
+  expect_mistake(eval("gspo", huge, {"reduction=sum", "gradient=through_mean"}),
+                 {"/dev/stdin", "finite"});
+}
+
 TEST(Weights, OfZeroTakeATokenOutOfMaskAndDenominator) {
   for (const std::string& preset : native_and_composed()) {
     for (const auto& sets : settings_for(preset)) {

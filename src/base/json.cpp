@@ -25,7 +25,16 @@ std::string json_error_text(int code) {
   return rapidjson::GetParseError_En(static_cast<rapidjson::ParseErrorCode>(code));
 }
 
+void refuse_nul(const std::string& name, std::string_view text) {
+  // RapidJSON takes a NUL byte for the end of the text.
+  const size_t at = text.find('\0');
+  if (at != std::string_view::npos) {
+    throw Error(fmt::format("{} {}: a NUL byte", name, place_in(text, at)));
+  }
+}
+
 rapidjson::Document parse_json(const std::string& name, std::string_view text) {
+  refuse_nul(name, text);
   rapidjson::Document document;
   // Iterative: the depth of a hostile file must not be the depth of our stack.
   constexpr unsigned kFlags = rapidjson::kParseNanAndInfFlag | rapidjson::kParseFullPrecisionFlag |

@@ -14,6 +14,9 @@ std::string place_in(std::string_view text, size_t offset);
 // Parses a whole document. Throws Error "NAME line L, column C: what is wrong".
 rapidjson::Document parse_json(const std::string& name, std::string_view text);
 
+// Throws Error if the text holds a NUL byte: no JSON does.
+void refuse_nul(const std::string& name, std::string_view text);
+
 // What RapidJSON says of a parse error, in words.
 std::string json_error_text(int code);
 

@@ -17,8 +17,11 @@ void add_config(CLI::App& app, Program& program) {
   };
   auto options = std::make_shared<Options>();
   command->add_option("config", options->file, "A TOML file");
-  command->add_option("--set", options->sets, "trainer.loss.key=value; may be repeated, the last of a key counts")
-      ->type_name("KEY=VALUE");
+  command
+      ->add_option("--set", options->sets,
+                   "trainer.loss.key=value; may be repeated, the last of a key counts")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
   command->add_flag("--json", options->json, "Print JSON");
   command->add_flag("--example", options->example, "Print the built-in configuration instead");
   command->callback([&program, options] {

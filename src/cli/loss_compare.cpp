@@ -31,8 +31,12 @@ PresetRequest parse_request(const std::string& text) {
       part += c;
       continue;
     }
+    if (part.find('=') == std::string::npos || part.front() == '=') {
+      throw Error(fmt::format("--preset {}: write the settings as key=value,key=value", text));
+    }
     Setting setting = parse_assignment(part);
     setting.where = fmt::format("--preset {}: ", request.preset);
+    refuse_second_preset({setting});
     request.settings.push_back(std::move(setting));
     part.clear();
   }
@@ -79,7 +83,11 @@ std::string compare_json(const std::string& batch_name, const Comparison& c) {
   for (const std::string& band : c.bands) json.value(band);
   json.end_array();
   list("band_tokens", c.band_tokens);
-  json.key("band_stream").value(c.band_stream).key("uncorrected").value(c.uncorrected).key("target_masked");
+  json.key("band_stream")
+      .value(c.band_stream)
+      .key("uncorrected")
+      .value(c.uncorrected)
+      .key("target_masked");
   if (c.target_masked) {
     json.value(*c.target_masked);
   } else {
@@ -124,7 +132,8 @@ std::string compare_text(const std::string& batch_name, const Comparison& c) {
   for (const auto& [name, value] : c.mismatch) {
     if (name == "mismatch_kl" || name == "ratio_p99" || name == "ratio_max" ||
         name == "effective_sample_size") {
-      mismatch += fmt::format("{}{} {:.4g}", mismatch.empty() ? "" : ", ", name, value);
+      mismatch += fmt::format("{}{} {}", mismatch.empty() ? "" : ", ", name,
+                              std::isnan(value) ? "-" : fmt::format("{:.4g}", value));
     }
   }
   out += mismatch + "\n\n";
@@ -176,7 +185,8 @@ void add_loss_compare(CLI::App& loss, Program& program) {
   auto* command =
       loss.add_subcommand("compare", "What each correction does to your batch, side by side");
   struct Options {
-    std::string batch, target, html;
+    std::string batch, html;
+    std::optional<std::string> target;
     std::vector<std::string> presets;
     bool json = false;
   };
@@ -187,14 +197,15 @@ void add_loss_compare(CLI::App& loss, Program& program) {
       ->add_option("--preset", options->presets,
                    "A preset, with settings if need be: grpo:anchor=rollout,eps_high=0.28; may be "
                    "repeated. Default: every native one")
-      ->type_name("PRESET[:KEY=VALUE,..]");
+      ->type_name("PRESET[:KEY=VALUE,..]")
+      ->allow_extra_args(false);
   command->add_option("--target-masked", options->target,
                       "Also find, for each preset, the threshold that masks this share (0.5%)");
   command->add_flag("--json", options->json, "Print JSON");
   command->add_option("--html", options->html, "Also write a page with charts: one file, offline");
   command->callback([&program, options] {
     std::optional<double> target;
-    if (!options->target.empty()) target = parse_share(options->target);
+    if (options->target) target = parse_share(*options->target);
     std::string name = options->batch;
     Batch batch;
     if (name.empty()) {

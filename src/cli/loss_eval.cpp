@@ -52,7 +52,10 @@ void add_loss_eval(CLI::App& loss, Program& program) {
       ->excludes(preset);
   command->add_option("--batch", options->batch, "A batch as JSON; see docs/formats.md")
       ->required();
-  command->add_option("--set", options->sets, "key=value; may be repeated, the last of a key counts")->type_name("KEY=VALUE");
+  command
+      ->add_option("--set", options->sets, "key=value; may be repeated, the last of a key counts")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
   command->callback([&program, options] {
     LossSpec spec;
     if (!options->config.empty()) {

@@ -30,7 +30,8 @@ std::string explain_text(const LossSpec& spec, const Explanation& e) {
   if (!spec.inert.empty()) section("inert", {fmt::format("{}", fmt::join(spec.inert, ", "))});
   const bool native = spec.preset.find('/') == std::string::npos;  // others have their source's
   for (const MetricInfo& metric : metric_table()) {
-    if (native && metric.applies(spec, true, spec.reads(Stream::ref), spec.reads(Stream::teacher))) {
+    if (native &&
+        metric.applies(spec, true, spec.reads(Stream::ref), spec.reads(Stream::teacher))) {
       metrics.push_back(fmt::format("{:<30} {}", metric.name, metric.definition));
     }
   }
@@ -72,7 +73,10 @@ void add_loss_explain(CLI::App& loss, Program& program) {
   };
   auto options = std::make_shared<Options>();
   command->add_option("preset", options->preset, "e.g. icepop, grpo+tis, verl/vanilla")->required();
-  command->add_option("--set", options->sets, "key=value; may be repeated, the last of a key counts")->type_name("KEY=VALUE");
+  command
+      ->add_option("--set", options->sets, "key=value; may be repeated, the last of a key counts")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([&program, options] {
     Settings settings;

@@ -19,7 +19,11 @@ void print(std::string_view text) {
 
 void warn(std::string_view text) { say(fmt::format("leeway: warning: {}", text)); }
 
-void say(std::string_view text) { fmt::print(stderr, "{}\n", text); }
+void say(std::string_view text) {
+  // A stderr that cannot be written must not change what the program does.
+  const std::string line = std::string(text) + "\n";
+  (void)std::fwrite(line.data(), 1, line.size(), stderr);
+}
 
 std::string format_table(const std::vector<std::string>& header,
                          const std::vector<std::vector<std::string>>& rows) {
@@ -58,7 +62,7 @@ Progress::Progress(std::string what, std::string unit)
       last_(start_) {}
 
 Progress::~Progress() {
-  if (drawn_ && ::isatty(STDERR_FILENO)) fmt::print(stderr, "\r\033[K");
+  if (drawn_ && ::isatty(STDERR_FILENO)) std::fputs("\r\033[K", stderr);
 }
 
 void Progress::update(size_t done, size_t total) {
@@ -72,8 +76,10 @@ void Progress::update(size_t done, size_t total) {
   drawn_ = true;
   const double rate = static_cast<double>(done) / elapsed;
   const double left = static_cast<double>(total - done) / rate;
-  fmt::print(stderr, "{}{}: {}/{} {}, {:.1f}/s, {:.0f} s left{}", terminal ? "\r\033[K" : "", what_,
-             done, total, unit_, rate, left, terminal ? "" : "\n");
+  const std::string line =
+      fmt::format("{}{}: {}/{} {}, {:.1f}/s, {:.0f} s left{}", terminal ? "\r\033[K" : "", what_,
+                  done, total, unit_, rate, left, terminal ? "" : "\n");
+  (void)std::fwrite(line.data(), 1, line.size(), stderr);
   std::fflush(stderr);
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "base/json.h"
 #include "leeway/error.h"
 
 namespace leeway {
@@ -23,15 +24,27 @@ Value value_of(const toml::node& node, const std::string& where) {
 
 std::string toml_text(const Value& value) {
   if (const auto* text = std::get_if<std::string>(&value)) {
-    return fmt::format("\"{}\"", *text);
+    JsonWriter quoted;  // TOML's basic strings escape as JSON's do
+    quoted.value(*text);
+    return quoted.text();
   }
-  return value_text(value);
+  const std::string plain = value_text(value);
+  return plain == "infinity" ? "inf" : plain == "-infinity" ? "-inf" : plain;
+}
+
+// A TOML node in few words, for messages.
+std::string node_text(const toml::node& node) {
+  if (node.is_table()) return "a table";
+  if (node.is_array()) return "a list";
+  if (!node.is_value() || node.is_date() || node.is_time() || node.is_date_time()) return "a date";
+  return toml_text(value_of(node, ""));
 }
 
 [[noreturn]] void refuse_unknown(const std::string& where, const std::string& path,
-                                 const std::string& key, const std::vector<std::string>& known) {
+                                 const std::string& key, const std::string& value,
+                                 const std::vector<std::string>& known) {
   const std::string near = nearest_name(key, known);
-  throw Error(fmt::format("{}: {}{}: unknown {}; {}", where, path, key,
+  throw Error(fmt::format("{}: {}{} = {}: unknown {}; {}", where, path, key, value,
                           path.empty() ? "table or key" : "key",
                           near.empty() ? fmt::format("known here: {}", fmt::join(known, ", "))
                                        : fmt::format("did you mean {}{}?", path, near)));
@@ -47,19 +60,22 @@ const toml::table* find_loss_table(const toml::table& root, const std::string& n
   for (const auto& [key, node] : root) {
     if (key.str() != "trainer") {
       if (scope == ConfigScope::whole) {
-        refuse_unknown(line(key), "", std::string(key.str()), {"trainer"});
+        refuse_unknown(line(key), "", std::string(key.str()), node_text(node), {"trainer"});
       }
       continue;
     }
-    if (!node.is_table()) throw Error(fmt::format("{}: trainer must be a table", line(key)));
+    if (!node.is_table())
+      throw Error(fmt::format("{}: trainer = {}: must be a table", line(key), node_text(node)));
     for (const auto& [inner, child] : *node.as_table()) {
       if (inner.str() == "loss") {
         if (!child.is_table()) {
-          throw Error(fmt::format("{}: trainer.loss must be a table", line(inner)));
+          throw Error(
+              fmt::format("{}: trainer.loss = {}: must be a table", line(inner), node_text(child)));
         }
         loss = child.as_table();
       } else if (scope == ConfigScope::whole) {
-        refuse_unknown(line(inner), "trainer.", std::string(inner.str()), {"loss"});
+        refuse_unknown(line(inner), "trainer.", std::string(inner.str()), node_text(child),
+                       {"loss"});
       }
     }
   }
@@ -142,7 +158,9 @@ Config parse_config(const Catalog& catalog, const std::string& name, std::string
       setting.key.erase(0, kPrefix.size());
       setting.where = "--set trainer.loss.";
     } else if (scope == ConfigScope::whole) {
-      refuse_unknown("--set", "", setting.key, {"trainer.loss." + setting.key});
+      const std::string tail = setting.key.substr(setting.key.rfind('.') + 1);
+      throw Error(fmt::format("--set {} = {}: unknown key; write the whole path: trainer.loss.{}",
+                              setting.key, value_text(setting.value), tail));
     }
     config.loss.push_back(std::move(setting));
   }

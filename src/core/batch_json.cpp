@@ -257,6 +257,7 @@ class Handler {
 }  // namespace
 
 LoadedBatch parse_batch(const std::string& name, std::string_view text) {
+  refuse_nul(name, text);
   Handler handler;
   rapidjson::Reader reader;
   rapidjson::MemoryStream memory(text.data(), text.size());

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "core/gates.h"
 #include "core/participation.h"
@@ -49,7 +50,7 @@ bool was_bounded(const LossSpec& spec, const BatchView<double>& batch, const Tok
 double rounded_away(double x, double direction) {
   double out = x;
   for (int k = 1; direction * (out - x) <= 0.0 && k < 64; ++k) {
-    out = std::stod(fmt::format("{:.6g}", x * (1.0 + direction * 1e-6 * k)));
+    out = std::strtod(fmt::format("{:.6g}", x * (1.0 + direction * 1e-6 * k)).c_str(), nullptr);
   }
   return out;
 }

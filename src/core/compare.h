@@ -39,7 +39,7 @@ struct Comparison {
   double tokens = 0.0, sequences = 0.0, positive_share = 0.0, negative_share = 0.0;
   Metrics mismatch;
   std::vector<double> ratio_edges, ratio_counts;  // log-spaced histogram of pi/rollout
-  std::string band_stream;         // whose probability of the token the bands are of
+  std::string band_stream;                        // whose probability of the token the bands are of
   std::vector<std::string> bands;
   std::vector<double> band_tokens;
   std::string uncorrected = "reinforce";

@@ -172,7 +172,8 @@ class Comparison {
       ++result_.compared_numbers;
       const bool both_nan = std::isnan(got[i]) && std::isnan(expected[i]);
       const double allowed = 1e-9 + relative_ * std::abs(expected[i]);
-      if (both_nan || std::abs(got[i] - expected[i]) <= allowed) continue;
+      if (both_nan || got[i] == expected[i]) continue;
+      if (std::isfinite(expected[i]) && std::abs(got[i] - expected[i]) <= allowed) continue;
       const std::string index = got.size() > 1 ? fmt::format("[{}]", i) : "";
       differ(fmt::format("{}{} is {:.10g}, expected {:.10g}", what, index, got[i], expected[i]));
     }

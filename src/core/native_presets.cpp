@@ -69,29 +69,36 @@ Bounds interval(const KeyValues& v, const char* low, const char* high) {
 Bounds either_convention(const KeyValues& v, const std::string& prefix) {
   const std::string low = prefix + "ratio_low", high = prefix + "ratio_high";
   const std::string eps_lo = prefix + "eps_low", eps_hi = prefix + "eps_high";
-  const bool any_eps = v.given(eps_lo) || v.given(eps_hi);
-  if (!any_eps) return interval(v, low.c_str(), high.c_str());
-  const std::string& given_eps = v.given(eps_lo) ? eps_lo : eps_hi;
-  if (v.given(low) || v.given(high)) {
+  auto on = [&](const std::string& key) { return v.given(key) && v.number_or_off(key); };
+  if (!on(eps_lo) && !on(eps_hi)) {
+    for (const std::string& key : {low, high}) {
+      if (!v.number_or_off(key)) {
+        v.refuse(key, fmt::format("needs {} and {} in its place", eps_lo, eps_hi));
+      }
+    }
+    return interval(v, low.c_str(), high.c_str());
+  }
+  const std::string& given_eps = on(eps_lo) ? eps_lo : eps_hi;
+  if (on(low) || on(high)) {
     v.refuse(
-        v.given(low) ? low : high,
+        on(low) ? low : high,
         fmt::format("absolute bounds cannot be mixed with {}, a distance from one", given_eps));
   }
-  if (!v.given(eps_lo) || !v.given(eps_hi) || !v.number_or_off(eps_lo) ||
-      !v.number_or_off(eps_hi)) {
+  if (!on(eps_lo) || !on(eps_hi)) {
     v.refuse(given_eps, fmt::format("{} and {} come together: give both", eps_lo, eps_hi));
   }
   return {1.0 - *v.number_or_off(eps_lo), 1.0 + *v.number_or_off(eps_hi)};
 }
 
 std::vector<KeyInfo> either_convention_keys(const std::string& prefix, const std::string& high) {
-  return {
-      number(prefix + "ratio_low", "0", "absolute lower bound of the ratio"),
-      number(prefix + "ratio_high", high, "absolute upper bound of the ratio", kNonNegative, true),
-      number_or_off(prefix + "eps_low", "off", "lower bound as a distance from one", {0.0, 1.0},
-                    false),
-      number_or_off(prefix + "eps_high", "off", "upper bound as a distance from one", kNonNegative,
-                    false)};
+  return {number_or_off(prefix + "ratio_low", "0", "absolute lower bound of the ratio",
+                        kNonNegative, false),
+          number_or_off(prefix + "ratio_high", high, "absolute upper bound of the ratio",
+                        kNonNegative, true),
+          number_or_off(prefix + "eps_low", "off", "lower bound as a distance from one", {0.0, 1.0},
+                        false),
+          number_or_off(prefix + "eps_high", "off", "upper bound as a distance from one",
+                        kNonNegative, false)};
 }
 
 LossSpec importance_sampled() {
@@ -144,6 +151,9 @@ LossSpec build_ipo_kl(const KeyValues& v) {
 }
 
 LossSpec build_dppo(const KeyValues& v, SignRule sign) {
+  if (v.number("dppo_diff_low") >= 1 && v.number("dppo_diff_high") >= 1) {
+    v.refuse("dppo_diff_low", "inert: no two probabilities differ by more than 1");
+  }
   return gated({.quantity = Quantity::difference,
                 .pair = kPiRollout,
                 .keep = {-v.number("dppo_diff_low"), v.number("dppo_diff_high")},

@@ -65,7 +65,8 @@ KeyValues::Entry parse_entry(const KeyInfo& key, const Setting& setting) {
   const bool may_be_infinite = key.name.ends_with("_ratio_high") || key.name == "ratio_high" ||
                                key.name.ends_with("eps_high") || key.name == "tis_cap";
   if (std::isnan(*number) || (std::isinf(*number) && !may_be_infinite)) {
-    refuse_setting(setting, "must be a finite number");
+    refuse_setting(setting, std::isnan(*number) ? "must be a number"
+                                                : "infinity would make it inert: must be finite");
   }
   const bool too_low = key.open_low ? *number <= key.range.low : *number < key.range.low;
   if (too_low || *number > key.range.high) {
@@ -94,7 +95,10 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::string nearest_name(std::string_view word, const std::vector<std::string>& names) {
   std::string best;
-  size_t best_distance = word.size() <= 3 ? 2 : std::max<size_t>(2, word.size() / 3) + 1;
+  // Short words are near to anything: two letters are never taken for a typo.
+  size_t best_distance = word.size() <= 2   ? 1
+                         : word.size() == 3 ? 2
+                                            : std::max<size_t>(2, word.size() / 3) + 1;
   for (const std::string& name : names) {
     const size_t distance = edit_distance(word.substr(0, 64), name);
     if (distance < best_distance) best_distance = distance, best = name;
@@ -297,8 +301,20 @@ LossSpec Catalog::make_spec(std::string_view preset, const Settings& settings) c
   spec.preset = std::string(preset);
   apply_common_keys(values, spec);
   for (const KeyValues::Entry& entry : values.entries) {
-    spec.settings.emplace_back(entry.info->name,
-                               entry.number ? number_text(*entry.number) : entry.text);
+    // An absolute bound that distances from one replace is off, so that what is printed means the
+    // same when it is read again.
+    std::string eps = entry.info->name;
+    const size_t at = eps.rfind("ratio_");
+    if (at != std::string::npos) eps.replace(at, 6, "eps_");
+    const bool replaced =
+        at != std::string::npos && std::any_of(values.entries.begin(), values.entries.end(),
+                                               [&](const KeyValues::Entry& other) {
+                                                 return other.info->name == eps && other.given &&
+                                                        other.number;
+                                               });
+    spec.settings.emplace_back(entry.info->name, replaced       ? "off"
+                                                 : entry.number ? number_text(*entry.number)
+                                                                : entry.text);
   }
   return spec;
 }

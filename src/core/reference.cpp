@@ -243,20 +243,23 @@ void Evaluation::run_sequence(int64_t s, double scale, LossResult& result) {
     } else {
       through_mean += c * by_ratio;
     }
-    if (!std::isfinite(result.grad[i]) || !std::isfinite(trace.policy + trace.penalty)) {
-      throw_overflow(s, static_cast<int64_t>(t), r);
-    }
+    if (!std::isfinite(trace.policy + trace.penalty)) throw_overflow(s, static_cast<int64_t>(t), r);
   }
 
   const PaddingTerm padding = padding_of(spec_, batch_, s, sequence_log_ratio, scale);
   result.loss += padding.loss;
   through_mean += padding.by_ratio;
-  if (spec_.ratio.level == Level::token || spec_.ratio.route == Route::straight_through) return;
-  if (spec_.ratio.level == Level::geometric) through_mean /= std::max(counted, 1.0);
+  if (spec_.ratio.level != Level::token && spec_.ratio.route == Route::through_mean) {
+    if (spec_.ratio.level == Level::geometric) through_mean /= std::max(counted, 1.0);
+    for (size_t t = 0; t < length; ++t) {
+      if (!in_statistic(spec_, batch_, seq, first, t)) continue;
+      const double slope = clipped_log_ratio(spec_, num[t], den[t], seq.advantages[t]).second;
+      result.grad[first + t] += through_mean * slope;
+    }
+  }
   for (size_t t = 0; t < length; ++t) {
-    if (!in_statistic(spec_, batch_, seq, first, t)) continue;
-    const double slope = clipped_log_ratio(spec_, num[t], den[t], seq.advantages[t]).second;
-    result.grad[first + t] += through_mean * slope;
+    const size_t i = first + t;
+    if (!std::isfinite(result.grad[i])) throw_overflow(s, static_cast<int64_t>(t), trace_[i].ratio);
   }
 }
 
@@ -268,6 +271,9 @@ LossResult Evaluation::run(double denominator, MetricSums* metrics) {
   for (int64_t s = 0; s < batch_.sequence_count(); ++s) {
     run_sequence(s, scales[static_cast<size_t>(s)], result);
     if (metrics != nullptr) add_metrics(s, *metrics);
+  }
+  if (!std::isfinite(result.loss)) {
+    throw Error("the loss is not finite although every token's is: scale the advantages");
   }
   return result;
 }

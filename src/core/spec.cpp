@@ -57,7 +57,7 @@ const char* name_of(PenaltyKind kind) {
 
 std::string number_text(double value) {
   if (std::isinf(value)) return value > 0 ? "infinity" : "-infinity";
-  return fmt::format("{:g}", value);
+  return fmt::format("{}", value);
 }
 
 std::string ratio_text(const Pair& pair, Level level) {

@@ -4,24 +4,13 @@
 
 #include "leeway/error.h"
 #include "report/embedded_files.h"
+#include "report/script_safe.h"
 
 namespace leeway {
 namespace {
 
 constexpr std::string_view kChartJsMark = "@leeway_chart_js@";
 constexpr std::string_view kDataMark = "@leeway_compare_json@";
-
-// Inside a script element HTML looks only for `</script` and `<!--`. JSON has `<` nowhere but in
-// strings, where \u003c means the same, so without any `<` nothing can end the element.
-void append_script_safe(std::string& page, std::string_view json) {
-  for (const char c : json) {
-    if (c == '<') {
-      page += "\\u003c";
-    } else {
-      page += c;
-    }
-  }
-}
 
 }  // namespace
 

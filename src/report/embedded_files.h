@@ -10,6 +10,7 @@ namespace leeway {
 std::string_view compare_page_template();
 
 // Chart.js, minified, with its licence banner.
+std::string_view trajectory_page_template();
 std::string_view chart_js();
 
 }  // namespace leeway

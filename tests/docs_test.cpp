@@ -1,0 +1,402 @@
+// The documentation does not lie: paths and links exist, make targets are there, commands run.
+
+#include <fnmatch.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <regex>
+#include <set>
+
+#include "run_program.h"
+
+namespace leeway {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kRoot = LEEWAY_SOURCE_DIR;
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t start = 0; start < text.size();) {
+    const size_t end = std::min(text.find('\n', start), text.size());
+    lines.push_back(text.substr(start, end - start));
+    start = end + 1;
+  }
+  return lines;
+}
+
+struct Span {
+  size_t line;
+  std::string text;
+};
+
+// What of a page can be checked.
+struct Page {
+  std::vector<Span> code;       // `in backticks`, outside fences
+  std::vector<Span> links;      // targets of [text](target), outside fences
+  std::vector<Span> shell;      // lines of sh fences, continued ones joined
+  std::set<std::string> slugs;  // anchors of its headings, as GitHub makes them
+};
+
+std::string slug_of(const std::string& heading) {
+  std::string slug;
+  for (const char c : heading) {
+    if (std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-') {
+      slug += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    } else if (c == ' ') {
+      slug += '-';
+    }
+  }
+  return slug;
+}
+
+Page parse_page(const std::string& text) {
+  static const std::regex kCode("`([^`]+)`"), kLink(R"(\]\(([^)\s]+)\))");
+  Page page;
+  std::string fence;  // the language, while inside one
+  bool inside = false, continued = false;
+  const std::vector<std::string> lines = lines_of(text);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    std::string line = lines[i];
+    const size_t indent = line.find_first_not_of(' ');
+    if (indent != std::string::npos && line.compare(indent, 3, "```") == 0) {
+      inside = !inside;
+      fence = line.substr(indent + 3);
+      continued = false;
+      continue;
+    }
+    if (inside) {
+      if (fence != "sh") continue;
+      if (indent != std::string::npos && !continued) line.erase(0, indent);
+      const bool goes_on = line.ends_with("\\");
+      if (goes_on) line.pop_back();
+      if (continued) {
+        page.shell.back().text += line;
+      } else {
+        page.shell.push_back({i + 1, line});
+      }
+      continued = goes_on;
+      continue;
+    }
+    if (line.starts_with("#")) {
+      page.slugs.insert(slug_of(line.substr(std::min(line.find_first_not_of("# "), line.size()))));
+    }
+    for (std::sregex_iterator it(line.begin(), line.end(), kCode), end; it != end; ++it) {
+      page.code.push_back({i + 1, (*it)[1]});
+    }
+    for (std::sregex_iterator it(line.begin(), line.end(), kLink), end; it != end; ++it) {
+      page.links.push_back({i + 1, (*it)[1]});
+    }
+  }
+  return page;
+}
+
+// F.json, YOURS.toml, PRESET, "..": the reader puts something there.
+bool is_placeholder(const std::string& word) {
+  static const std::regex kCapitals(R"([A-Z][A-Z0-9_]*(\.[a-z]+)?)");
+  return word == ".." || word == "..." || word.find_first_of("<>[]") != std::string::npos ||
+         std::regex_match(word, kCapitals);
+}
+
+bool has_placeholder(const std::string& command) {
+  static const std::regex kSeparators(R"([\s=,:/]+)");
+  const std::string words = command.substr(0, command.find(" #"));
+  for (std::sregex_token_iterator it(words.begin(), words.end(), kSeparators, -1), end; it != end;
+       ++it) {
+    if (is_placeholder(*it)) return true;
+  }
+  return false;
+}
+
+// The path of a code span such as `src/core/spec.cpp:12`, or empty if it is none.
+std::string path_in(const std::string& code) {
+  static const char* const kFolders[] = {"src/",     "include/",  "docs/",  "tests/",
+                                         "scripts/", "examples/", "cmake/", "benchmarks/"};
+  if (std::none_of(std::begin(kFolders), std::end(kFolders),
+                   [&](const char* folder) { return code.starts_with(folder); })) {
+    return "";
+  }
+  std::string path = code.substr(0, code.find_first_of(" \t#"));
+  path = path.substr(0, path.find(':'));
+  while (path.ends_with(",") || path.ends_with(".") || path.ends_with(";")) path.pop_back();
+  return path;
+}
+
+// a/{b,c}.h is both a/b.h and a/c.h.
+std::vector<std::string> expanded(const std::string& path) {
+  const size_t open = path.find('{'), close = path.find('}');
+  if (open == std::string::npos || close == std::string::npos || close < open) return {path};
+  std::vector<std::string> out;
+  std::string word;
+  for (const char c : path.substr(open + 1, close - open - 1) + ",") {
+    if (c != ',') {
+      word += c;
+      continue;
+    }
+    for (const std::string& rest : expanded(path.substr(0, open) + word + path.substr(close + 1))) {
+      out.push_back(rest);
+    }
+    word.clear();
+  }
+  return out;
+}
+
+bool exists_in(const fs::path& root, const std::string& path) {
+  if (path.find_first_of("*?") == std::string::npos) return fs::exists(root / path);
+  const std::string folder = path.substr(0, path.find('/'));
+  if (!fs::is_directory(root / folder)) return false;
+  for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
+    if (::fnmatch(path.c_str(), fs::relative(entry.path(), root).c_str(), 0) == 0) return true;
+  }
+  return false;
+}
+
+std::vector<std::string> missing_paths(const Page& page, const fs::path& root) {
+  std::vector<std::string> missing;
+  for (const Span& span : page.code) {
+    const std::string path = path_in(span.text);
+    if (path.empty()) continue;
+    for (const std::string& one : expanded(path)) {
+      if (exists_in(root, one)) continue;
+      // `tests/NAME_test.cpp` says how a file would be called.
+      if (std::regex_search(one, std::regex("[A-Z]{2,}|[<>]|\\.\\."))) continue;
+      missing.push_back(std::to_string(span.line) + ": `" + span.text + "`");
+    }
+  }
+  return missing;
+}
+
+std::vector<std::string> broken_links(const Page& page, const fs::path& file) {
+  std::vector<std::string> broken;
+  for (const Span& span : page.links) {
+    if (std::regex_search(span.text, std::regex("^[a-z][a-z0-9+.-]*:")))
+      continue;  // http:, mailto:
+    const size_t hash = span.text.find('#');
+    const std::string target = span.text.substr(0, hash);
+    const fs::path path = target.empty() ? file : file.parent_path() / target;
+    bool good = fs::exists(path);
+    if (good && hash != std::string::npos && path.extension() == ".md") {
+      const std::string anchor = span.text.substr(hash + 1);
+      good = target.empty() ? page.slugs.contains(anchor)
+                            : parse_page(file_text(path)).slugs.contains(anchor);
+    }
+    if (!good) broken.push_back(std::to_string(span.line) + ": " + span.text);
+  }
+  return broken;
+}
+
+std::set<std::string> targets_of(const std::string& makefile) {
+  std::set<std::string> targets;
+  for (const std::string& line : lines_of(makefile)) {
+    const size_t colon = line.find(':');
+    if (line.empty() || !std::isalpha(static_cast<unsigned char>(line[0])) ||
+        colon == std::string::npos || line.compare(colon, 2, ":=") == 0 ||
+        line.substr(0, colon).find_first_of("=?") != std::string::npos) {
+      continue;
+    }
+    static const std::regex kSpaces("\\s+");
+    const std::string names = line.substr(0, colon);
+    for (std::sregex_token_iterator it(names.begin(), names.end(), kSpaces, -1), end; it != end;
+         ++it) {
+      if (!it->str().empty()) targets.insert(*it);
+    }
+  }
+  return targets;
+}
+
+// Every target of `make a b` in a code span or a shell line.
+std::vector<Span> make_targets(const Page& page) {
+  std::vector<Span> found;
+  static const std::regex kSpaces("\\s+"), kName("[a-z][a-z0-9_-]*");
+  auto scan = [&](const Span& span) {
+    if (!span.text.starts_with("make ")) return;
+    const std::string words = span.text.substr(5, span.text.find_first_of("#&|;") - 5);
+    for (std::sregex_token_iterator it(words.begin(), words.end(), kSpaces, -1), end; it != end;
+         ++it) {
+      if (std::regex_match(it->str(), kName)) found.push_back({span.line, *it});
+    }
+  };
+  std::for_each(page.code.begin(), page.code.end(), scan);
+  std::for_each(page.shell.begin(), page.shell.end(), scan);
+  return found;
+}
+
+struct Command {
+  size_t line;
+  std::string text;
+  int exit_code;
+};
+
+// Lines that run the program and can be run as they stand.
+std::vector<Command> commands_of(const Page& page) {
+  static const std::regex kExit(R"(#\s*exit (\d+)\s*$)");
+  std::vector<Command> commands;
+  for (const Span& span : page.shell) {
+    std::string text = span.text;
+    if (text.starts_with("$ ")) text.erase(0, 2);
+    if (!text.starts_with("leeway ") && !text.starts_with("build/leeway ")) continue;
+    if (has_placeholder(text)) continue;
+    std::smatch match;
+    const bool says = std::regex_search(text, match, kExit);
+    commands.push_back({span.line, text, says ? std::stoi(match[1]) : 0});
+  }
+  return commands;
+}
+
+// ---------------------------------------------------------------------------------------------
+
+std::vector<fs::path> pages() {
+  std::vector<fs::path> found;
+  for (const char* name : {"README.md", "CONTRIBUTING.md", "src/README.md", "examples/README.md"}) {
+    if (fs::exists(kRoot / name)) found.push_back(kRoot / name);
+  }
+  if (fs::exists(kRoot / "docs")) {
+    for (const auto& entry : fs::directory_iterator(kRoot / "docs")) {
+      if (entry.path().extension() == ".md") found.push_back(entry.path());
+    }
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string out;
+  for (const std::string& line : lines) out += line + "\n";
+  return out;
+}
+
+TEST(Docs, HaveAReadme) { EXPECT_TRUE(fs::exists(kRoot / "README.md")); }
+
+TEST(Docs, NamePathsThatExist) {
+  for (const fs::path& file : pages()) {
+    const auto missing = missing_paths(parse_page(file_text(file)), kRoot);
+    EXPECT_TRUE(missing.empty()) << file.filename() << " names what is not there:\n"
+                                 << joined(missing);
+  }
+}
+
+TEST(Docs, LinkToFilesAndHeadingsThatExist) {
+  for (const fs::path& file : pages()) {
+    const auto broken = broken_links(parse_page(file_text(file)), file);
+    EXPECT_TRUE(broken.empty()) << file.filename() << " links to what is not there:\n"
+                                << joined(broken);
+  }
+}
+
+TEST(Docs, NameTargetsOfTheMakefile) {
+  const std::set<std::string> targets = targets_of(file_text(kRoot / "Makefile"));
+  EXPECT_TRUE(targets.contains("test"));
+  for (const fs::path& file : pages()) {
+    for (const Span& span : make_targets(parse_page(file_text(file)))) {
+      EXPECT_TRUE(targets.contains(span.text))
+          << file.filename() << " line " << span.line << ": make " << span.text;
+    }
+  }
+}
+
+// A copy of the tree in which commands may write: what they read is linked or copied.
+void fill_copy(const fs::path& copy) {
+  for (const auto& entry : fs::directory_iterator(kRoot)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(".") || name.starts_with("build")) continue;
+    if (name == "docs" || name == "examples") {
+      fs::copy(entry.path(), copy / name, fs::copy_options::recursive);
+    } else {
+      fs::create_symlink(entry.path(), copy / name);
+    }
+  }
+  fs::create_directory(copy / "build");
+  fs::create_symlink(leeway_program(), copy / "build" / "leeway");
+}
+
+TEST(Docs, ShowCommandsThatRun) {
+  const TempFolder copy;
+  fill_copy(copy.path());
+  size_t count = 0;
+  for (const fs::path& file : pages()) {
+    for (const Command& command : commands_of(parse_page(file_text(file)))) {
+      const RunResult result = run_program(
+          {"-c", command.text},
+          {.directory = copy.path().string(), .path_first = LEEWAY_BINARY_DIR, .program = "sh"});
+      EXPECT_EQ(result.code, command.exit_code)
+          << file.filename() << " line " << command.line << ": " << command.text << "\n"
+          << result;
+      ++count;
+    }
+  }
+  std::cout << count << " commands\n";
+}
+
+TEST(Docs, HoldTheReferencePageThatTheProgramPrints) {
+  const fs::path page = kRoot / "docs" / "losses.md";
+  ASSERT_TRUE(fs::exists(page));
+  const RunResult printed = run_program({"loss", "list", "--markdown"});
+  ASSERT_EQ(printed.code, 0) << printed;
+  const std::vector<std::string> got = lines_of(file_text(page)), expected = lines_of(printed.out);
+  for (size_t i = 0; i < std::max(got.size(), expected.size()); ++i) {
+    const std::string a = i < got.size() ? got[i] : "(nothing)";
+    const std::string b = i < expected.size() ? expected[i] : "(nothing)";
+    ASSERT_EQ(a, b) << "line " << i + 1
+                    << "; write it anew with `leeway loss list --markdown > docs/losses.md`";
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The checker itself, on a made-up page
+
+const std::string kPage =
+    "# The Title: `here`\n"
+    "See `src/a.cpp`, `src/gone.cpp:12`, `docs/{b,gone}.md` and `src/*.cpp`; "
+    "`tests/NAME_test.cpp`.\n"
+    "[good](docs/b.md#part-one) [bad](docs/c.md) [web](https://example.org/x) "
+    "[here](#the-title-here)\n"
+    "[nowhere](docs/b.md#part-two) `make test` or `make frobnicate JOBS=2`\n"
+    "```sh\n"
+    "make build\n"
+    "leeway loss list\n"
+    "leeway loss explain nosuch   # exit 2\n"
+    "leeway loss eval --preset is \\\n"
+    "  --batch YOURS.json\n"
+    "$ leeway loss compare \\\n"
+    "  --json\n"
+    "leeway loss eval --batch F.json\n"
+    "leeway loss eval [--set k=v ..]\n"
+    "echo leeway\n"
+    "```\n"
+    "```text\n"
+    "leeway not a command `src/not_a_path.cpp`\n"
+    "```\n";
+
+TEST(DocsChecker, FindsWhatAPageNames) {
+  const TempFolder folder;
+  fs::create_directory(folder / "src");
+  fs::create_directory(folder / "docs");
+  folder.write("src/a.cpp", "");
+  folder.write("docs/b.md", "# B\n## Part one\n");
+  const fs::path file = folder.write("README.md", kPage);
+  const Page page = parse_page(kPage);
+  const std::vector<std::string> missing = missing_paths(page, folder.path());
+  EXPECT_EQ(missing, (std::vector<std::string>{"2: `src/gone.cpp:12`", "2: `docs/{b,gone}.md`"}));
+  EXPECT_EQ(broken_links(page, file),
+            (std::vector<std::string>{"3: docs/c.md", "4: docs/b.md#part-two"}));
+  std::vector<std::string> targets;
+  for (const Span& span : make_targets(page)) targets.push_back(span.text);
+  EXPECT_EQ(targets, (std::vector<std::string>{"test", "frobnicate", "build"}));
+  const std::vector<Command> commands = commands_of(page);
+  ASSERT_EQ(commands.size(), 3u);
+  EXPECT_EQ(commands[0].text, "leeway loss list");
+  EXPECT_EQ(commands[0].exit_code, 0);
+  EXPECT_EQ(commands[1].exit_code, 2);
+  EXPECT_EQ(commands[2].text, "leeway loss compare   --json");
+}
+
+TEST(DocsChecker, FindsTheTargetsOfAMakefile) {
+  EXPECT_EQ(targets_of("A ?= b\nC := d\n.PHONY: x\nbuild:\n\t@echo a: b\nasan tsan: build\n"),
+            (std::set<std::string>{"asan", "build", "tsan"}));
+}
+
+}  // namespace
+}  // namespace leeway

@@ -1,0 +1,6 @@
+// One assertion that fails. ctest expects this program to fail, which proves that a failure of any
+// other one would be seen.
+
+#include <gtest/gtest.h>
+
+TEST(RunnerProof, Fails) { EXPECT_EQ(1, 2); }
