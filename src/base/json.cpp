@@ -93,6 +93,12 @@ JsonWriter& JsonWriter::value(std::string_view text) {
     if (c == '"' || c == '\\') {
       text_ += '\\';
       text_ += c;
+    } else if (c == '\n') {
+      text_ += "\\n";
+    } else if (c == '\t') {
+      text_ += "\\t";
+    } else if (c == '\r') {
+      text_ += "\\r";
     } else if (static_cast<unsigned char>(c) < 0x20) {
       fmt::format_to(std::back_inserter(text_), "\\u{:04x}", static_cast<unsigned>(c));
     } else {

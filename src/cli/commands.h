@@ -19,5 +19,8 @@ void add_loss_eval(CLI::App& loss, Program& program);
 void add_loss_check(CLI::App& loss, Program& program);
 void add_loss_compare(CLI::App& loss, Program& program);
 void add_config(CLI::App& app, Program& program);
+void add_tokenize(CLI::App& app, Program& program);
+void add_render(CLI::App& app, Program& program);
+void add_trajectory(CLI::App& app, Program& program);
 
 }  // namespace leeway

@@ -1,6 +1,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/configured_renderer.h"
 #include "cli/output.h"
 #include "config/config.h"
 #include "leeway/error.h"
@@ -34,6 +35,7 @@ void add_config(CLI::App& app, Program& program) {
     const Config config = parse_config(program.catalog, options->file,
                                        options->example ? "" : read_file(options->file),
                                        options->sets, ConfigScope::whole);
+    if (!config.renderer.name.empty()) make_configured_renderer(config.renderer, nullptr);
     if (!options->json) return print(config_toml(config));
     JsonWriter json;
     json.begin_object();

@@ -50,36 +50,95 @@ std::string node_text(const toml::node& node) {
                                        : fmt::format("did you mean {}{}?", path, near)));
 }
 
-// Walks to [trainer.loss], refusing everything beside it unless only the loss is asked for.
-const toml::table* find_loss_table(const toml::table& root, const std::string& name,
-                                   ConfigScope scope) {
+// The tables a configuration has: outer name, inner name.
+constexpr std::pair<const char*, const char*> kTables[] = {{"trainer", "loss"},
+                                                           {"orchestrator", "renderer"}};
+
+// Calls `each(path, table)` for the tables that are there, refusing everything beside them unless
+// only the loss is asked for.
+template <class Each>
+void for_each_table(const toml::table& root, const std::string& name, ConfigScope scope,
+                    Each each) {
   auto line = [&](const toml::key& key) {
     return fmt::format("{} line {}", name, key.source().begin.line);
   };
-  const toml::table* loss = nullptr;
   for (const auto& [key, node] : root) {
-    if (key.str() != "trainer") {
-      if (scope == ConfigScope::whole) {
-        refuse_unknown(line(key), "", std::string(key.str()), node_text(node), {"trainer"});
-      }
-      continue;
+    const std::string outer(key.str());
+    std::vector<std::string> outers, inners;
+    for (const auto& [known_outer, known_inner] : kTables) {
+      outers.emplace_back(known_outer);
+      if (outer == known_outer) inners.emplace_back(known_inner);
     }
-    if (!node.is_table())
-      throw Error(fmt::format("{}: trainer = {}: must be a table", line(key), node_text(node)));
-    for (const auto& [inner, child] : *node.as_table()) {
-      if (inner.str() == "loss") {
-        if (!child.is_table()) {
-          throw Error(
-              fmt::format("{}: trainer.loss = {}: must be a table", line(inner), node_text(child)));
-        }
-        loss = child.as_table();
-      } else if (scope == ConfigScope::whole) {
-        refuse_unknown(line(inner), "trainer.", std::string(inner.str()), node_text(child),
-                       {"loss"});
+    const bool looked_at = scope == ConfigScope::whole || outer == "trainer";
+    if (!looked_at) continue;
+    if (inners.empty()) refuse_unknown(line(key), "", outer, node_text(node), outers);
+    if (!node.is_table()) {
+      throw Error(fmt::format("{}: {} = {}: must be a table", line(key), outer, node_text(node)));
+    }
+    for (const auto& [inner_key, child] : *node.as_table()) {
+      const std::string inner(inner_key.str());
+      const std::string path = outer + "." + inner;
+      if (std::find(inners.begin(), inners.end(), inner) == inners.end()) {
+        if (scope == ConfigScope::loss_only) continue;
+        refuse_unknown(line(inner_key), outer + ".", inner, node_text(child), inners);
       }
+      if (!child.is_table()) {
+        throw Error(
+            fmt::format("{}: {} = {}: must be a table", line(inner_key), path, node_text(child)));
+      }
+      each(path, *child.as_table());
     }
   }
-  return loss;
+}
+
+// The key-value pairs of a table, in the order of the file, with their places.
+Settings settings_of(const toml::table& table, const std::string& name, const std::string& path) {
+  Settings settings;
+  for (const auto& [key, node] : table) {
+    const std::string where = fmt::format("{} line {}", name, key.source().begin.line);
+    const std::string full = fmt::format("{}: {}.{}", where, path, std::string(key.str()));
+    settings.push_back({std::string(key.str()), value_of(node, full), where + ": " + path + "."});
+  }
+  // TOML tables are sorted by key; problems are reported in the order of the file.
+  std::stable_sort(settings.begin(), settings.end(), [&](const Setting& a, const Setting& b) {
+    return table.get(a.key)->source().begin.line < table.get(b.key)->source().begin.line;
+  });
+  return settings;
+}
+
+RendererConfig read_renderer(const Settings& settings) {
+  RendererConfig renderer;
+  const std::vector<std::string> known = {"name", "preserve_all_thinking",
+                                          "preserve_thinking_between_tool_calls"};
+  const Setting* flag = nullptr;
+  for (const Setting& setting : settings) {
+    auto refuse = [&](const std::string& problem) {
+      throw Error(fmt::format("{}{} = {}: {}", setting.where, setting.key,
+                              value_text(setting.value), problem));
+    };
+    if (std::find(known.begin(), known.end(), setting.key) == known.end()) {
+      const std::string near = nearest_name(setting.key, known);
+      refuse(near.empty() ? fmt::format("unknown key; known here: {}", fmt::join(known, ", "))
+                          : fmt::format("unknown key; did you mean {}?", near));
+    }
+    if (setting.key == "name") {
+      const auto* text = std::get_if<std::string>(&setting.value);
+      if (text == nullptr) refuse("must be text, the name of a renderer");
+      renderer.name = *text;
+      renderer.where = setting.where;
+      continue;
+    }
+    const auto* on = std::get_if<bool>(&setting.value);
+    if (on == nullptr) refuse("must be true or false");
+    (setting.key == "preserve_all_thinking" ? renderer.preserve_all_thinking
+                                            : renderer.preserve_thinking_between_tool_calls) = *on;
+    if (*on) flag = &setting;
+  }
+  if (flag != nullptr && renderer.name.empty()) {
+    throw Error(fmt::format("{}{} = true: inert without a renderer; give its name", flag->where,
+                            flag->key));
+  }
+  return renderer;
 }
 
 }  // namespace
@@ -133,37 +192,35 @@ Config parse_config(const Catalog& catalog, const std::string& name, std::string
                             error.description()));
   }
   Config config;
-  const toml::table* loss = find_loss_table(root, name, scope);
-  if (loss == nullptr && scope == ConfigScope::loss_only) {
+  Settings renderer;
+  bool has_loss = false;
+  for_each_table(root, name, scope, [&](const std::string& path, const toml::table& table) {
+    has_loss |= path == "trainer.loss";
+    (path == "trainer.loss" ? config.loss : renderer) = settings_of(table, name, path);
+  });
+  if (!has_loss && scope == ConfigScope::loss_only) {
     throw Error(fmt::format("{}: has no [trainer.loss] table", name));
   }
-  if (loss != nullptr) {
-    for (const auto& [key, node] : *loss) {
-      const std::string where = fmt::format("{} line {}", name, key.source().begin.line);
-      config.loss.push_back(
-          {std::string(key.str()),
-           value_of(node, fmt::format("{}: trainer.loss.{}", where, std::string(key.str()))),
-           where + ": trainer.loss."});
-    }
-    // TOML tables are sorted by key; problems are reported in the order of the file.
-    std::stable_sort(
-        config.loss.begin(), config.loss.end(), [&](const Setting& a, const Setting& b) {
-          return loss->get(a.key)->source().begin.line < loss->get(b.key)->source().begin.line;
-        });
-  }
-  constexpr std::string_view kPrefix = "trainer.loss.";
   for (const std::string& assignment : sets) {
     Setting setting = parse_assignment(assignment);
-    if (setting.key.starts_with(kPrefix)) {
-      setting.key.erase(0, kPrefix.size());
-      setting.where = "--set trainer.loss.";
-    } else if (scope == ConfigScope::whole) {
-      const std::string tail = setting.key.substr(setting.key.rfind('.') + 1);
-      throw Error(fmt::format("--set {} = {}: unknown key; write the whole path: trainer.loss.{}",
-                              setting.key, value_text(setting.value), tail));
+    auto take = [&](const std::string& prefix, Settings& into) {
+      if (!setting.key.starts_with(prefix)) return false;
+      setting.key.erase(0, prefix.size());
+      setting.where = "--set " + prefix;
+      into.push_back(setting);
+      return true;
+    };
+    if (take("trainer.loss.", config.loss)) continue;
+    if (scope == ConfigScope::loss_only) {
+      config.loss.push_back(std::move(setting));
+      continue;
     }
-    config.loss.push_back(std::move(setting));
+    if (take("orchestrator.renderer.", renderer)) continue;
+    const std::string tail = setting.key.substr(setting.key.rfind('.') + 1);
+    throw Error(fmt::format("--set {} = {}: unknown key; write the whole path: trainer.loss.{}",
+                            setting.key, value_text(setting.value), tail));
   }
+  config.renderer = read_renderer(renderer);
 
   std::string preset_origin = "default";
   for (const Setting& setting : config.loss) {
@@ -190,9 +247,10 @@ Config parse_config(const Catalog& catalog, const std::string& name, std::string
   auto origin_text = [](const std::string& where) {
     return where.starts_with("--set") ? std::string("--set") : where.substr(0, where.find(": "));
   };
-  auto origin_of = [&](const std::string& key) -> std::pair<std::string, std::string> {
+  auto origin_of = [&](const std::string& key,
+                       const Settings& settings) -> std::pair<std::string, std::string> {
     std::pair<std::string, std::string> found{"", "default"};
-    for (const Setting& setting : config.loss) {
+    for (const Setting& setting : settings) {
       if (setting.key == key) found = {toml_text(setting.value), origin_text(setting.where)};
     }
     return found;
@@ -201,7 +259,7 @@ Config parse_config(const Catalog& catalog, const std::string& name, std::string
       {"trainer.loss.preset", fmt::format("\"{}\"", config.preset),
        preset_origin == "default" ? preset_origin : origin_text(preset_origin)});
   for (const auto& [key, value] : config.loss_spec.settings) {
-    auto [given, origin] = origin_of(key);
+    auto [given, origin] = origin_of(key, config.loss);
     if (given.empty()) {
       const bool number = value.find_first_not_of("0123456789.eE+-") == std::string::npos ||
                           value == "true" || value == "false";
@@ -210,17 +268,32 @@ Config parse_config(const Catalog& catalog, const std::string& name, std::string
     config.effective.push_back({"trainer.loss." + key, given, origin});
   }
   for (const std::string& key : config.loss_spec.inert) {
-    const auto [given, origin] = origin_of(key);
+    const auto [given, origin] = origin_of(key, config.loss);
     config.effective.push_back({"trainer.loss." + key, given, origin + ", inert"});
+  }
+  if (!config.renderer.name.empty()) {
+    auto add = [&](const char* key, const std::string& value) {
+      config.effective.push_back(
+          {std::string("orchestrator.renderer.") + key, value, origin_of(key, renderer).second});
+    };
+    auto flag = [](bool on) { return on ? "true" : "false"; };
+    add("name", toml_text(config.renderer.name));
+    add("preserve_all_thinking", flag(config.renderer.preserve_all_thinking));
+    add("preserve_thinking_between_tool_calls",
+        flag(config.renderer.preserve_thinking_between_tool_calls));
   }
   return config;
 }
 
 std::string config_toml(const Config& config) {
-  std::string out = "[trainer.loss]\n";
-  constexpr size_t kPrefix = sizeof("trainer.loss.") - 1;
+  std::string out, table;
   for (const EffectiveValue& value : config.effective) {
-    const std::string line = fmt::format("{} = {}", value.key.substr(kPrefix), value.value);
+    const size_t dot = value.key.rfind('.');
+    if (value.key.substr(0, dot) != table) {
+      table = value.key.substr(0, dot);
+      out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", table);
+    }
+    const std::string line = fmt::format("{} = {}", value.key.substr(dot + 1), value.value);
     out += fmt::format("{:<40}# {}\n", line, value.origin);
   }
   return out;

@@ -1,7 +1,8 @@
 // A run's configuration: strict TOML to typed values, with where each value came from.
 //
-// Keys are `[trainer.loss]` today: `preset` and the keys of that preset, whose table `core` owns.
-// Anything else is refused with file, line, key, value and the nearest valid name.
+// Tables: `[trainer.loss]`, `preset` and the keys of that preset, whose table `core` owns; and
+// `[orchestrator.renderer]`, the chat renderer and which past thinking it keeps. Anything else is
+// refused with file, line, key, value and the nearest valid name.
 #pragma once
 
 #include <string>
@@ -18,10 +19,18 @@ struct EffectiveValue {
   std::string key, value, origin;
 };
 
+struct RendererConfig {
+  std::string name;   // empty: none configured
+  std::string where;  // of the name, for messages
+  bool preserve_all_thinking = false;
+  bool preserve_thinking_between_tool_calls = false;
+};
+
 struct Config {
   std::string preset = "icepop";
   Settings loss;  // as given, file first, then --set
   LossSpec loss_spec;
+  RendererConfig renderer;
   std::vector<EffectiveValue> effective;  // every key, defaults written out
 };
 

@@ -1,0 +1,73 @@
+#include <fmt/format.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "cli/commands.h"
+#include "cli/configured_renderer.h"
+#include "cli/output.h"
+#include "leeway/error.h"
+#include "text/messages_json.h"
+
+namespace leeway {
+
+void add_render(CLI::App& app, Program& program) {
+  auto* command = app.add_subcommand(
+      "render",
+      "A conversation as the model's chat template writes it: text, token ids, loss mask");
+  struct Options {
+    RendererConfig renderer;
+    std::string config, input, tokenizer;
+  };
+  auto options = std::make_shared<Options>();
+  auto* name = command->add_option("--renderer", options->renderer.name,
+                                   fmt::format("One of {}", fmt::join(renderer_names(), ", ")));
+  command
+      ->add_option("--config", options->config, "A TOML file; its [orchestrator.renderer] is used")
+      ->excludes(name);
+  command->add_option("--input", options->input, "Messages as JSON; see docs/formats.md")
+      ->required();
+  command->add_option("--tokenizer", options->tokenizer,
+                      "A tokenizer.json; adds ids and mask to the output");
+  command->add_flag("--preserve-all-thinking", options->renderer.preserve_all_thinking,
+                    "Keep past thinking always");
+  command->add_flag("--preserve-thinking-between-tool-calls",
+                    options->renderer.preserve_thinking_between_tool_calls,
+                    "Keep it after the last user message if a tool message follows that");
+  command->callback([&program, options] {
+    RendererConfig renderer = options->renderer;
+    renderer.where = "--renderer ";
+    if (!options->config.empty()) {
+      const Config config = parse_config(program.catalog, options->config,
+                                         read_file(options->config), {}, ConfigScope::whole);
+      if (config.renderer.name.empty()) {
+        throw Error(fmt::format("{}: has no [orchestrator.renderer] with a name", options->config));
+      }
+      renderer = config.renderer;
+    } else if (renderer.name.empty()) {
+      throw Error("render: give --renderer or --config");
+    }
+    std::unique_ptr<Tokenizer> tokenizer;
+    if (!options->tokenizer.empty()) tokenizer = load_tokenizer(options->tokenizer);
+    const auto made = make_configured_renderer(renderer, tokenizer.get());
+    const RenderRequest request = read_render_request(options->input, read_file(options->input));
+    JsonWriter json;
+    json.begin_object();
+    try {
+      json.key("text").value(made->render_text(request.messages, request.options));
+      if (tokenizer != nullptr) {
+        const Rendered rendered = made->render(request.messages, request.options);
+        json.key("ids").begin_array();
+        for (int32_t id : rendered.ids) json.value(static_cast<double>(id));
+        json.end_array().key("mask").begin_array();
+        for (uint8_t m : rendered.loss_mask) json.value(static_cast<double>(m));
+        json.end_array();
+      }
+    } catch (const Error& error) {
+      throw Error(fmt::format("{}: {}", options->input, error.what()));
+    }
+    json.end_object();
+    print(json.text() + "\n");
+  });
+}
+
+}  // namespace leeway

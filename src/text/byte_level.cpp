@@ -1,0 +1,159 @@
+#include "text/byte_level.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstring>
+
+#include "leeway/error.h"
+#include "text/tokenizer.h"
+
+namespace leeway {
+namespace {
+
+constexpr size_t kAlphabetEnd = 0x144;  // one past the last code point of the alphabet
+
+struct Alphabet {
+  std::array<uint16_t, 256> code_points{};
+  std::array<int16_t, kAlphabetEnd> bytes{};
+};
+
+constexpr bool spells_itself(unsigned byte) {
+  return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+}
+
+constexpr Alphabet make_alphabet() {
+  Alphabet alphabet;
+  alphabet.bytes.fill(-1);
+  unsigned next = 0x100;
+  for (unsigned byte = 0; byte < 256; ++byte) {
+    const unsigned code_point = spells_itself(byte) ? byte : next++;
+    alphabet.code_points[byte] = static_cast<uint16_t>(code_point);
+    alphabet.bytes[code_point] = static_cast<int16_t>(byte);
+  }
+  return alphabet;
+}
+
+constexpr Alphabet kAlphabet = make_alphabet();
+
+// What the first byte says of a character: its length and the range of its second byte, which is
+// where overlong forms, surrogates and values past U+10FFFF show.
+struct Lead {
+  size_t length;
+  uint8_t second_low, second_high;
+};
+
+Lead lead_of(uint8_t byte) {
+  if (byte < 0x80) return {1, 0, 0};
+  if (byte < 0xC2) return {0, 0, 0};
+  if (byte < 0xE0) return {2, 0x80, 0xBF};
+  if (byte == 0xE0) return {3, 0xA0, 0xBF};
+  if (byte == 0xED) return {3, 0x80, 0x9F};
+  if (byte < 0xF0) return {3, 0x80, 0xBF};
+  if (byte == 0xF0) return {4, 0x90, 0xBF};
+  if (byte < 0xF4) return {4, 0x80, 0xBF};
+  if (byte == 0xF4) return {4, 0x80, 0x8F};
+  return {0, 0, 0};
+}
+
+class ByteTokenizer final : public Tokenizer {
+ public:
+  std::vector<int32_t> encode(std::string_view text, SpecialTokens) const override {
+    std::vector<int32_t> ids;
+    ids.reserve(text.size());
+    for (const char c : text) ids.push_back(static_cast<uint8_t>(c));
+    return ids;
+  }
+
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::string text;
+    for (const int32_t id : ids) {
+      if (id < 0 || id > 255)
+        throw Error(fmt::format("byte tokenizer: no token has the id {}", id));
+      text += static_cast<char>(static_cast<uint8_t>(id));
+    }
+    return text;
+  }
+
+  std::optional<int32_t> token_id(std::string_view token) const override {
+    if (token.size() != 1) return std::nullopt;
+    return static_cast<uint8_t>(token[0]);
+  }
+  bool is_special(int32_t) const override { return false; }
+  int32_t vocab_size() const override { return 256; }
+};
+
+}  // namespace
+
+Utf8Unit next_utf8(std::string_view text) {
+  const auto first = static_cast<uint8_t>(text[0]);
+  const Lead lead = lead_of(first);
+  if (lead.length == 0) return {Utf8Kind::invalid, 1, 0};
+  if (lead.length == 1) return {Utf8Kind::valid, 1, first};
+  uint32_t code_point = first & (0x7Fu >> lead.length);
+  for (size_t i = 1; i < lead.length; ++i) {
+    if (i == text.size()) return {Utf8Kind::incomplete, i, 0};
+    const auto byte = static_cast<uint8_t>(text[i]);
+    const uint8_t low = i == 1 ? lead.second_low : uint8_t{0x80};
+    const uint8_t high = i == 1 ? lead.second_high : uint8_t{0xBF};
+    if (byte < low || byte > high) return {Utf8Kind::invalid, i, 0};
+    code_point = (code_point << 6) | (byte & 0x3Fu);
+  }
+  return {Utf8Kind::valid, lead.length, code_point};
+}
+
+size_t valid_utf8_prefix(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    uint64_t eight = 0;
+    if (text.size() - at >= sizeof(eight)) {
+      std::memcpy(&eight, text.data() + at, sizeof(eight));
+      if ((eight & 0x8080808080808080u) == 0) {
+        at += sizeof(eight);
+        continue;
+      }
+    }
+    const Utf8Unit unit = next_utf8(text.substr(at));
+    if (unit.kind != Utf8Kind::valid) break;
+    at += unit.length;
+  }
+  return at;
+}
+
+void append_utf8(std::string& text, uint32_t code_point) {
+  const auto put = [&](uint32_t byte) { text += static_cast<char>(static_cast<uint8_t>(byte)); };
+  if (code_point < 0x80) {
+    put(code_point);
+  } else if (code_point < 0x800) {
+    put(0xC0 | (code_point >> 6));
+    put(0x80 | (code_point & 0x3F));
+  } else if (code_point < 0x10000) {
+    put(0xE0 | (code_point >> 12));
+    put(0x80 | ((code_point >> 6) & 0x3F));
+    put(0x80 | (code_point & 0x3F));
+  } else {
+    put(0xF0 | (code_point >> 18));
+    put(0x80 | ((code_point >> 12) & 0x3F));
+    put(0x80 | ((code_point >> 6) & 0x3F));
+    put(0x80 | (code_point & 0x3F));
+  }
+}
+
+uint32_t byte_level_code_point(uint8_t byte) { return kAlphabet.code_points[byte]; }
+
+std::optional<std::string> byte_level_bytes(std::string_view spelling) {
+  std::string bytes;
+  for (size_t at = 0; at < spelling.size();) {
+    const Utf8Unit unit = next_utf8(spelling.substr(at));
+    if (unit.kind != Utf8Kind::valid || unit.code_point >= kAlphabetEnd) return std::nullopt;
+    const int16_t byte = kAlphabet.bytes[unit.code_point];
+    if (byte < 0) return std::nullopt;
+    bytes += static_cast<char>(static_cast<uint8_t>(byte));
+    at += unit.length;
+  }
+  return bytes;
+}
+
+std::unique_ptr<Tokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
+
+}  // namespace leeway

@@ -1,0 +1,29 @@
+// Conversations as JSON: the input of `leeway render`.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/renderer.h"
+
+namespace leeway {
+
+struct RenderRequest {
+  std::vector<Message> messages;
+  RenderOptions options;
+};
+
+// {"messages": [..], "tools": [..]?, "add_generation_prompt": bool?, "options": {..}?}. Messages as
+// OpenAI writes them: role, content (a string or null), reasoning_content, tool_calls,
+// tool_call_id, name. Strict about types; other keys are not looked at. Throws Error with `name`
+// and the line for bad JSON, and with the index of the message for what is wrong in it.
+RenderRequest read_render_request(const std::string& name, std::string_view json);
+
+// The list of messages alone.
+std::vector<Message> read_messages(const std::string& name, std::string_view json);
+
+// The inverse of read_messages.
+std::string write_messages(const std::vector<Message>& messages);
+
+}  // namespace leeway

@@ -1,0 +1,102 @@
+// Renderings by the published templates, byte for byte, and what each family asks of a tokenizer.
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+
+#include "leeway/error.h"
+#include "text/messages_json.h"
+#include "text/renderers/json_value.h"
+#include "text/renderers/toy_tokenizer.h"
+
+namespace leeway {
+namespace {
+
+JsonValue goldens() {
+  std::ifstream file(LEEWAY_SOURCE_DIR "/tests/data/chat_templates.json");
+  std::stringstream text;
+  text << file.rdbuf();
+  return read_json("chat_templates.json", text.str());
+}
+
+class RendererGolden : public testing::TestWithParam<std::string> {};
+
+TEST_P(RendererGolden, TextAndTokensOfEveryCase) {
+  const JsonValue all = goldens();
+  const JsonValue* cases = all.find(GetParam());
+  ASSERT_TRUE(cases && !cases->items.empty());
+  const ToyTokenizer tokenizer;
+  const auto renderer = make_renderer(GetParam(), &tokenizer);
+  const auto text_only = make_renderer(GetParam(), nullptr);
+  int compared = 0;
+  for (const JsonValue& item : cases->items) {
+    SCOPED_TRACE(item.find("case")->text + " " + to_json(*item.find("options")));
+    const RenderRequest request = read_render_request("golden", to_json(item));
+    const JsonValue& expected = *item.find("text");
+    if (expected.is(JsonValue::Kind::null)) {
+      EXPECT_THROW(text_only->render_text(request.messages, request.options), Error);
+    } else {
+      EXPECT_EQ(text_only->render_text(request.messages, request.options), expected.text);
+      const Rendered rendered = renderer->render(request.messages, request.options);
+      EXPECT_EQ(rendered.text, expected.text);
+      EXPECT_EQ(tokenizer.decode(rendered.ids), expected.text);
+      // No message of the goldens spells a special token.
+      for (const int32_t id : rendered.ids) EXPECT_LT(id, tokenizer.vocab_size());
+      EXPECT_EQ(rendered.ids, tokenizer.encode(expected.text, SpecialTokens::recognise));
+      EXPECT_EQ(rendered.message_index.size(), rendered.ids.size());
+      EXPECT_EQ(rendered.sampled.size(), rendered.ids.size());
+      EXPECT_EQ(rendered.loss_mask.size(), rendered.ids.size());
+    }
+    ++compared;
+  }
+  std::printf("%s: %d golden cases\n", GetParam().c_str(), compared);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, RendererGolden, testing::ValuesIn(renderer_names()),
+                         [](const auto& tested) {
+                           std::string name = tested.param;
+                           for (char& c : name) c = std::isalnum(c) ? c : '_';
+                           return name;
+                         });
+
+TEST(Renderer, StopTokensAndNames) {
+  const ToyTokenizer tokenizer;
+  const auto stops = [&](const char* name) {
+    std::string text;
+    for (const int32_t id : make_renderer(name, &tokenizer)->stop_token_ids()) {
+      text += tokenizer.decode({&id, 1});
+    }
+    return text;
+  };
+  EXPECT_EQ(stops("qwen3"), "<|im_end|><|endoftext|>");
+  EXPECT_EQ(stops("glm4.6"), "<|endoftext|><|user|><|observation|>");
+  EXPECT_EQ(stops("llama3"), "<|eot_id|><|end_of_text|><|eom_id|>");
+  EXPECT_EQ(stops("kimi-k2-thinking"), "<|im_end|>");
+  try {
+    make_renderer("qwen-3", nullptr);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("did you mean qwen3?"), std::string::npos);
+  }
+  const ToyTokenizer bare({"<|im_start|>"});
+  EXPECT_THROW(make_renderer("qwen3", &bare), Error);
+}
+
+TEST(Renderer, TagsThatTheVocabularyLacksAreText) {
+  const ToyTokenizer old({"<|im_start|>", "<|im_end|>", "<tool_call>"});
+  const auto renderer = make_renderer("qwen3", &old);
+  const Rendered rendered =
+      renderer->render({{.role = Role::user, .content = "q"},
+                        {.role = Role::assistant, .content = "A", .reasoning = "r"}},
+                       {});
+  EXPECT_EQ(old.decode(rendered.ids), rendered.text);
+  const ParsedResponse response = renderer->parse_response(
+      old.encode("<think>\nr\n</think>\n\nA<|im_end|>", SpecialTokens::recognise), {});
+  EXPECT_EQ(response.reasoning, "r");
+  EXPECT_EQ(response.content, "A");
+}
+
+}  // namespace
+}  // namespace leeway

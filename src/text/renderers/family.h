@@ -1,0 +1,132 @@
+// What all families share: a renderer is its rules for writing messages, and its rules for reading
+// a completion.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "text/renderer.h"
+#include "text/renderers/completion.h"
+#include "text/renderers/json_value.h"
+#include "text/renderers/script.h"
+
+namespace leeway {
+
+// Everything a template reads, parsed once.
+struct Conversation {
+  const std::vector<Message>& messages;
+  const RenderOptions& options;
+  std::vector<JsonValue> tools;
+  JsonValue extra;  // an object
+
+  // Which assistant messages keep their thinking: those after this index. Each family sets it.
+  int last_query = -1;
+  // Per message, the ids of its calls, and for a tool message the id it answers. Kimi sets it.
+  std::vector<std::vector<std::string>> call_ids;
+  // The messages before this one are tokens already.
+  size_t written = 0;
+  bool close_is_written = false;  // GLM: the next role's marker is among those tokens
+
+  const Message& operator[](size_t i) const { return messages[i]; }
+  size_t size() const { return messages.size(); }
+  bool is_last(size_t i) const { return i + 1 == messages.size(); }
+  bool role_is(size_t i, Role role) const { return i < size() && messages[i].role == role; }
+  // Whether the message before (after) `i` exists and has this role.
+  bool follows(size_t i, Role role) const { return i > 0 && role_is(i - 1, role); }
+  bool precedes(size_t i, Role role) const { return role_is(i + 1, role); }
+  bool thinking_disabled() const { return options.enable_thinking == false; }
+};
+
+// The thinking and the visible text of an assistant message.
+struct Parts {
+  std::string_view reasoning, content;
+};
+// What Jinja prints for the content where the template does not look: null is "None".
+inline std::string_view printed_content(const Message& message) {
+  return message.content_is_null ? std::string_view("None") : message.content;
+}
+// From the reasoning field, or from <think>..</think> inside `content` where there is none.
+Parts split_thinking(const Message& message, std::string_view content);
+
+struct FamilySpec {
+  const char* name;
+  bool has_thinking;
+  std::vector<Control> controls;
+  std::vector<const char*> stops;  // those that the tokenizer has
+  const char* close;               // ends a turn that a length limit cut off; empty: nothing does
+  // Control tokens that come in pairs: a turn cut off inside such a block cannot be closed.
+  std::vector<std::pair<const char*, const char*>> blocks;
+};
+
+class Family : public Renderer {
+ public:
+  Family(FamilySpec spec, const Tokenizer* tokenizer, const ThinkingRetention& retention);
+
+  const char* name() const override { return spec_.name; }
+  bool has_thinking() const override { return spec_.has_thinking; }
+  std::string render_text(const std::vector<Message>& messages,
+                          const RenderOptions& options) const override;
+  Rendered render(const std::vector<Message>& messages,
+                  const RenderOptions& options) const override;
+  ParsedResponse parse_response(std::span<const int32_t> ids,
+                                const RenderOptions& options) const override;
+  std::vector<int32_t> stop_token_ids() const override { return stops_; }
+  std::optional<Rendered> bridge_to_next_turn(std::span<const int32_t> prompt,
+                                              std::span<const int32_t> completion,
+                                              const std::vector<Message>& new_messages,
+                                              const RenderOptions& options) const override;
+
+ protected:
+  // The template, top to bottom.
+  virtual void prepare(Conversation&) const {}
+  virtual void write_opening(Script& script, const Conversation& c) const = 0;
+  virtual void write_message(Script& script, const Conversation& c, size_t i) const = 0;
+  virtual void write_generation_prompt(Script& script, const Conversation& c) const = 0;
+  // What stands between a turn's close token and the next message.
+  virtual void write_turn_end(Script&) const {}
+
+  // Fills in all but `closed`.
+  virtual void parse(const Completion& completion, const Conversation& c,
+                     ParsedResponse& out) const = 0;
+  // Whether the close token that `completion` ends with leads to `next`, and whether `next` may
+  // follow at all.
+  virtual bool can_follow(int32_t close_id, const Message& next) const;
+  // Whether the generation prompt ends inside <think>.
+  virtual bool prompt_opens_thinking(const Conversation&) const { return false; }
+
+  // The rule of the two flags: past thinking of this message stays, whatever the template says.
+  bool keeps_thinking(const Conversation& c, size_t i) const;
+  int32_t control_id(std::string_view text) const;
+  [[noreturn]] void refuse(size_t message, const std::string& why) const;
+  // Null content, where the template would fail on it.
+  void refuse_null(const Conversation& c, size_t i) const;
+  // The value that the template sees as the call's arguments; Error for text that is no JSON.
+  JsonValue arguments_of(const Conversation& c, size_t i, const ToolCall& call) const;
+  // `arguments | tojson`: JSON text stays as it was written.
+  const std::string& arguments_json(size_t i, const ToolCall& call) const;
+  // The same where the template writes strings as they are.
+  std::string arguments_text(const Conversation& c, size_t i, const ToolCall& call) const;
+
+ private:
+  bool can_close(const Completion& read, const ParsedResponse& turn, const Conversation& c) const;
+  Conversation open(const std::vector<Message>& messages, const RenderOptions& options) const;
+  Script write(const std::vector<Message>& messages, const RenderOptions& options) const;
+
+  FamilySpec spec_;
+  const Tokenizer* tokenizer_;
+  ThinkingRetention retention_;
+  std::vector<int32_t> stops_;
+};
+
+// One factory per family; see renderer.cpp for the names.
+using MakeFamily = std::unique_ptr<Renderer> (*)(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_qwen2_5(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_qwen3(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_qwen3_5(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_glm4_6(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_llama3(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_deepseek_v3_1(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_kimi_k2_thinking(const Tokenizer*, const ThinkingRetention&);
+
+}  // namespace leeway

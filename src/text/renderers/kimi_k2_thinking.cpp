@@ -1,0 +1,178 @@
+// Kimi-K2-Thinking: a default system message, tool calls with ids, thinking that is kept after the
+// first plain answer.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+
+#include "text/renderers/family.h"
+#include "text/renderers/python_strings.h"
+
+namespace leeway {
+namespace {
+
+constexpr const char* kSectionBegin = "<|tool_calls_section_begin|>";
+constexpr const char* kSectionEnd = "<|tool_calls_section_end|>";
+constexpr const char* kCallBegin = "<|tool_call_begin|>";
+constexpr const char* kCallEnd = "<|tool_call_end|>";
+constexpr const char* kArguments = "<|tool_call_argument_begin|>";
+
+class KimiK2Thinking : public Family {
+ public:
+  KimiK2Thinking(const Tokenizer* tokenizer, const ThinkingRetention& retention)
+      : Family({.name = "kimi-k2-thinking",
+                .has_thinking = true,
+                .controls = {{"<|im_user|>", true},
+                             {"<|im_assistant|>", true},
+                             {"<|im_system|>", true},
+                             {"<|im_middle|>", true},
+                             {"<|im_end|>", true},
+                             {kSectionBegin},
+                             {kSectionEnd},
+                             {kCallBegin},
+                             {kCallEnd},
+                             {kArguments},
+                             {"<think>"},
+                             {"</think>"}},
+                .stops = {"<|im_end|>"},
+                .close = "<|im_end|>",
+                .blocks = {{"<think>", "</think>"},
+                           {kSectionBegin, kSectionEnd},
+                           {kCallBegin, kCallEnd}}},
+               tokenizer, retention) {}
+
+ protected:
+  void prepare(Conversation& c) const override {
+    // The template means the last plain answer, but its search runs on to the first.
+    for (size_t i = c.size(); i-- > 0;) {
+      if (c[i].role == Role::assistant && c[i].tool_calls.empty()) {
+        c.last_query = static_cast<int>(i);
+      }
+    }
+    // Results answer the calls in the order in which these were made, whatever their own ids say.
+    std::deque<std::string> waiting;
+    int made = 0;
+    c.call_ids.resize(c.size());
+    for (size_t i = 0; i < c.size(); ++i) {
+      for (const ToolCall& call : c[i].tool_calls) {
+        const std::string id =
+            call.id.empty() ? fmt::format("functions.{}:{}", call.name, made++) : call.id;
+        c.call_ids[i].push_back(id);
+        waiting.push_back(id);
+      }
+      if (c[i].role != Role::tool) continue;
+      if (waiting.empty()) {
+        // Calls of earlier turns are not known here: their count is part of the id.
+        if (c.written > 0) refuse(i, "no call waits for this result");
+        const std::string name = c[i].tool_name.empty() ? "unknown" : c[i].tool_name;
+        c.call_ids[i].push_back(fmt::format("functions.{}:{}", name, made));
+      } else {
+        c.call_ids[i].push_back(waiting.front());
+        waiting.pop_front();
+      }
+    }
+  }
+
+  void write_opening(Script& script, const Conversation& c) const override {
+    if (!c.tools.empty()) {
+      script.literal("<|im_system|>tool_declare<|im_middle|>");
+      script.words(to_json({.kind = JsonValue::Kind::array, .items = c.tools}));
+      script.literal("<|im_end|>");
+    }
+    if (!c.role_is(0, Role::system)) {
+      script.literal(
+          "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot "
+          "AI.<|im_end|>");
+    }
+  }
+
+  void write_message(Script& script, const Conversation& c, size_t i) const override {
+    const Message& message = c[i];
+    script.literal(message.role == Role::user        ? "<|im_user|>"
+                   : message.role == Role::assistant ? "<|im_assistant|>"
+                                                     : "<|im_system|>");
+    script.words(message.tool_name.empty() ? name_of(message.role) : message.tool_name);
+    script.literal("<|im_middle|>");
+    if (message.role == Role::assistant) {
+      write_assistant(script, c, i);
+    } else if (message.role == Role::tool) {
+      script.literal("## Return of ");
+      script.words(c.call_ids[i].front());
+      script.literal("\n");
+      script.words(message.content);
+    } else {
+      script.words(message.content);
+    }
+    script.literal("<|im_end|>");
+  }
+
+  void write_assistant(Script& script, const Conversation& c, size_t i) const {
+    const Message& message = c[i];
+    const std::string reasoning = message.reasoning.value_or("");
+    const bool kept =
+        static_cast<int>(i) > c.last_query || (!reasoning.empty() && keeps_thinking(c, i));
+    // An empty block that stands for dropped thinking is not the model's own.
+    script.sampled(kept || reasoning.empty());
+    script.literal("<think>");
+    if (kept) script.words(reasoning);
+    script.literal("</think>");
+    script.sampled(true);
+    script.words(message.content);
+    if (message.tool_calls.empty()) return;
+    script.literal(kSectionBegin);
+    for (size_t k = 0; k < message.tool_calls.size(); ++k) {
+      script.literal(kCallBegin);
+      script.words(c.call_ids[i][k]);
+      script.literal(kArguments);
+      script.words(arguments_text(c, i, message.tool_calls[k]));
+      script.literal(kCallEnd);
+    }
+    script.literal(kSectionEnd);
+  }
+
+  void write_generation_prompt(Script& script, const Conversation&) const override {
+    script.literal("<|im_assistant|>assistant<|im_middle|>");
+  }
+
+  void parse(const Completion& completion, const Conversation&,
+             ParsedResponse& out) const override {
+    const Thinking thinking = find_thinking(completion, false);
+    if (!thinking.reasoning.value_or("").empty()) out.reasoning = *thinking.reasoning;
+    const size_t calls = std::min(completion.find(kSectionBegin, thinking.end), completion.size());
+    out.content = std::string(thinking.before);
+    out.content += completion.text(thinking.end, calls);
+    for (const Block& block : find_blocks(completion, kCallBegin, kCallEnd, calls)) {
+      out.tool_calls.push_back(call_of(completion, block));
+      ParsedToolCall& parsed = out.tool_calls.back();
+      const size_t separator = completion.find(kArguments, block.inner_begin, block.inner_end);
+      const size_t id_end = std::min(separator, block.inner_end);
+      parsed.call.id = strip(completion.text(block.inner_begin, id_end));
+      parsed.call.name = name_in(parsed.call.id);
+      if (separator != Completion::kNone) {
+        const size_t start = separator + std::string_view(kArguments).size();
+        set_json_arguments(parsed, completion.text(start, block.inner_end));
+      } else if (block.closed) {
+        parsed.status = ToolCallStatus::malformed;
+      }
+    }
+  }
+
+  // functions.NAME:3
+  static std::string_view name_in(std::string_view id) {
+    constexpr std::string_view kPrefix = "functions.";
+    if (id.starts_with(kPrefix)) id.remove_prefix(kPrefix.size());
+    const size_t colon = id.rfind(':');
+    const bool numbered = colon != std::string_view::npos &&
+                          id.find_first_not_of("0123456789", colon + 1) == std::string_view::npos;
+    return numbered ? id.substr(0, colon) : id;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Renderer> make_kimi_k2_thinking(const Tokenizer* tokenizer,
+                                                const ThinkingRetention& retention) {
+  return std::make_unique<KimiK2Thinking>(tokenizer, retention);
+}
+
+}  // namespace leeway

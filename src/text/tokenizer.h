@@ -1,0 +1,60 @@
+// Text to token ids and back, exactly as the model's own tokenizer does it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace leeway {
+
+// Whether text that spells a special token ("<|im_end|>") becomes that token. A user's words are
+// encoded `as_text`: they can never turn into control tokens.
+enum class SpecialTokens { recognise, as_text };
+
+// Immutable after loading; every method may be called from several threads at once.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  // Adds no tokens of its own (no beginning-of-text). Any bytes are accepted; invalid UTF-8 is
+  // handled as the family does, without an exception.
+  virtual std::vector<int32_t> encode(std::string_view text, SpecialTokens special) const = 0;
+
+  // The bytes of the ids, special tokens spelled out. Throws Error for an id outside the
+  // vocabulary. Joining decodings of parts equals decoding the whole, except that a part may end
+  // inside a character: see IncrementalDecoder.
+  virtual std::string decode(std::span<const int32_t> ids) const = 0;
+
+  // The id of a vocabulary entry or added token, by its exact spelling.
+  virtual std::optional<int32_t> token_id(std::string_view token) const = 0;
+  virtual bool is_special(int32_t id) const = 0;
+  virtual int32_t vocab_size() const = 0;  // one more than the largest id
+};
+
+// Decodes a stream of tokens without ever giving out half a UTF-8 character.
+class IncrementalDecoder {
+ public:
+  explicit IncrementalDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  // The text that became complete with this token; may be empty.
+  std::string push(int32_t id);
+  // What is left at the end of the stream, incomplete bytes replaced by U+FFFD.
+  std::string finish();
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::string pending_;
+};
+
+// From a Hugging Face tokenizer.json of a byte-level BPE family (Qwen2 to Qwen3, Llama 3, DeepSeek,
+// GPT-2). Throws Error naming the file, the key and what is not supported.
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
+std::unique_ptr<Tokenizer> parse_tokenizer(const std::string& name, std::string_view json);
+
+// One token per byte, id = byte; for small examples.
+std::unique_ptr<Tokenizer> make_byte_tokenizer();
+
+}  // namespace leeway

@@ -1,0 +1,155 @@
+#include "text/trajectory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <unordered_map>
+
+#include "leeway/error.h"
+
+namespace leeway {
+namespace {
+
+// A polynomial hash modulo 2^61 - 1 that grows with the sequence: the hash of every prefix of a
+// prompt comes from one pass over it.
+class PrefixHash {
+ public:
+  void push(int32_t id) {
+    __extension__ using Wide = unsigned __int128;
+    const Wide next = static_cast<Wide>(value_) * kBase + static_cast<uint32_t>(id) + 1u;
+    value_ = static_cast<uint64_t>(next % kPrime);
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  static constexpr uint64_t kPrime = (uint64_t{1} << 61) - 1;
+  static constexpr uint64_t kBase = 1140071481932319845u;
+  uint64_t value_ = 7;
+};
+
+// A sample that can still be extended: its ids are the prefix a next prompt must start with.
+struct Live {
+  size_t sample;
+  size_t last_step;
+};
+
+void check(const TrajectoryStep& step, size_t index) {
+  auto same = [&](size_t size, const char* what, bool optional) {
+    if (size == step.completion.size() || (optional && size == 0)) return;
+    throw Error(fmt::format("step {}: {} {} for {} completion tokens", index, size, what,
+                            step.completion.size()));
+  };
+  same(step.logprobs.size(), "log-probabilities", false);
+  same(step.versions.size(), "versions", true);
+  same(step.loss_mask.size(), "mask entries", true);
+}
+
+void append_context(TrainingSample& sample, const std::vector<int32_t>& ids, size_t from) {
+  const size_t count = ids.size() - from;
+  sample.ids.insert(sample.ids.end(), ids.begin() + static_cast<std::ptrdiff_t>(from), ids.end());
+  sample.loss_mask.resize(sample.loss_mask.size() + count, 0);
+  sample.logprobs.resize(sample.logprobs.size() + count, 0.0f);
+  sample.versions.resize(sample.versions.size() + count, -1);
+  sample.step.resize(sample.step.size() + count, -1);
+}
+
+void append_completion(TrainingSample& sample, const TrajectoryStep& step, size_t index) {
+  const size_t n = step.completion.size();
+  sample.ids.insert(sample.ids.end(), step.completion.begin(), step.completion.end());
+  sample.logprobs.insert(sample.logprobs.end(), step.logprobs.begin(), step.logprobs.end());
+  for (size_t t = 0; t < n; ++t) {
+    sample.loss_mask.push_back(step.loss_mask.empty() ? 1 : step.loss_mask[t] != 0);
+    sample.versions.push_back(step.versions.empty() ? -1 : step.versions[t]);
+    sample.step.push_back(static_cast<int32_t>(index));
+  }
+}
+
+PrefixBreak explain_break(const std::vector<int32_t>& prompt, size_t step,
+                          const TrainingSample& earlier, size_t earlier_step) {
+  PrefixBreak out;
+  out.step = step;
+  out.earlier_step = earlier_step;
+  const size_t common = std::min(prompt.size(), earlier.ids.size());
+  while (out.position < common && prompt[out.position] == earlier.ids[out.position]) ++out.position;
+  if (out.position < prompt.size()) out.found = prompt[out.position];
+  if (out.position == earlier.ids.size()) {
+    out.reason = BreakReason::forked;
+    return out;
+  }
+  out.expected = earlier.ids[out.position];
+  if (out.position < prompt.size()) {
+    out.reason = earlier.step[out.position] >= 0 ? BreakReason::sampled_tokens_changed
+                                                 : BreakReason::context_changed;
+  } else {
+    out.reason = BreakReason::context_shortened;
+  }
+  return out;
+}
+
+}  // namespace
+
+const char* name_of(BreakReason reason) {
+  switch (reason) {
+    case BreakReason::sampled_tokens_changed: return "sampled_tokens_changed";
+    case BreakReason::context_changed: return "context_changed";
+    case BreakReason::context_shortened: return "context_shortened";
+    case BreakReason::forked: return "forked";
+  }
+  return "?";
+}
+
+SplitTrajectory split_trajectory(const std::vector<TrajectoryStep>& steps) {
+  SplitTrajectory out;
+  // Live samples by length and hash of their ids. Lengths are ordered, so that one walk over a
+  // prompt meets them as it grows.
+  std::map<size_t, std::unordered_map<uint64_t, Live>> live;
+  for (size_t t = 0; t < steps.size(); ++t) {
+    const TrajectoryStep& step = steps[t];
+    check(step, t);
+    PrefixHash hash;
+    size_t matched_length = 0;
+    std::optional<Live> matched;
+    uint64_t matched_hash = 0;
+    auto next = live.begin();
+    for (size_t i = 0; i < step.prompt.size(); ++i) {
+      hash.push(step.prompt[i]);
+      if (next == live.end() || next->first != i + 1) continue;
+      const auto found = next->second.find(hash.value());
+      if (found != next->second.end()) {
+        // Longer matches come later in the walk and replace shorter ones.
+        matched = found->second;
+        matched_length = i + 1;
+        matched_hash = hash.value();
+      }
+      ++next;
+    }
+    if (matched && !std::equal(out.samples[matched->sample].ids.begin(),
+                               out.samples[matched->sample].ids.end(), step.prompt.begin())) {
+      matched.reset();  // equal hashes of different tokens
+    }
+    if (matched) {
+      auto& same_length = live[matched_length];
+      same_length.erase(matched_hash);
+      if (same_length.empty()) live.erase(matched_length);
+      append_context(out.samples[matched->sample], step.prompt, matched_length);
+    } else {
+      if (t > 0) {
+        out.breaks.push_back(
+            explain_break(step.prompt, t, out.samples[out.sample_of_step[t - 1]], t - 1));
+      }
+      matched = Live{out.samples.size(), t};
+      out.samples.emplace_back();
+      append_context(out.samples.back(), step.prompt, 0);
+    }
+    append_completion(out.samples[matched->sample], step, t);
+    out.sample_of_step.push_back(matched->sample);
+    for (int32_t id : step.completion) hash.push(id);
+    const size_t length = step.prompt.size() + step.completion.size();
+    if (length > 0) live[length].insert_or_assign(hash.value(), Live{matched->sample, t});
+  }
+  return out;
+}
+
+}  // namespace leeway

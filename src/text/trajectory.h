@@ -1,0 +1,62 @@
+// From the steps of a rollout to training samples, by token identity.
+//
+// A step is one call of the policy: a prompt and the completion sampled after it. Steps whose
+// prompt starts with an earlier step's prompt and completion, token for token, extend that sample;
+// others open a new one. Nothing is ever re-tokenised: what was sampled is what is trained.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace leeway {
+
+struct TrajectoryStep {
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> completion;
+  std::vector<float> logprobs;     // of the completion; same length
+  std::vector<int32_t> versions;   // of the completion; same length, or empty: unknown (-1)
+  std::vector<uint8_t> loss_mask;  // of the completion; same length, or empty: all trained
+};
+
+// All vectors have one entry per id. Where nothing was sampled: mask 0, log-probability 0, version
+// and step -1.
+struct TrainingSample {
+  std::vector<int32_t> ids;
+  std::vector<uint8_t> loss_mask;
+  std::vector<float> logprobs;
+  std::vector<int32_t> versions;
+  std::vector<int32_t> step;
+};
+
+enum class BreakReason {
+  sampled_tokens_changed,  // the prompt differs from what was sampled: stripped or re-tokenised
+  context_changed,         // it differs in tokens that were given: the context was rebuilt
+  context_shortened,       // it ends before the earlier tokens do
+  forked,                  // it agrees, but another step with the same tokens goes on from there
+};
+const char* name_of(BreakReason reason);
+
+// Where a step's prompt stops agreeing with the sample of the step before it.
+struct PrefixBreak {
+  size_t step = 0;          // the step that opened a new sample
+  size_t earlier_step = 0;  // the one its prompt was compared with
+  size_t position = 0;      // of the first token that differs
+  int32_t expected = -1;    // what the earlier tokens hold there; -1: they have ended
+  int32_t found = -1;       // what the prompt holds there; -1: it has ended
+  BreakReason reason = BreakReason::context_changed;
+};
+
+struct SplitTrajectory {
+  std::vector<TrainingSample> samples;
+  std::vector<PrefixBreak> breaks;     // one per sample but the first
+  std::vector<size_t> sample_of_step;  // [steps]
+};
+
+// Linear in the number of tokens: prefixes are found by a rolling hash and then compared. Several
+// prefixes stay live, so interleaved agents keep a sample each; the longest match is extended. A
+// sampled token is trained exactly once: later prompts hold it as context.
+// Throws Error where the lengths of a step's vectors disagree, naming the step.
+SplitTrajectory split_trajectory(const std::vector<TrajectoryStep>& steps);
+
+}  // namespace leeway

@@ -1,0 +1,132 @@
+// The commands of the text layer, end to end: tokenize, render, trajectory.
+
+#include <gtest/gtest.h>
+
+#include "cli_helpers.h"
+
+namespace leeway {
+namespace {
+
+TEST(Tokenize, TurnsLinesIntoIdsAndBack) {
+  const RunResult ids =
+      run_program({"tokenize", "--tokenizer", "byte"}, {.input = "\"ab\\u00e9\"\n\n\"\"\n"});
+  EXPECT_EQ(ids.code, 0) << ids;
+  EXPECT_EQ(ids.out, "[97, 98, 195, 169]\n[]\n");
+  const RunResult text =
+      run_program({"tokenize", "--tokenizer", "byte", "--decode"}, {.input = ids.out});
+  EXPECT_EQ(text.code, 0) << text;
+  EXPECT_EQ(text.out, "\"ab\u00e9\"\n\"\"\n");
+}
+
+TEST(Tokenize, NamesTheLineOfBadInput) {
+  expect_mistake(run_program({"tokenize", "--tokenizer", "byte"}, {.input = "\n{\n"}),
+                 {"line 2"});
+  expect_mistake(
+      run_program({"tokenize", "--tokenizer", "byte", "--decode"}, {.input = "[1, 300]\n"}),
+      {"line 1", "300"});
+  expect_mistake(run_program({"tokenize", "--tokenizer", "no/such.json"}), {"no/such.json"});
+  const TempFolder folder;
+  expect_mistake(run_program({"tokenize", "--tokenizer", folder.write("t.json", "{}")}),
+                 {"t.json", "model"});
+}
+
+const char* const kConversation = R"({"messages": [
+  {"role": "user", "content": "2+2?"},
+  {"role": "assistant", "reasoning_content": "easy", "content": "4"},
+  {"role": "user", "content": "sure?"}], "add_generation_prompt": true})";
+
+TEST(Render, WritesWhatTheTemplateWrites) {
+  const TempFolder folder;
+  const std::string input = folder.write("c.json", kConversation);
+  const RunResult plain = run_program({"render", "--renderer", "qwen3", "--input", input});
+  EXPECT_EQ(plain.code, 0) << plain;
+  EXPECT_EQ(
+      plain.out,
+      "{\"text\": \"<|im_start|>user\\n2+2?<|im_end|>\\n<|im_start|>assistant\\n4<|im_end|>\\n"
+      "<|im_start|>user\\nsure?<|im_end|>\\n<|im_start|>assistant\\n\"}\n");
+  const RunResult kept =
+      run_program({"render", "--renderer", "qwen3", "--input", input, "--preserve-all-thinking"});
+  EXPECT_TRUE(contains(kept.out, "<think>\\neasy\\n</think>")) << kept;
+}
+
+TEST(Render, TakesTheRendererFromTheConfig) {
+  const TempFolder folder;
+  const std::string input = folder.write("c.json", kConversation);
+  const std::string config = folder.write(
+      "run.toml", "[orchestrator.renderer]\nname = \"qwen3\"\npreserve_all_thinking = true\n");
+  const RunResult kept = run_program({"render", "--config", config, "--input", input});
+  EXPECT_EQ(kept.code, 0) << kept;
+  EXPECT_TRUE(contains(kept.out, "easy")) << kept;
+  const RunResult shown = run_program({"config", config});
+  EXPECT_TRUE(contains(shown.out, "preserve_all_thinking = true")) << shown;
+  EXPECT_TRUE(contains(shown.out, "run.toml line 3")) << shown;
+}
+
+TEST(Render, RefusesFlagsWhereThereIsNoThinkingAndWhatTheTemplateRefuses) {
+  const TempFolder folder;
+  const std::string input = folder.write("c.json", kConversation);
+  expect_mistake(
+      run_program({"render", "--renderer", "llama3", "--input", input, "--preserve-all-thinking"}),
+      {"llama3", "thinking"});
+  expect_mistake(run_program({"render", "--renderer", "qwen4", "--input", input}),
+                 {"qwen4", "qwen3"});
+  expect_mistake(run_program({"render", "--input", input}), {"--renderer"});
+  const std::string config = folder.write(
+      "run.toml", "[orchestrator.renderer]\nname = \"qwen2.5\"\npreserve_all_thinking = true\n");
+  expect_mistake(run_program({"config", config}), {"run.toml line 2", "qwen2.5", "thinking"});
+  const std::string nameless =
+      folder.write("n.toml", "[orchestrator.renderer]\npreserve_all_thinking = true\n");
+  expect_mistake(run_program({"config", nameless}), {"n.toml line 2", "inert"});
+  const std::string misspelt =
+      folder.write("m.toml", "[orchestrator.renderer]\nname = \"qwen3\"\npreserve_all = true\n");
+  expect_mistake(run_program({"config", misspelt}), {"m.toml line 3", "preserve_all"});
+  const std::string bad =
+      folder.write("b.json", R"({"messages": [{"role": "robot", "content": "x"}]})");
+  expect_mistake(run_program({"render", "--renderer", "qwen3", "--input", bad}),
+                 {"b.json", "robot"});
+}
+
+const char* const kSteps =
+    "{\"rollout\": \"a\", \"prompt_ids\": [1, 2], \"completion_ids\": [3, 4], \"logprobs\": [-1, "
+    "-2]}\n"
+    "{\"rollout\": \"b\", \"prompt_ids\": [7], \"completion_ids\": [8]}\n"
+    "\n"
+    "{\"rollout\": \"a\", \"prompt_ids\": [1, 2, 3, 4, 5], \"completion_ids\": [6]}\n"
+    "{\"rollout\": \"a\", \"prompt_ids\": [1, 2, 9, 5], \"completion_ids\": [6]}\n";
+
+TEST(Trajectory, ShowsWhereThePrefixHoldsAndBreaks) {
+  const TempFolder folder;
+  const std::string file = folder.write("steps.jsonl", kSteps);
+  const RunResult text = run_program({"trajectory", file});
+  EXPECT_EQ(text.code, 0) << text;
+  EXPECT_TRUE(contains(text.out, "rollout a: 3 steps, 2 samples")) << text;
+  EXPECT_TRUE(contains(text.out, "sampled_tokens_changed")) << text;
+  EXPECT_TRUE(contains(text.out, "expected 3, found 9")) << text;
+  EXPECT_FALSE(contains(text.out, "\033")) << "colours are for terminals";
+  const RunResult json = run_program({"trajectory", file, "--json", "--html", folder / "t.html"});
+  EXPECT_EQ(json.code, 0) << json;
+  const auto document = json_of(json.out);
+  EXPECT_EQ(document["rollouts"].Size(), 2u);
+  EXPECT_EQ(document["rollouts"][0]["samples"].Size(), 2u);
+  EXPECT_EQ(document["rollouts"][0]["samples"][0]["ids"].Size(), 6u);
+  EXPECT_EQ(document["samples_per_rollout"].GetDouble(), 1.5);
+  EXPECT_EQ(document["prefix_breaks"]["sampled_tokens_changed"].GetDouble(), 1.0);
+  EXPECT_TRUE(contains(file_text(folder / "t.html"), "sampled_tokens_changed"));
+}
+
+TEST(Trajectory, NamesTheLineOfBadInput) {
+  const TempFolder folder;
+  auto refused = [&](const std::string& text, const std::vector<std::string>& words) {
+    expect_mistake(run_program({"trajectory", folder.write("s.jsonl", text)}), words);
+  };
+  refused("", {"s.jsonl", "no steps"});
+  refused("{\"prompt_ids\": [1], \"completion_ids\": [2]}\n[]\n", {"s.jsonl line 2"});
+  refused("{\"prompt_ids\": [1]}\n", {"line 1", "completion_ids"});
+  refused("{\"prompt_ids\": [1.5], \"completion_ids\": [2]}\n", {"line 1", "1.5"});
+  refused("{\"prompt_ids\": [1], \"completion_ids\": [2], \"logprobs\": []}\n",
+          {"line 1", "0 logprobs"});
+  refused("{\"prompt_ids\": [1], \"completion_ids\": [\n", {"line 1"});
+}
+
+}  // namespace
+}  // namespace leeway
