@@ -19,8 +19,7 @@ TEST(Tokenize, TurnsLinesIntoIdsAndBack) {
 }
 
 TEST(Tokenize, NamesTheLineOfBadInput) {
-  expect_mistake(run_program({"tokenize", "--tokenizer", "byte"}, {.input = "\n{\n"}),
-                 {"line 2"});
+  expect_mistake(run_program({"tokenize", "--tokenizer", "byte"}, {.input = "\n{\n"}), {"line 2"});
   expect_mistake(
       run_program({"tokenize", "--tokenizer", "byte", "--decode"}, {.input = "[1, 300]\n"}),
       {"line 1", "300"});
@@ -71,6 +70,10 @@ TEST(Render, RefusesFlagsWhereThereIsNoThinkingAndWhatTheTemplateRefuses) {
   expect_mistake(run_program({"render", "--renderer", "qwen4", "--input", input}),
                  {"qwen4", "qwen3"});
   expect_mistake(run_program({"render", "--input", input}), {"--renderer"});
+  const std::string fine = folder.write("f.toml", "[orchestrator.renderer]\nname = \"qwen3\"\n");
+  expect_mistake(
+      run_program({"render", "--config", fine, "--input", input, "--preserve-all-thinking"}),
+      {"--preserve-all-thinking", "--config"});
   const std::string config = folder.write(
       "run.toml", "[orchestrator.renderer]\nname = \"qwen2.5\"\npreserve_all_thinking = true\n");
   expect_mistake(run_program({"config", config}), {"run.toml line 2", "qwen2.5", "thinking"});
@@ -126,6 +129,9 @@ TEST(Trajectory, NamesTheLineOfBadInput) {
   refused("{\"prompt_ids\": [1], \"completion_ids\": [2], \"logprobs\": []}\n",
           {"line 1", "0 logprobs"});
   refused("{\"prompt_ids\": [1], \"completion_ids\": [\n", {"line 1"});
+  refused("{\"prompt_ids\": [-1], \"completion_ids\": [2]}\n", {"line 1", "-1"});
+  refused("{\"prompt_ids\": [1], \"completion_ids\": [2], \"logprobs\": [NaN]}\n", {"line 1"});
+  refused("{\"prompt_ids\": [1], \"completion_ids\": [2], \"mask\": [0.5]}\n", {"line 1", "0.5"});
 }
 
 }  // namespace

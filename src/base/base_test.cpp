@@ -108,8 +108,7 @@ TEST(Json, WriterEscapesAndTurnsNonFiniteIntoNull) {
       .value(std::nan(""))
       .value(true);
   json.value("x\\y").null().end_array().key("c").begin_object().end_object().end_object();
-  EXPECT_EQ(json.text(),
-            "{\"a\\\"\\n\": 1.5, \"b\": [null, true, \"x\\\\y\", null], \"c\": {}}");
+  EXPECT_EQ(json.text(), "{\"a\\\"\\n\": 1.5, \"b\": [null, true, \"x\\\\y\", null], \"c\": {}}");
   EXPECT_NO_THROW(parse_json("self", json.text()));
 }
 

@@ -14,7 +14,10 @@ std::unique_ptr<Renderer> make_configured_renderer(const RendererConfig& config,
         {.preserve_all_thinking = config.preserve_all_thinking,
          .preserve_thinking_between_tool_calls = config.preserve_thinking_between_tool_calls});
   } catch (const Error& error) {
-    throw Error(fmt::format("{}name = \"{}\": {}", config.where, config.name, error.what()));
+    // Without a place, the name comes from the command line.
+    throw Error(config.where.empty()
+                    ? fmt::format("--renderer {}: {}", config.name, error.what())
+                    : fmt::format("{}name = \"{}\": {}", config.where, config.name, error.what()));
   }
 }
 

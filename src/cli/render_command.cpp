@@ -21,21 +21,25 @@ void add_render(CLI::App& app, Program& program) {
   auto options = std::make_shared<Options>();
   auto* name = command->add_option("--renderer", options->renderer.name,
                                    fmt::format("One of {}", fmt::join(renderer_names(), ", ")));
-  command
-      ->add_option("--config", options->config, "A TOML file; its [orchestrator.renderer] is used")
-      ->excludes(name);
+  auto* from_config = command
+                          ->add_option("--config", options->config,
+                                       "A TOML file; its [orchestrator.renderer] is used")
+                          ->excludes(name);
   command->add_option("--input", options->input, "Messages as JSON; see docs/formats.md")
       ->required();
   command->add_option("--tokenizer", options->tokenizer,
-                      "A tokenizer.json; adds ids and mask to the output");
-  command->add_flag("--preserve-all-thinking", options->renderer.preserve_all_thinking,
-                    "Keep past thinking always");
-  command->add_flag("--preserve-thinking-between-tool-calls",
-                    options->renderer.preserve_thinking_between_tool_calls,
-                    "Keep it after the last user message if a tool message follows that");
+                      "A tokenizer.json, or \"byte\"; adds ids and mask to the output");
+  command
+      ->add_flag("--preserve-all-thinking", options->renderer.preserve_all_thinking,
+                 "Keep past thinking always")
+      ->excludes(from_config);
+  command
+      ->add_flag("--preserve-thinking-between-tool-calls",
+                 options->renderer.preserve_thinking_between_tool_calls,
+                 "Keep it after the last user message if a tool message follows that")
+      ->excludes(from_config);
   command->callback([&program, options] {
     RendererConfig renderer = options->renderer;
-    renderer.where = "--renderer ";
     if (!options->config.empty()) {
       const Config config = parse_config(program.catalog, options->config,
                                          read_file(options->config), {}, ConfigScope::whole);
@@ -47,7 +51,7 @@ void add_render(CLI::App& app, Program& program) {
       throw Error("render: give --renderer or --config");
     }
     std::unique_ptr<Tokenizer> tokenizer;
-    if (!options->tokenizer.empty()) tokenizer = load_tokenizer(options->tokenizer);
+    if (!options->tokenizer.empty()) tokenizer = named_tokenizer(options->tokenizer);
     const auto made = make_configured_renderer(renderer, tokenizer.get());
     const RenderRequest request = read_render_request(options->input, read_file(options->input));
     JsonWriter json;

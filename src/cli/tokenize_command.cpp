@@ -55,8 +55,7 @@ void add_tokenize(CLI::App& app, Program&) {
       ->required();
   command->add_flag("--decode", options->decode, "Id lists in, JSON strings out");
   command->callback([options] {
-    const auto tokenizer =
-        options->tokenizer == "byte" ? make_byte_tokenizer() : load_tokenizer(options->tokenizer);
+    const auto tokenizer = named_tokenizer(options->tokenizer);
     std::string line;
     for (size_t number = 1; std::getline(std::cin, line); ++number) {
       if (line.find_first_not_of(" \t\r") == std::string::npos) continue;

@@ -111,9 +111,9 @@ std::string trajectory_text(const std::vector<SplitRollout>& rollouts, const Tok
   size_t samples = 0;
   for (const SplitRollout& r : rollouts) {
     samples += r.split.samples.size();
-    out += fmt::format("rollout {}: {} steps, {} sample{}\n", r.trajectory->rollout,
-                       r.trajectory->steps.size(), r.split.samples.size(),
-                       r.split.samples.size() == 1 ? "" : "s");
+    out += fmt::format("rollout {}: {} step{}, {} sample{}\n", r.trajectory->rollout,
+                       r.trajectory->steps.size(), r.trajectory->steps.size() == 1 ? "" : "s",
+                       r.split.samples.size(), r.split.samples.size() == 1 ? "" : "s");
     size_t next_break = 0;
     std::vector<bool> opened(r.split.samples.size(), false);
     for (size_t t = 0; t < r.trajectory->steps.size(); ++t) {
@@ -160,12 +160,13 @@ void add_trajectory(CLI::App& app, Program&) {
   auto options = std::make_shared<Options>();
   command->add_option("file", options->file, "JSON lines of steps; see docs/formats.md")
       ->required();
-  command->add_option("--tokenizer", options->tokenizer, "A tokenizer.json, to show text");
+  command->add_option("--tokenizer", options->tokenizer,
+                      "A tokenizer.json, or \"byte\", to show text");
   command->add_flag("--json", options->json, "Print JSON, samples included");
   command->add_option("--html", options->html, "Also write a page that shows every token");
   command->callback([options] {
     std::unique_ptr<Tokenizer> tokenizer;
-    if (!options->tokenizer.empty()) tokenizer = load_tokenizer(options->tokenizer);
+    if (!options->tokenizer.empty()) tokenizer = named_tokenizer(options->tokenizer);
     const auto trajectories = parse_trajectories(options->file, read_file(options->file));
     std::vector<SplitRollout> rollouts;
     for (const NamedTrajectory& t : trajectories) {

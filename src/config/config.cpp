@@ -294,7 +294,7 @@ std::string config_toml(const Config& config) {
       out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", table);
     }
     const std::string line = fmt::format("{} = {}", value.key.substr(dot + 1), value.value);
-    out += fmt::format("{:<40}# {}\n", line, value.origin);
+    out += fmt::format("{:<39} # {}\n", line, value.origin);
   }
   return out;
 }

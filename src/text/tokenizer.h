@@ -57,4 +57,9 @@ std::unique_ptr<Tokenizer> parse_tokenizer(const std::string& name, std::string_
 // One token per byte, id = byte; for small examples.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
 
+// What a user names: "byte", or the path of a tokenizer.json.
+inline std::unique_ptr<Tokenizer> named_tokenizer(const std::string& name) {
+  return name == "byte" ? make_byte_tokenizer() : load_tokenizer(name);
+}
+
 }  // namespace leeway

@@ -32,7 +32,6 @@ class PrefixHash {
 // A sample that can still be extended: its ids are the prefix a next prompt must start with.
 struct Live {
   size_t sample;
-  size_t last_step;
 };
 
 void check(const TrajectoryStep& step, size_t index) {
@@ -66,24 +65,41 @@ void append_completion(TrainingSample& sample, const TrajectoryStep& step, size_
   }
 }
 
+size_t common_length(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first -
+                             a.begin());
+}
+
+// Where a prompt leaves the sample it agrees with longest. Only recent samples are looked at, so
+// that a rollout of many breaks stays linear.
 PrefixBreak explain_break(const std::vector<int32_t>& prompt, size_t step,
-                          const TrainingSample& earlier, size_t earlier_step) {
+                          const std::vector<TrainingSample>& samples,
+                          const std::vector<size_t>& last_step) {
+  constexpr size_t kMostCompared = 64;
   PrefixBreak out;
   out.step = step;
-  out.earlier_step = earlier_step;
-  const size_t common = std::min(prompt.size(), earlier.ids.size());
-  while (out.position < common && prompt[out.position] == earlier.ids[out.position]) ++out.position;
+  size_t best = samples.size();
+  for (size_t s = samples.size(); s-- > 0 && samples.size() - s <= kMostCompared;) {
+    const size_t common = common_length(samples[s].ids, prompt);
+    if (best == samples.size() || common > out.position) best = s, out.position = common;
+  }
+  const TrainingSample& earlier = samples[best];
+  out.earlier_step = last_step[best];
   if (out.position < prompt.size()) out.found = prompt[out.position];
+  if (out.position < earlier.ids.size()) out.expected = earlier.ids[out.position];
+  const auto sampled_before = [&] {
+    return std::any_of(earlier.step.begin(),
+                       earlier.step.begin() + static_cast<std::ptrdiff_t>(out.position),
+                       [](int32_t s) { return s >= 0; });
+  };
   if (out.position == earlier.ids.size()) {
     out.reason = BreakReason::forked;
-    return out;
-  }
-  out.expected = earlier.ids[out.position];
-  if (out.position < prompt.size()) {
-    out.reason = earlier.step[out.position] >= 0 ? BreakReason::sampled_tokens_changed
-                                                 : BreakReason::context_changed;
-  } else {
+  } else if (out.position == prompt.size()) {
     out.reason = BreakReason::context_shortened;
+  } else if (earlier.step[out.position] >= 0) {
+    out.reason = BreakReason::sampled_tokens_changed;
+  } else {
+    out.reason = sampled_before() ? BreakReason::forked : BreakReason::context_changed;
   }
   return out;
 }
@@ -105,6 +121,7 @@ SplitTrajectory split_trajectory(const std::vector<TrajectoryStep>& steps) {
   // Live samples by length and hash of their ids. Lengths are ordered, so that one walk over a
   // prompt meets them as it grows.
   std::map<size_t, std::unordered_map<uint64_t, Live>> live;
+  std::vector<size_t> last_step;  // of each sample
   for (size_t t = 0; t < steps.size(); ++t) {
     const TrajectoryStep& step = steps[t];
     check(step, t);
@@ -136,18 +153,19 @@ SplitTrajectory split_trajectory(const std::vector<TrajectoryStep>& steps) {
       append_context(out.samples[matched->sample], step.prompt, matched_length);
     } else {
       if (t > 0) {
-        out.breaks.push_back(
-            explain_break(step.prompt, t, out.samples[out.sample_of_step[t - 1]], t - 1));
+        out.breaks.push_back(explain_break(step.prompt, t, out.samples, last_step));
       }
-      matched = Live{out.samples.size(), t};
+      matched = Live{out.samples.size()};
       out.samples.emplace_back();
+      last_step.push_back(t);
       append_context(out.samples.back(), step.prompt, 0);
     }
     append_completion(out.samples[matched->sample], step, t);
     out.sample_of_step.push_back(matched->sample);
+    last_step[matched->sample] = t;
     for (int32_t id : step.completion) hash.push(id);
     const size_t length = step.prompt.size() + step.completion.size();
-    if (length > 0) live[length].insert_or_assign(hash.value(), Live{matched->sample, t});
+    if (length > 0) live[length].insert_or_assign(hash.value(), Live{matched->sample});
   }
   return out;
 }

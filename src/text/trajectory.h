@@ -31,16 +31,16 @@ struct TrainingSample {
 
 enum class BreakReason {
   sampled_tokens_changed,  // the prompt differs from what was sampled: stripped or re-tokenised
-  context_changed,         // it differs in tokens that were given: the context was rebuilt
+  context_changed,         // it differs before anything was sampled: the context was rebuilt
   context_shortened,       // it ends before the earlier tokens do
-  forked,                  // it agrees, but another step with the same tokens goes on from there
+  forked,  // it starts with an earlier step's tokens, from which another step went on
 };
 const char* name_of(BreakReason reason);
 
-// Where a step's prompt stops agreeing with the sample of the step before it.
+// Where a step's prompt stops agreeing with the sample it has most in common with.
 struct PrefixBreak {
   size_t step = 0;          // the step that opened a new sample
-  size_t earlier_step = 0;  // the one its prompt was compared with
+  size_t earlier_step = 0;  // the last step of the sample it was compared with
   size_t position = 0;      // of the first token that differs
   int32_t expected = -1;    // what the earlier tokens hold there; -1: they have ended
   int32_t found = -1;       // what the prompt holds there; -1: it has ended

@@ -49,6 +49,14 @@ std::vector<int32_t> whole_numbers(const Json& json, const char* what) {
   return out;
 }
 
+std::vector<int32_t> token_ids(const Json& json, const char* what) {
+  std::vector<int32_t> out = whole_numbers(json, what);
+  for (int32_t id : out) {
+    if (id < 0) throw Error(fmt::format("\"{}\" holds {}, not a token id", what, id));
+  }
+  return out;
+}
+
 TrajectoryStep read_step(const Json& json) {
   if (!json.IsObject()) throw Error("a step must be an object");
   TrajectoryStep step;
@@ -56,10 +64,13 @@ TrajectoryStep read_step(const Json& json) {
   const Json* completion = member(json, {"completion_ids", "completion", "completion_tokens"});
   if (prompt == nullptr) throw Error("a step has no \"prompt_ids\"");
   if (completion == nullptr) throw Error("a step has no \"completion_ids\"");
-  step.prompt = whole_numbers(*prompt, "prompt_ids");
-  step.completion = whole_numbers(*completion, "completion_ids");
+  step.prompt = token_ids(*prompt, "prompt_ids");
+  step.completion = token_ids(*completion, "completion_ids");
   if (const Json* logprobs = member(json, {"logprobs", "completion_logprobs"})) {
-    for (double v : numbers(*logprobs, "logprobs")) step.logprobs.push_back(static_cast<float>(v));
+    for (double v : numbers(*logprobs, "logprobs")) {
+      if (!std::isfinite(v)) throw Error(fmt::format("\"logprobs\" holds {}", v));
+      step.logprobs.push_back(static_cast<float>(v));
+    }
   } else {
     step.logprobs.assign(step.completion.size(), 0.0f);
   }
@@ -67,7 +78,10 @@ TrajectoryStep read_step(const Json& json) {
     step.versions = whole_numbers(*versions, "versions");
   }
   if (const Json* mask = member(json, {"mask", "loss_mask", "completion_mask"})) {
-    for (double v : numbers(*mask, "mask")) step.loss_mask.push_back(v != 0.0);
+    for (double v : numbers(*mask, "mask")) {
+      if (v != 0.0 && v != 1.0) throw Error(fmt::format("\"mask\" holds {}, not 0 or 1", v));
+      step.loss_mask.push_back(v != 0.0);
+    }
   }
   const size_t n = step.completion.size();
   if (step.logprobs.size() != n || (!step.versions.empty() && step.versions.size() != n) ||

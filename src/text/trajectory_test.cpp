@@ -65,6 +65,12 @@ TEST(Splitter, InterleavedAgentsKeepASampleEach) {
   EXPECT_EQ(split.samples[0].ids, (Ids{1, 2, 3, 4}));
   EXPECT_EQ(split.samples[1].ids, (Ids{50, 51, 52, 53}));
   EXPECT_EQ(split.sample_of_step, (std::vector<size_t>{0, 1, 0, 1}));
+  // A break is explained against the agent it belongs to, not against the step before it.
+  const auto broken =
+      split_trajectory({make_step({1, 5}, {2}), make_step({50}, {51}), make_step({1, 5, 3}, {4})});
+  ASSERT_EQ(broken.breaks.size(), 2u);
+  EXPECT_EQ(broken.breaks[1].earlier_step, 0u);
+  EXPECT_EQ(broken.breaks[1].reason, BreakReason::sampled_tokens_changed);
 }
 
 // A fork: two continuations of one step. The shared tokens are trained in the first alone.
@@ -73,6 +79,8 @@ TEST(Splitter, ASampledTokenIsTrainedOnceWhateverHoldsIt) {
       {make_step({1}, {2, 3}), make_step({1, 2, 3, 4}, {5}), make_step({1, 2, 3, 6}, {7})});
   ASSERT_EQ(split.samples.size(), 2u);
   EXPECT_EQ(split.samples[1].loss_mask, (std::vector<uint8_t>{0, 0, 0, 0, 1}));
+  EXPECT_EQ(split.breaks[0].reason, BreakReason::forked);
+  EXPECT_EQ(split.breaks[0].position, 3u);
 }
 
 TEST(Splitter, TheLongestLivePrefixIsExtended) {

@@ -340,10 +340,14 @@ HWY_INLINE void run_vector(const TokenPlan& plan, const TokenInputs& in, const S
   hn::StoreMaskBits(d, m, chunk.bits[Chunk::trained] + byte);
   hn::StoreMaskBits(d, positive, chunk.bits[Chunk::positive] + byte);
   hn::StoreMaskBits(d, negative, chunk.bits[Chunk::negative] + byte);
-  hn::StoreMaskBits(d, gone, chunk.bits[Chunk::gone] + byte);
-  hn::StoreMaskBits(d, low, chunk.bits[Chunk::low] + byte);
-  hn::StoreMaskBits(d, high, chunk.bits[Chunk::high] + byte);
-  hn::StoreMaskBits(d, kept, chunk.bits[Chunk::kept] + byte);
+  // Few vectors hold a dropped token: the rows start as zeros.
+  if (HWY_UNLIKELY(!hn::AllFalse(d, gone))) {
+    hn::StoreMaskBits(d, gone, chunk.bits[Chunk::gone] + byte);
+    hn::StoreMaskBits(d, low, chunk.bits[Chunk::low] + byte);
+    hn::StoreMaskBits(d, high, chunk.bits[Chunk::high] + byte);
+  }
+  // What is neither dropped nor cut is kept; add_chunk makes that from the other rows.
+  if (!kRatioIsCoefficient) hn::StoreMaskBits(d, kept, chunk.bits[Chunk::kept] + byte);
   if (!kRatioIsCoefficient || !plan.is_mismatch_ratio) {
     hn::Store(coefficient, d, chunk.coefficient + at);
   }
@@ -388,6 +392,13 @@ HWY_INLINE void add_chunk(const TokenPlan& plan, bool ratio_is_coefficient, Chun
   const hn::Rebind<uint16_t, D> du16;
   const size_t lanes = hn::Lanes(d), stride = (lanes + 7) / 8;
   const bool from_ratio = ratio_is_coefficient && plan.is_mismatch_ratio;
+  const size_t bytes = vectors * stride, padded = (bytes + 7) / 8 * 8;
+  if (ratio_is_coefficient) {
+    for (size_t b = 0; b < bytes; ++b) {
+      chunk.bits[Chunk::kept][b] =
+          static_cast<uint8_t>(chunk.bits[Chunk::trained][b] & ~chunk.bits[Chunk::gone][b]);
+    }
+  }
   for (size_t v = 0; v < vectors && !from_ratio; ++v) {
     const V coefficient = hn::Min(hn::Load(d, chunk.coefficient + v * lanes), constant(kSumCap));
     add(t.coefficient, coefficient);
@@ -422,7 +433,6 @@ HWY_INLINE void add_chunk(const TokenPlan& plan, bool ratio_is_coefficient, Chun
     hn::StoreU(hn::DemoteTo(du16, bin), du16, chunk.bins + v * lanes);
   }
   // Counts are bits: eight bytes at a time. Bits beyond the last vector are cleared first.
-  const size_t bytes = vectors * stride, padded = (bytes + 7) / 8 * 8;
   for (auto& row : chunk.bits) std::memset(row + bytes, 0, padded - bytes);
   auto word = [&](Chunk::Bits kind, size_t at) {
     uint64_t out;
@@ -482,6 +492,11 @@ void run_tokens(const TokenPlan& planned, const TokenInputs& inputs, const Seque
   for (size_t begin = 0; begin < n; begin += kChunk) {
     const size_t end = std::min(n, begin + kChunk);
     size_t i = begin;
+    if constexpr (kMetrics) {
+      const size_t bytes = (end - begin + lanes - 1) / lanes * ((lanes + 7) / 8);
+      for (auto row : {Chunk::gone, Chunk::low, Chunk::high})
+        std::memset(chunk.bits[row], 0, bytes);
+    }
     for (; i + lanes <= end; i += lanes) {
       run_vector<kMetrics, kShape, true>(plan, in, seq, i, lanes, t, finite, chunk, i - begin);
     }
