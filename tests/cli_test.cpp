@@ -341,6 +341,17 @@ TEST(ConfigCommand, SaysWhereEachValueCameFrom) {
   }
 }
 
+TEST(Settings, SeveralMayFollowOneSet) {
+  const RunResult both = run_program(
+      {"loss", "explain", "icepop", "--set", "icepop_ratio_low=0.3", "icepop_ratio_high=3"});
+  EXPECT_EQ(both.code, 0) << both;
+  EXPECT_TRUE(contains(both.out, "0.3 <= pi/rollout <= 3")) << both;
+  const RunResult after =
+      run_program({"loss", "explain", "--set", "icepop_ratio_low=0.3", "icepop"});
+  EXPECT_EQ(after.code, 0) << after;
+  EXPECT_TRUE(contains(after.out, "0.3 <= pi/rollout <= 5")) << after;
+}
+
 TEST(ConfigCommand, TakesItsFileAfterSetToo) {
   const TempFolder folder;
   const std::string file = folder.write("run.toml", "[trainer.loss]\npreset = \"dapo\"\n");

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
 
 #include "leeway/presets.h"
 
@@ -12,6 +14,17 @@ struct Program {
   Catalog catalog;
   int exit_code = 0;
 };
+
+// `--set a=1 b=2 FILE`: a list option takes every word after it. A word without an equals sign is
+// no assignment, so it is the positional argument that is still missing.
+inline void reclaim_positional(std::vector<std::string>& sets, std::string& positional) {
+  for (auto word = sets.begin(); word != sets.end() && positional.empty(); ++word) {
+    if (word->find('=') != std::string::npos) continue;
+    positional = *word;
+    sets.erase(word);
+    return;
+  }
+}
 
 void add_loss_list(CLI::App& loss, Program& program);
 void add_loss_explain(CLI::App& loss, Program& program);

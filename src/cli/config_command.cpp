@@ -21,11 +21,11 @@ void add_config(CLI::App& app, Program& program) {
   command
       ->add_option("--set", options->sets,
                    "trainer.loss.key=value; may be repeated, the last of a key counts")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
+      ->type_name("KEY=VALUE");
   command->add_flag("--json", options->json, "Print JSON");
   command->add_flag("--example", options->example, "Print the built-in configuration instead");
   command->callback([&program, options] {
+    if (!options->example) reclaim_positional(options->sets, options->file);
     if (options->file.empty() && !options->example) {
       throw Error("config: name a TOML file, or ask for --example");
     }

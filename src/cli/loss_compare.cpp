@@ -197,8 +197,7 @@ void add_loss_compare(CLI::App& loss, Program& program) {
       ->add_option("--preset", options->presets,
                    "A preset, with settings if need be: grpo:anchor=rollout,eps_high=0.28; may be "
                    "repeated. Default: every native one")
-      ->type_name("PRESET[:KEY=VALUE,..]")
-      ->allow_extra_args(false);
+      ->type_name("PRESET[:KEY=VALUE,..]");
   command->add_option("--target-masked", options->target,
                       "Also find, for each preset, the threshold that masks this share (0.5%)");
   command->add_flag("--json", options->json, "Print JSON");

@@ -54,8 +54,7 @@ void add_loss_eval(CLI::App& loss, Program& program) {
       ->required();
   command
       ->add_option("--set", options->sets, "key=value; may be repeated, the last of a key counts")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
+      ->type_name("KEY=VALUE");
   command->callback([&program, options] {
     LossSpec spec;
     if (!options->config.empty()) {

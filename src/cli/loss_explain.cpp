@@ -5,6 +5,7 @@
 #include "cli/output.h"
 #include "config/config.h"
 #include "core/explain.h"
+#include "leeway/error.h"
 #include "leeway/metrics.h"
 
 namespace leeway {
@@ -72,13 +73,14 @@ void add_loss_explain(CLI::App& loss, Program& program) {
     bool json = false;
   };
   auto options = std::make_shared<Options>();
-  command->add_option("preset", options->preset, "e.g. icepop, grpo+tis, verl/vanilla")->required();
+  command->add_option("preset", options->preset, "e.g. icepop, grpo+tis, verl/vanilla");
   command
       ->add_option("--set", options->sets, "key=value; may be repeated, the last of a key counts")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
+      ->type_name("KEY=VALUE");
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([&program, options] {
+    reclaim_positional(options->sets, options->preset);
+    if (options->preset.empty()) throw Error("loss explain: name a preset; see `leeway loss list`");
     Settings settings;
     for (const std::string& set : options->sets) settings.push_back(parse_assignment(set));
     refuse_second_preset(settings);
