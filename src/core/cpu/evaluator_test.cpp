@@ -33,12 +33,7 @@ void expect_agrees(const NamedPreset& preset, const Batch& batch, Evaluator& eva
                    const std::string& where, bool on_bin_edges = false) {
   const LossSpec spec = catalog.make_spec(preset.preset, preset.settings);
   MetricSums expected_sums, sums;
-  LossResult expected;
-  try {
-    expected = evaluate_reference(spec, batch.view(), {}, &expected_sums);
-  } catch (const Error&) {
-    return;  // a foreign preset that looks at masked garbage
-  }
+  const LossResult expected = evaluate_reference(spec, batch.view(), {}, &expected_sums);
   const FloatBatch floats(batch);
   std::vector<float> grad(batch.pi.size(), -77.0f);
   const double loss = evaluator.evaluate(spec, floats.view(), grad, {}, &sums);
