@@ -86,6 +86,12 @@ JsonWriter& JsonWriter::value(double number) {
   fmt::format_to(std::back_inserter(text_), "{}", number);
   return *this;
 }
+JsonWriter& JsonWriter::value(float number) {
+  if (!std::isfinite(number)) return null();
+  separate();
+  fmt::format_to(std::back_inserter(text_), "{}", number);
+  return *this;
+}
 JsonWriter& JsonWriter::value(std::string_view text) {
   separate();
   text_ += '"';

@@ -29,6 +29,7 @@ class JsonWriter {
   JsonWriter& end_array();
   JsonWriter& key(std::string_view name);
   JsonWriter& value(double number);
+  JsonWriter& value(float number);  // shortest that reads back to the same float
   JsonWriter& value(std::string_view text);
   JsonWriter& value(const char* text) { return value(std::string_view(text)); }
   JsonWriter& value(bool flag);

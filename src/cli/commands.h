@@ -34,6 +34,9 @@ void add_loss_compare(CLI::App& loss, Program& program);
 void add_config(CLI::App& app, Program& program);
 void add_tokenize(CLI::App& app, Program& program);
 void add_render(CLI::App& app, Program& program);
+void add_init(CLI::App& app, Program& program);
+void add_logprobs(CLI::App& app, Program& program);
+void add_generate(CLI::App& app, Program& program);
 void add_trajectory(CLI::App& app, Program& program);
 
 }  // namespace leeway

@@ -54,6 +54,9 @@ int main(int argc, char** argv) {
   leeway::add_loss_eval(*loss, program);
   leeway::add_loss_check(*loss, program);
   leeway::add_loss_compare(*loss, program);
+  leeway::add_init(app, program);
+  leeway::add_logprobs(app, program);
+  leeway::add_generate(app, program);
   leeway::add_tokenize(app, program);
   leeway::add_render(app, program);
   leeway::add_trajectory(app, program);

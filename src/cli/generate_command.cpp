@@ -1,0 +1,149 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/json.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/token_lists.h"
+#include "engine/engine.h"
+#include "leeway/error.h"
+
+namespace leeway {
+namespace {
+
+struct Options {
+  std::string model, tokens, precision = "float32";
+  int64_t max_new_tokens = 0, samples = 1;
+  SamplingSettings sampling;
+  uint64_t seed = 0;
+  bool stop_at_eos = false;
+  std::vector<int32_t> stop_ids;
+  EngineOptions engine;
+};
+
+Precision precision_of(const std::string& name) {
+  return name == "bf16" ? Precision::bf16 : name == "int8" ? Precision::int8 : Precision::float32;
+}
+
+void write_completions(const std::vector<FinishedSample>& completions) {
+  JsonWriter json;
+  const auto lists = [&](const char* key, auto member, auto write) {
+    json.key(key).begin_array();
+    for (const FinishedSample& completion : completions) {
+      json.begin_array();
+      for (const auto& value : completion.*member) write(value);
+      json.end_array();
+    }
+    json.end_array();
+  };
+  const auto logprob = [&](float value) { json.value(value); };
+  json.begin_object();
+  lists("tokens", &FinishedSample::ids, [&](int32_t id) { json.value(static_cast<double>(id)); });
+  lists("logprobs", &FinishedSample::raw_logprobs, logprob);
+  lists("processed_logprobs", &FinishedSample::processed_logprobs, logprob);
+  json.key("finish").begin_array();
+  for (const FinishedSample& completion : completions) json.value(name_of(completion.finish));
+  json.end_array().end_object();
+  print(json.text() + "\n");
+}
+
+void run(const Options& options) {
+  check_sampling(options.sampling);
+  const Parameters parameters = load_parameters(options.model);
+  const auto prompts = read_token_lists(options.tokens, parameters.config());
+  EngineOptions engine_options = options.engine;
+  engine_options.precision = precision_of(options.precision);
+  Engine engine(parameters, 0, engine_options);
+  std::vector<int32_t> stop_ids = options.stop_ids;
+  if (options.stop_at_eos) {
+    const auto& eos = parameters.config().eos_token_id;
+    if (eos.empty()) {
+      throw Error(
+          fmt::format("{}/config.json has no eos_token_id to stop at; name ids with "
+                      "--stop-id",
+                      options.model));
+    }
+    stop_ids.insert(stop_ids.end(), eos.begin(), eos.end());
+  }
+  // Each prompt draws from its own stream, whatever the others are.
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    try {
+      engine.submit({.prompt = prompts[i],
+                     .samples = options.samples,
+                     .max_new_tokens = options.max_new_tokens,
+                     .sampling = options.sampling,
+                     .stop_ids = stop_ids,
+                     .seed = options.seed + i});
+    } catch (const Error& error) {
+      throw Error(fmt::format("{}: tokens[{}]: {}", options.tokens, i, error.what()));
+    }
+  }
+  Progress progress("generate", "tokens");
+  const auto start = std::chrono::steady_clock::now();
+  const auto most = prompts.size() * static_cast<size_t>(options.samples * options.max_new_tokens);
+  size_t sampled = 0;
+  std::vector<FinishedSample> completions;
+  while (!engine.idle()) {
+    sampled += static_cast<size_t>(engine.step().sampled);
+    for (FinishedSample& completion : engine.take_finished()) {
+      completions.push_back(std::move(completion));
+    }
+    progress.update(sampled, most);
+  }
+  std::sort(completions.begin(), completions.end(),
+            [](const FinishedSample& a, const FinishedSample& b) {
+              return std::pair(a.request, a.sample) < std::pair(b.request, b.sample);
+            });
+  write_completions(completions);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  say(fmt::format("{} tokens in {:.2f} s, {:.0f} tokens/s", sampled, seconds,
+                  static_cast<double>(sampled) / std::max(seconds, 1e-9)));
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Program&) {
+  auto* command = app.add_subcommand(
+      "generate",
+      "Samples new tokens after each prompt. Reads {\"tokens\": [[1, 2, ..], ..]}, prints\n"
+      "{\"tokens\": new ids, \"logprobs\": of the model's own distribution, as `leeway logprobs` "
+      "gives\nthem, \"processed_logprobs\": after temperature and filters, \"finish\"}, a list "
+      "each\nper prompt (and sample).");
+  auto options = std::make_shared<Options>();
+  command->add_option("--model", options->model, "Hugging Face folder (Qwen3, Qwen2, Llama)")
+      ->required();
+  command->add_option("--tokens", options->tokens, "JSON file with prompts, or - for stdin")
+      ->required();
+  command->add_option("--max-new-tokens", options->max_new_tokens, "Tokens to sample, at most")
+      ->required()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  command->add_option("--temperature", options->sampling.temperature, "0: greedy")
+      ->capture_default_str();
+  command->add_option("--top-k", options->sampling.top_k, "0: off")->capture_default_str();
+  command->add_option("--top-p", options->sampling.top_p, "1: off")->capture_default_str();
+  command->add_option("--min-p", options->sampling.min_p, "0: off")->capture_default_str();
+  command->add_option("--seed", options->seed, "Prompt i uses seed + i: same seed, same tokens")
+      ->capture_default_str();
+  command->add_option("--samples", options->samples, "Completions of each prompt")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  command->add_option("--stop-id", options->stop_ids, "Ids that end a completion");
+  command->add_flag("--stop-at-eos", options->stop_at_eos, "End at the model's eos_token_id");
+  command->add_option("--precision", options->precision, "Of the weights while sampling")
+      ->check(CLI::IsMember({"float32", "bf16", "int8"}))
+      ->capture_default_str();
+  command
+      ->add_option("--kv-bytes", options->engine.kv_bytes,
+                   "Memory for keys and values; requests beyond it wait")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50))
+      ->capture_default_str();
+  command->add_option("--threads", options->engine.threads, "0: one per core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace leeway

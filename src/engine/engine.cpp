@@ -1,0 +1,222 @@
+#include "engine/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "base/thread_pool.h"
+#include "engine/checks.h"
+#include "engine/scheduler.h"
+#include "leeway/error.h"
+#include "model/cpu_decoder.h"
+
+namespace leeway {
+namespace {
+
+// Fewer logits than this are sampled faster by one thread than others are woken.
+constexpr int64_t kLogitsWorthATeam = 4096;
+
+}  // namespace
+
+struct Engine::Impl {
+  struct Arrival {
+    int64_t id;
+    Request request;
+  };
+
+  const EngineOptions options;
+  const ModelConfig config;
+  const RequestLimits limits;
+
+  // What other threads hand in and take out.
+  mutable std::mutex mutex;
+  int64_t next_id = 0;
+  std::vector<Arrival> arrivals;
+  std::vector<int64_t> cancels;
+  std::shared_ptr<const Parameters> new_weights;
+  int64_t new_version = 0;
+  std::unordered_map<int64_t, int64_t> open;  // request: samples that have not ended
+  std::vector<FinishedSample> finished;
+
+  // The stepping thread's own.
+  ThreadPool pool;
+  KvStore kv;
+  SamplingDecoder decoder;
+  Scheduler scheduler;
+  int64_t version;
+  std::vector<Sampler> samplers;  // [threads]
+  std::vector<Arrival> taken_arrivals;
+  std::vector<int64_t> taken_cancels;
+  AlignedVector<float> logits;
+  std::vector<Drawn> drawn;
+  std::vector<FinishedSample> ended;
+
+  Impl(const Parameters& weights, int64_t first_version, const EngineOptions& given)
+      : options(given),
+        config(weights.config()),
+        limits(limits_of(config, options)),
+        pool(options.threads),
+        kv(config, limits.blocks),
+        decoder(config, options.precision),
+        scheduler(limits.blocks, options.max_sequences, options.max_rows_per_step),
+        version(first_version),
+        samplers(static_cast<size_t>(pool.threads())) {
+    decoder.load(pool, weights);
+  }
+
+  void take_what_came_in();
+  void draw(const StepRows& pass);
+  void publish();
+  std::string failure(const StepRows& pass) const;
+  StepReport step();
+};
+
+void Engine::Impl::take_what_came_in() {
+  std::shared_ptr<const Parameters> weights;
+  {
+    const std::lock_guard lock(mutex);
+    std::swap(arrivals, taken_arrivals);
+    std::swap(cancels, taken_cancels);
+    std::swap(new_weights, weights);
+    if (weights) version = new_version;
+  }
+  for (Arrival& arrival : taken_arrivals) scheduler.enqueue(arrival.id, std::move(arrival.request));
+  for (const int64_t id : taken_cancels) scheduler.cancel(id, ended);
+  taken_arrivals.clear();
+  taken_cancels.clear();
+  if (!weights) return;
+  decoder.load(pool, *weights);
+  if (options.kv_after_swap == KvAfterSwap::recompute) scheduler.restart();
+}
+
+// Each token from its own row and its own random numbers: who draws it does not matter.
+void Engine::Impl::draw(const StepRows& pass) {
+  const size_t vocabulary = static_cast<size_t>(limits.vocabulary);
+  const int64_t count = static_cast<int64_t>(pass.draws.size());
+  drawn.resize(pass.draws.size());
+  const auto draw_one = [&](int64_t i, Sampler& sampler) {
+    const Draw& draw = pass.draws[i];
+    const std::span<const float> row(logits.data() + draw.logits * limits.vocabulary, vocabulary);
+    drawn[i].failure.clear();
+    try {
+      drawn[i].token = sampler.sample(row, draw.request->request.sampling, draw.sample->rng);
+    } catch (const Error& error) {
+      drawn[i].failure = error.what();
+    }
+  };
+  if (count == 1 || count * limits.vocabulary < kLogitsWorthATeam) {
+    for (int64_t i = 0; i < count; ++i) draw_one(i, samplers[0]);
+    return;
+  }
+  const auto members = [&](Team& team) {
+    team.for_each(count, [&](int64_t i) { draw_one(i, samplers[team.rank()]); });
+  };
+  pool.run_team(std::cref(members));
+}
+
+// Empty when every draw gave a token.
+std::string Engine::Impl::failure(const StepRows& pass) const {
+  std::string message;
+  const ScheduledRequest* last = nullptr;
+  int64_t failed = 0;
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    if (drawn[i].failure.empty() || pass.draws[i].request == last) continue;
+    last = pass.draws[i].request;
+    if (failed++ > 0) continue;
+    const FinishedSample& result = pass.draws[i].sample->result;
+    message = fmt::format(
+        "request {}, sample {}, token {}, weights of version {}: {}; the request is removed",
+        result.request, result.sample, result.ids.size(), version, drawn[i].failure);
+  }
+  if (failed > 1) message += fmt::format(", and {} others that failed alike", failed - 1);
+  return message;
+}
+
+void Engine::Impl::publish() {
+  if (ended.empty()) return;
+  const std::lock_guard lock(mutex);
+  for (FinishedSample& result : ended) {
+    const auto left = open.find(result.request);
+    LEEWAY_CHECK(left != open.end(), "a sample ended that was never asked for");
+    if (--left->second == 0) open.erase(left);
+    finished.push_back(std::move(result));
+  }
+  ended.clear();
+}
+
+StepReport Engine::Impl::step() {
+  take_what_came_in();
+  scheduler.admit();
+  const StepRows& pass = scheduler.plan();
+  std::string message;
+  if (!pass.tokens.empty()) {
+    const size_t wanted = pass.logit_rows.size() * static_cast<size_t>(limits.vocabulary);
+    if (logits.size() < wanted) logits.resize(wanted);
+    decoder.run(pool, pass.tokens, pass.sequences, kv, pass.logit_rows, logits.data());
+    draw(pass);
+    message = failure(pass);
+    for (const BlockCopy& copy : scheduler.commit(drawn, version, ended)) {
+      kv.copy_block(copy.from, copy.to);
+    }
+  }
+  publish();
+  if (!message.empty()) throw Error(message);
+
+  StepReport report;
+  report.prompt_rows = pass.prompt_rows;
+  report.decode_rows = pass.decode_rows;
+  report.sampled = static_cast<int64_t>(pass.draws.size());
+  report.running = scheduler.running();
+  report.queued = scheduler.queued();
+  report.free_blocks = scheduler.pool().free();
+  report.version = version;
+  return report;
+}
+
+Engine::Engine(const Parameters& weights, int64_t version, const EngineOptions& options)
+    : impl_(std::make_unique<Impl>(weights, version, options)) {}
+
+Engine::~Engine() = default;
+
+int64_t Engine::submit(Request request) {
+  check_request(request, impl_->limits);
+  const std::lock_guard lock(impl_->mutex);
+  const int64_t id = impl_->next_id++;
+  impl_->open.emplace(id, request.samples);
+  impl_->arrivals.push_back({id, std::move(request)});
+  return id;
+}
+
+bool Engine::cancel(int64_t request) {
+  const std::lock_guard lock(impl_->mutex);
+  if (!impl_->open.contains(request)) return false;
+  impl_->cancels.push_back(request);
+  return true;
+}
+
+void Engine::update_weights(std::shared_ptr<const Parameters> weights, int64_t version) {
+  LEEWAY_CHECK(weights != nullptr, "weights are needed");
+  check_same_network(impl_->config, weights->config());
+  const std::lock_guard lock(impl_->mutex);
+  impl_->new_weights = std::move(weights);
+  impl_->new_version = version;
+}
+
+StepReport Engine::step() { return impl_->step(); }
+
+std::vector<FinishedSample> Engine::take_finished() {
+  const std::lock_guard lock(impl_->mutex);
+  return std::exchange(impl_->finished, {});
+}
+
+bool Engine::idle() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->open.empty() && impl_->new_weights == nullptr;
+}
+
+int64_t Engine::blocks() const { return impl_->limits.blocks; }
+
+}  // namespace leeway

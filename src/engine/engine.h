@@ -1,0 +1,84 @@
+// The sampling engine: requests in, tokens out, many at a time.
+//
+// Invariants:
+// - Every submitted sample ends in exactly one FinishedSample: stop, length or cancelled.
+// - A request is admitted when blocks for all its samples at full length are free; it then never
+//   waits for memory again, so that nothing is evicted and nothing deadlocks. Admission is in order
+//   of submission.
+// - A token's draw depends on the request's seed, its sample number, its place in the sample and
+//   the logits; with the decoder's bitwise guarantees this means: same seed, same tokens, whatever
+//   else is in the batch.
+// - Each token carries the policy version whose weights gave its logits.
+//
+// Threads: one thread calls `step`; everything else may be called from any thread at any time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/request.h"
+#include "kernels/matmul.h"
+#include "model/parameters.h"
+
+namespace leeway {
+
+// What becomes of the keys and values of running requests when weights are swapped: kept (the field
+// does this; the next tokens are sampled from a mixture of both policies' states), or computed
+// again with the new weights (the next tokens are exactly the new policy's).
+enum class KvAfterSwap { keep, recompute };
+
+struct EngineOptions {
+  Precision precision = Precision::float32;
+  int threads = 0;                      // 0: one per core
+  int64_t kv_bytes = int64_t{1} << 30;  // memory for keys and values
+  int64_t max_rows_per_step = 512;      // prompt and decode rows of one pass
+  int64_t max_sequences = 256;          // samples running at a time
+  KvAfterSwap kv_after_swap = KvAfterSwap::keep;
+};
+
+// What one step did.
+struct StepReport {
+  int64_t prompt_rows = 0;  // prefilled
+  int64_t decode_rows = 0;
+  int64_t sampled = 0;  // tokens
+  int64_t running = 0;  // samples after the step
+  int64_t queued = 0;   // samples waiting for memory or a place
+  int64_t free_blocks = 0;
+  int64_t version = 0;
+};
+
+class Engine {
+ public:
+  // Throws Error for options out of range. At most as many blocks are made as max_sequences of the
+  // model's greatest length can use.
+  Engine(const Parameters& weights, int64_t version, const EngineOptions& options);
+  ~Engine();
+
+  // Returns the request's number. Throws Error for a prompt that is empty or does not fit the model
+  // with its new tokens (max_position_embeddings), for ids outside the vocabulary, for more samples
+  // than max_sequences, for settings out of range, and for a request that would not fit the memory
+  // even alone.
+  int64_t submit(Request request);
+  // Its unfinished samples end as cancelled with the tokens they have. Unknown or finished: false.
+  bool cancel(int64_t request);
+  // The next step samples with these weights. Weights of another config are refused (Error). A
+  // second call before that step replaces the first.
+  void update_weights(std::shared_ptr<const Parameters> weights, int64_t version);
+
+  // Takes pending cancellations and weights, admits, runs one pass, samples. Does nothing when
+  // idle. Throws Error naming a request whose logits are no distribution (weights that are or lead
+  // to NaN or infinity): its unfinished samples end as cancelled, without a token of this step; all
+  // others have their token, and the next step goes on with them.
+  StepReport step();
+  // Samples that ended since the last call, in the order they ended.
+  std::vector<FinishedSample> take_finished();
+  bool idle() const;       // nothing running, queued or pending
+  int64_t blocks() const;  // of the key/value store, each of kBlockKeys positions
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace leeway

@@ -1,0 +1,75 @@
+// From a row of logits to a token.
+//
+// The order of the filters is that of transformers: temperature, then top-k, then top-p, then
+// min-p. (vLLM puts min-p first, so that there top-p counts the mass that min-p has left.) In
+// detail:
+// - top-k keeps the k largest logits; ties at the k-th place are all kept.
+// - top-p keeps the most likely tokens, one by one, until their share of what top-k has left
+//   reaches top_p; reaching it exactly is enough. Of equal logits the lower id comes first.
+// - min-p keeps what is at least min_p times as likely as the most likely token.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+
+namespace leeway {
+
+struct SamplingSettings {
+  float temperature = 1.0f;  // 0: the most likely token, the first of equals
+  int64_t top_k = 0;         // 0: off
+  float top_p = 1.0f;        // 1: off
+  float min_p = 0.0f;        // 0: off
+  bool truncates() const { return top_k > 0 || top_p < 1.0f || min_p > 0.0f; }
+};
+// Throws Error naming the setting and its value.
+void check_sampling(const SamplingSettings& settings);
+
+// The random numbers of one sample of a request, the n-th for its n-th token. They depend on
+// nothing else, so that sample i of a request is the same however many samples were asked for.
+Rng sample_stream(uint64_t seed, int64_t sample);
+
+// One sampled token. The two log-probabilities belong to two distributions:
+// - `raw_logprob`: softmax of the logits as the model gives them (temperature 1, no filter). This
+//   is what a trainer computes.
+// - `processed_logprob`: the distribution the token was really drawn from, after temperature and
+//   filters. At temperature 0 it is 0: the draw was certain.
+struct SampledToken {
+  int32_t id = 0;
+  float raw_logprob = 0.0f;
+  float processed_logprob = 0.0f;
+};
+
+// Reusable buffers; one per thread.
+class Sampler {
+ public:
+  // `logits` [V]. Draws one uniform number from `rng` per call, whatever the settings, so that the
+  // n-th token of a request uses the n-th number. Without filters, processed_logprob has the bits
+  // of kernels' row_softmax at this temperature. A logit of minus infinity is never drawn. Throws
+  // Error for NaN, plus infinity, and a row without a finite logit.
+  SampledToken sample(std::span<const float> logits, const SamplingSettings& settings, Rng& rng);
+
+ private:
+  // Kept tokens are a beginning of the order "larger logits first, of equals lower ids first":
+  // those up to and with this place.
+  struct Cut {
+    float logit;
+    int64_t id;
+  };
+  float kth_largest(std::span<const float> logits, int64_t k);
+  Cut nucleus(std::span<const float> logits, float least, float inverse, float shift, float top_p);
+  void filter(std::span<const float> logits, const SamplingSettings& settings, int64_t largest);
+  int64_t draw(double uniform);
+
+  std::vector<float> weights_;  // [V], relative to the most likely token; 0: filtered out
+  std::vector<float> sums_;     // of runs of weights_
+  double total_ = 0.0;          // of sums_
+  std::vector<float> largest_;
+  std::vector<double> bins_;
+  std::vector<int32_t> order_;
+};
+
+}  // namespace leeway

@@ -1,0 +1,57 @@
+// Causal attention over keys and values that lie in blocks of 16 positions.
+//
+// A query's result is computed in one fixed order (scores along the head dimension, the sum of
+// exponentials and the weighted values along the keys), whoever else is computed beside it and
+// however the blocks are spread in memory. Training, prefill and decode call this one function.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/thread_pool.h"
+#include "kernels/rows.h"
+
+namespace leeway {
+
+inline constexpr int64_t kBlockKeys = 16;
+
+// Keys and values of one layer. A block holds, for each key/value head, keys transposed
+// [head_dim][16] and then values [16][head_dim].
+struct KvBlocks {
+  float* data = nullptr;
+  int64_t block_stride = 0;  // floats from one block to the next
+  static int64_t block_floats(const HeadLayout& layout) {
+    return 2 * kBlockKeys * layout.kv_width();
+  }
+};
+
+// Consecutive rows of one sequence within a pass: row `first_row + i` sits at position
+// `first_position + i` and sees keys 0 .. first_position + i. `blocks` are the block numbers of the
+// sequence, enough for all of its keys.
+struct SequenceRows {
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  int64_t first_position = 0;
+  const int32_t* blocks = nullptr;
+};
+
+// Writes the rows' keys (`k`, [rows, kv_width]) and values (columns of `v`, rows `ldv` apart) to
+// their positions. The unused end of a sequence's last block is set to zero when its first key is
+// written.
+void store_kv(Team& team, const HeadLayout& layout, std::span<const SequenceRows> sequences,
+              const float* k, const float* v, int64_t ldv, const KvBlocks& kv);
+
+// out [rows, query_width] from q [rows, query_width] (already scaled). `log_sums` [rows,
+// query_heads], unless null, receives log sum exp of the scores, for the gradient.
+void attend(Team& team, const HeadLayout& layout, std::span<const SequenceRows> sequences,
+            const float* q, const KvBlocks& kv, float* out, float* log_sums = nullptr);
+
+// The gradient for whole sequences (first_position 0): from out and dout to dq [rows, query_width],
+// dk [rows, kv_width] and dv (columns, rows `lddv` apart), all written. k [rows, kv_width] and v
+// (columns, `ldv` apart) are those stored. No result depends on the number of threads.
+void attend_backward(Team& team, const HeadLayout& layout, std::span<const SequenceRows> sequences,
+                     const float* q, const float* k, const float* v, int64_t ldv, const float* out,
+                     const float* dout, const float* log_sums, float* dq, float* dk, float* dv,
+                     int64_t lddv);
+
+}  // namespace leeway

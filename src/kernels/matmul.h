@@ -1,0 +1,80 @@
+// Matrix products whose results do not depend on what else is computed.
+//
+// Every output element is one chain of fused multiply-adds over k = 0, 1, .. K-1, begun at zero, at
+// the old value or at a bias. Vector lanes and register tiles lie over outputs alone, so that an
+// element has the same bits whatever the number of rows, their order, the blocking, the thread
+// count, and whether the weights were packed before or on the way. (Between SIMD levels bits may
+// differ: without FMA each step rounds twice.)
+//
+// Functions are called by all members of a team with the same arguments and return when all of the
+// result is there. Matrices are row-major unless strides say otherwise.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/aligned.h"
+#include "base/thread_pool.h"
+
+namespace leeway {
+
+enum class Precision { float32, bf16, int8 };
+const char* name_of(Precision precision);
+
+// Element (i, j) of a matrix of float32 or, with `bf16`, of the upper halves of float32.
+struct Operand {
+  const void* data = nullptr;
+  int64_t row_stride = 0;
+  int64_t column_stride = 1;
+  bool bf16 = false;
+};
+inline Operand rows_of(const float* data, int64_t width) { return {data, width, 1, false}; }
+inline Operand columns_of(const float* data, int64_t width) { return {data, 1, width, false}; }
+
+enum class Start { zero, old_value };
+
+// C[M, N] = (Start) + A[M, K] B[K, N]. `a` is float32. C's rows are `ldc` apart.
+void gemm(Team& team, int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, float* c,
+          int64_t ldc, Start start = Start::zero);
+
+// Weights [N, K] laid out for products with any number of rows, in panels of 32 outputs. In int8
+// each output has a scale, the largest magnitude of its row / 127.
+class PackedMatrix {
+ public:
+  // One row-major [outputs, inputs] matrix of a stack.
+  struct Part {
+    const float* data;
+    int64_t outputs;
+  };
+
+  // Sizes the matrix for parts stacked over their outputs; `pack` then fills it, as often as the
+  // weights change.
+  PackedMatrix() = default;
+  PackedMatrix(Precision precision, int64_t outputs, int64_t inputs);
+  void pack(Team& team, std::span<const Part> parts);
+
+  Precision precision() const { return precision_; }
+  int64_t outputs() const { return outputs_; }
+  int64_t inputs() const { return inputs_; }
+  size_t bytes() const;
+  // What the weights of one output became. [inputs]
+  void row(int64_t output, float* to) const;
+
+  const std::byte* panel(int64_t index) const;
+  const float* scales() const { return scales_.data(); }
+
+ private:
+  size_t panel_bytes() const;
+  Precision precision_ = Precision::float32;
+  int64_t outputs_ = 0, inputs_ = 0;
+  AlignedVector<std::byte> panels_;
+  AlignedVector<float> scales_;  // int8: [outputs rounded up]
+};
+
+// Y[rows, N] = X[rows, K] W^T, begun at zero, at Y, or at `bias` [N] if given (then `start` is
+// zero). X's rows are `ldx` apart, Y's `ldy`. In float32 the bits are those of `gemm`.
+void product(Team& team, const float* x, int64_t rows, int64_t ldx, const PackedMatrix& w, float* y,
+             int64_t ldy, Start start = Start::zero, const float* bias = nullptr);
+
+}  // namespace leeway

@@ -1,0 +1,281 @@
+#include "model/cpu_decoder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "leeway/error.h"
+#include "model/layer.h"
+#include "model/workspace.h"
+
+namespace leeway {
+namespace {
+
+// Angle per position of each rotated pair, in float32 as the models were trained with.
+std::vector<float> inverse_frequencies(const ModelConfig& config) {
+  std::vector<float> frequencies;
+  for (int64_t i = 0; i < config.head_dim; i += 2) {
+    const float exponent = static_cast<float>(i) / static_cast<float>(config.head_dim);
+    float frequency = 1.0f / std::pow(static_cast<float>(config.rope_theta), exponent);
+    if (config.llama3_rope) {
+      // Long waves are stretched, short ones kept, those between blended.
+      const Llama3Rope& rope = *config.llama3_rope;
+      const double wavelength = 2.0 * 3.14159265358979323846 / static_cast<double>(frequency);
+      const auto original = static_cast<double>(rope.original_max_position_embeddings);
+      const double low = original / rope.low_freq_factor, high = original / rope.high_freq_factor;
+      if (wavelength > low) {
+        frequency = static_cast<float>(static_cast<double>(frequency) / rope.factor);
+      } else if (wavelength >= high) {
+        const double smooth = (original / wavelength - rope.low_freq_factor) /
+                              (rope.high_freq_factor - rope.low_freq_factor);
+        const auto f = static_cast<double>(frequency);
+        frequency = static_cast<float>((1.0 - smooth) * f / rope.factor + smooth * f);
+      }
+    }
+    frequencies.push_back(frequency);
+  }
+  return frequencies;
+}
+
+}  // namespace
+
+RopeTable::RopeTable(const ModelConfig& config, int64_t count) {
+  const std::vector<float> frequencies = inverse_frequencies(config);
+  cosines.reserve(static_cast<size_t>(count) * frequencies.size());
+  sines.reserve(cosines.capacity());
+  for (int64_t position = 0; position < count; ++position) {
+    for (float frequency : frequencies) {
+      const auto angle = static_cast<double>(static_cast<float>(position) * frequency);
+      cosines.push_back(static_cast<float>(std::cos(angle)));
+      sines.push_back(static_cast<float>(std::sin(angle)));
+    }
+  }
+}
+
+KvStore::KvStore(const ModelConfig& config, int64_t blocks)
+    : layers_(config.num_hidden_layers),
+      block_floats_(2 * kBlockKeys * config.num_key_value_heads * config.head_dim),
+      blocks_(blocks),
+      data_(AlignedAllocator<float>().allocate(
+          static_cast<size_t>(layers_ * block_floats_ * blocks))) {}
+
+size_t KvStore::block_bytes(const ModelConfig& config) {
+  return static_cast<size_t>(2 * kBlockKeys * config.num_key_value_heads * config.head_dim *
+                             config.num_hidden_layers) *
+         sizeof(float);
+}
+
+KvBlocks KvStore::layer(int64_t layer) {
+  return {data_.get() + layer * block_floats_, layers_ * block_floats_};
+}
+
+void KvStore::copy_block(int32_t from, int32_t to) {
+  const int64_t stride = layers_ * block_floats_;
+  std::memcpy(data_.get() + to * stride, data_.get() + from * stride,
+              static_cast<size_t>(stride) * sizeof(float));
+}
+
+struct SamplingDecoder::Impl {
+  struct Layer {
+    PackedMatrix qkv, o, gate_up, down;
+    // Norms and biases lie in `small`; filled by `load`.
+    LayerWeights weights{};
+  };
+
+  Impl(const ModelConfig& model, Precision precision)
+      : config(model),
+        pass(make_pass(model)),
+        head(precision, model.vocab_size, model.hidden_size) {
+    const int64_t queries = pass.layout.query_width();
+    layers.resize(static_cast<size_t>(config.num_hidden_layers));
+    for (Layer& layer : layers) {
+      layer.qkv = PackedMatrix(precision, pass.layout.width(), config.hidden_size);
+      layer.o = PackedMatrix(precision, config.hidden_size, queries);
+      layer.gate_up = PackedMatrix(precision, 2 * config.intermediate_size, config.hidden_size);
+      layer.down = PackedMatrix(precision, config.hidden_size, config.intermediate_size);
+    }
+    if (!config.tie_word_embeddings) {
+      embedding = PackedMatrix(precision, config.vocab_size, config.hidden_size);
+    }
+  }
+
+  const PackedMatrix& embedding_rows() const {
+    return config.tie_word_embeddings ? head : embedding;
+  }
+
+  // Angles up to `positions`, made as far as sequences go rather than as far as the model could.
+  void extend_rope(int64_t count) {
+    if (count <= rope_positions) return;
+    rope_positions = std::min(config.max_position_embeddings, std::max(count, 2 * rope_positions));
+    rope = RopeTable(config, rope_positions);
+  }
+
+  ModelConfig config;
+  Pass pass;
+  std::vector<Layer> layers;
+  PackedMatrix head, embedding;
+  std::vector<AlignedVector<float>> small;
+  const float* final_norm = nullptr;
+  int64_t rope_positions = 0;
+  RopeTable rope{config, 0};
+
+  // Workspace, as large as the largest pass so far.
+  AlignedVector<float> floats;
+  std::vector<int32_t> positions;
+};
+
+SamplingDecoder::SamplingDecoder(const ModelConfig& config, Precision precision)
+    : impl_(std::make_unique<Impl>(config, precision)) {}
+SamplingDecoder::~SamplingDecoder() = default;
+
+void SamplingDecoder::load(ThreadPool& pool, const Parameters& parameters) {
+  Impl& impl = *impl_;
+  const auto network = network_of(parameters);
+  const ModelConfig& config = impl.config;
+  impl.small.clear();
+  const auto keep = [&](const float* from, int64_t size) -> const float* {
+    if (from == nullptr) return nullptr;
+    impl.small.emplace_back(from, from + size);
+    return impl.small.back().data();
+  };
+  for (size_t i = 0; i < impl.layers.size(); ++i) {
+    Impl::Layer& layer = impl.layers[i];
+    LayerWeights raw = raw_layer(config, network.layers[i]);
+    pool.run_team([&](Team& team) {
+      const auto pack = [&](PackedMatrix& matrix, const Linear& linear) {
+        matrix.pack(team, {linear.parts.data(), static_cast<size_t>(linear.part_count)});
+      };
+      pack(layer.qkv, raw.qkv);
+      pack(layer.o, raw.o);
+      pack(layer.gate_up, raw.gate_up);
+      pack(layer.down, raw.down);
+    });
+    raw.input_norm = keep(raw.input_norm, config.hidden_size);
+    raw.post_norm = keep(raw.post_norm, config.hidden_size);
+    raw.q_norm = keep(raw.q_norm, config.head_dim);
+    raw.k_norm = keep(raw.k_norm, config.head_dim);
+    for (Linear* linear : {&raw.qkv, &raw.o}) {
+      for (size_t part = 0; part < linear->parts.size(); ++part) {
+        linear->biases[part] = keep(linear->biases[part], linear->parts[part].outputs);
+      }
+    }
+    raw.qkv.packed = &layer.qkv, raw.o.packed = &layer.o;
+    raw.gate_up.packed = &layer.gate_up, raw.down.packed = &layer.down;
+    for (Linear* linear : {&raw.qkv, &raw.o, &raw.gate_up, &raw.down}) {
+      for (PackedMatrix::Part& part : linear->parts) part.data = nullptr;
+    }
+    layer.weights = raw;
+  }
+  impl.final_norm = keep(network.final_norm, config.hidden_size);
+  pool.run_team([&](Team& team) {
+    const PackedMatrix::Part head{network.head, config.vocab_size};
+    impl.head.pack(team, {&head, 1});
+    const PackedMatrix::Part rows{network.embedding, config.vocab_size};
+    if (!config.tie_word_embeddings) impl.embedding.pack(team, {&rows, 1});
+  });
+}
+
+size_t SamplingDecoder::weight_bytes() const {
+  size_t bytes = impl_->head.bytes() + impl_->embedding.bytes();
+  for (const auto& layer : impl_->layers) {
+    bytes += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+  }
+  for (const auto& vector : impl_->small) bytes += vector.size() * sizeof(float);
+  return bytes;
+}
+
+void SamplingDecoder::run(ThreadPool& pool, std::span<const int32_t> tokens,
+                          std::span<const SequenceRows> sequences, KvStore& kv,
+                          std::span<const int32_t> logit_rows, float* logits) {
+  Impl& impl = *impl_;
+  LEEWAY_CHECK(impl.final_norm != nullptr, "weights are loaded before a pass");
+  const auto rows = static_cast<int64_t>(tokens.size());
+  const auto sampled = static_cast<int64_t>(logit_rows.size());
+  if (rows == 0) return;
+
+  impl.positions.resize(tokens.size());
+  int64_t last_position = 0;
+  for (const SequenceRows& sequence : sequences) {
+    for (int64_t i = 0; i < sequence.rows; ++i) {
+      impl.positions[static_cast<size_t>(sequence.first_row + i)] =
+          static_cast<int32_t>(sequence.first_position + i);
+    }
+    last_position = std::max(last_position, sequence.first_position + sequence.rows);
+  }
+  impl.extend_rope(last_position);
+
+  Pass pass = impl.pass;
+  pass.rows = rows, pass.positions = impl.positions.data(), pass.sequences = sequences;
+  pass.cosines = impl.rope.cosines.data(), pass.sines = impl.rope.sines.data();
+  const int64_t h = pass.hidden;
+  LayerBuffers buffers{};
+  float *x = nullptr, *last = nullptr;
+  Workspace workspace;
+  workspace.want(x, h * rows);
+  workspace.want(last, h * sampled);
+  workspace.want(buffers.h, h * std::max(rows, sampled));
+  workspace.want(buffers.qkv, pass.layout.width() * rows);
+  workspace.want(buffers.q, pass.layout.query_width() * rows);
+  workspace.want(buffers.k, pass.layout.kv_width() * rows);
+  workspace.want(buffers.attention, pass.layout.query_width() * rows);
+  workspace.want(buffers.gate_up, 2 * pass.intermediate * rows);
+  workspace.want(buffers.s, pass.intermediate * rows);
+  workspace.lay_out(impl.floats);
+  buffers.middle = x;
+
+  pool.run_team([&](Team& team) {
+    const PackedMatrix& embedding = impl.embedding_rows();
+    team.for_each((rows + 7) / 8, [&](int64_t block) {
+      for (int64_t row = block * 8; row < std::min(rows, block * 8 + 8); ++row) {
+        embedding.row(tokens[static_cast<size_t>(row)], x + row * h);
+      }
+    });
+    for (size_t i = 0; i < impl.layers.size(); ++i) {
+      layer_forward(team, pass, impl.layers[i].weights, kv.layer(static_cast<int64_t>(i)), buffers,
+                    x, x);
+    }
+    if (sampled == 0) return;
+    team.for_each(sampled, [&](int64_t i) {
+      std::memcpy(last + i * h, x + logit_rows[static_cast<size_t>(i)] * h,
+                  static_cast<size_t>(h) * sizeof(float));
+    });
+    rms_norm(team, last, sampled, h, impl.final_norm, pass.eps, buffers.h);
+    product(team, buffers.h, sampled, h, impl.head, logits, impl.config.vocab_size);
+  });
+}
+
+void check_tokens(const ModelConfig& config, const PackedTokens& batch) {
+  const auto count = static_cast<int64_t>(batch.tokens.size());
+  if (batch.cu_seqlens.empty() || batch.cu_seqlens.front() != 0 ||
+      batch.cu_seqlens.back() != count) {
+    throw Error(fmt::format("cu_seqlens must run from 0 to the number of tokens, {}", count));
+  }
+  for (size_t s = 0; s + 1 < batch.cu_seqlens.size(); ++s) {
+    const int64_t first = batch.cu_seqlens[s], last = batch.cu_seqlens[s + 1];
+    if (last <= first || last > count) {
+      throw Error(
+          fmt::format("sequence {}: cu_seqlens go from {} to {}; sequences have at least "
+                      "one token",
+                      s, first, last));
+    }
+    if (last - first > config.max_position_embeddings) {
+      throw Error(
+          fmt::format("sequence {} has {} tokens; the model takes at most {} "
+                      "(max_position_embeddings)",
+                      s, last - first, config.max_position_embeddings));
+    }
+    for (int64_t t = first; t < last; ++t) {
+      const int32_t id = batch.tokens[static_cast<size_t>(t)];
+      if (id < 0 || id >= config.vocab_size) {
+        throw Error(
+            fmt::format("sequence {}, position {}: token id {} is outside the vocabulary "
+                        "of {} (ids 0 to {})",
+                        s, t - first, id, config.vocab_size, config.vocab_size - 1));
+      }
+    }
+  }
+}
+
+}  // namespace leeway

@@ -1,0 +1,85 @@
+// One decoder layer over rows of any sequences: the code that sampling and training share.
+//
+// Shapes: M rows, H hidden, Q = query heads * head_dim, K = key/value heads * head_dim, I
+// intermediate.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "base/thread_pool.h"
+#include "kernels/attention.h"
+#include "kernels/blas.h"
+#include "kernels/matmul.h"
+#include "kernels/rows.h"
+#include "model/model_config.h"
+#include "model/parameters.h"
+
+namespace leeway {
+
+// Weights [outputs, inputs] of a linear map: packed, or up to three row-major matrices stacked over
+// their outputs. Products of both have the same bits. The bias is added first, part by part.
+struct Linear {
+  const PackedMatrix* packed = nullptr;
+  std::array<PackedMatrix::Part, 3> parts{};
+  int64_t part_count = 0;
+  int64_t inputs = 0;
+  std::array<const float*, 3> biases{};  // null: none; one for each part
+
+  int64_t outputs() const;
+};
+
+// y [rows, outputs] = (start) + bias + x W^T. `numerics` is for weights that are not packed: packed
+// ones are always exact.
+void apply(Team& team, Numerics numerics, const Linear& linear, const float* x, int64_t rows,
+           float* y, Start start = Start::zero);
+
+struct LayerWeights {
+  const float *input_norm, *post_norm;  // [H]
+  const float *q_norm, *k_norm;         // [head_dim] or null
+  Linear qkv, o, gate_up, down;
+};
+// The weights of a layer as they lie in a Parameters.
+LayerWeights raw_layer(const ModelConfig& config, const LayerPointers<const float>& layer);
+
+// What is the same for all layers of a pass.
+struct Pass {
+  HeadLayout layout;
+  int64_t hidden, intermediate;
+  float eps;
+  Numerics numerics;
+  const float *cosines, *sines;  // [positions, head_dim / 2]
+  int64_t rows;
+  const int32_t* positions;  // [M]
+  std::span<const SequenceRows> sequences;
+
+  HeadTransform heads(const LayerWeights& weights) const {
+    return {layout, weights.q_norm, weights.k_norm, eps, cosines, sines};
+  }
+};
+Pass make_pass(const ModelConfig& config);
+
+// Where a layer's intermediate results go.
+struct LayerBuffers {
+  float* h;          // [M, H] normed input, then normed middle
+  float* qkv;        // [M, Q + 2K]
+  float *q, *k;      // [M, Q], [M, K]
+  float* attention;  // [M, Q]
+  float* log_sums;   // [M, query heads] or null
+  float* middle;     // [M, H] after attention; may be the layer's x
+  float* gate_up;    // [M, 2I]
+  float* s;          // [M, I]
+  float* input_rms;  // [M] or null
+  float* post_rms;   // [M] or null
+};
+
+//   middle = x + o(attention(norm(x)));   out = middle + down(silu(gate) * up)(norm(middle))
+// x, middle and out may be one array. Keys and values of the rows are stored in `kv` first.
+void layer_forward(Team& team, const Pass& pass, const LayerWeights& weights, const KvBlocks& kv,
+                   const LayerBuffers& buffers, const float* x, float* out);
+
+// Runs the rows of `from` to `to`, H wide, on all members.
+void copy_rows(Team& team, const float* from, int64_t rows, int64_t width, float* to);
+
+}  // namespace leeway

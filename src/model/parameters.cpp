@@ -1,0 +1,142 @@
+#include "model/parameters.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <new>
+#include <stdexcept>
+#include <type_traits>
+
+#include "base/rng.h"
+#include "leeway/error.h"
+
+namespace leeway {
+namespace {
+
+constexpr int64_t kFloatsPerLine = 64 / sizeof(float);
+
+// FNV-1a.
+uint64_t hash_of(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+double deviation_of(const ModelConfig& config, const ParameterInfo& info) {
+  const double inputs = static_cast<double>(info.shape.back());
+  switch (info.role) {
+    case ParameterInfo::Role::embedding:
+      return config.tie_word_embeddings ? 1.0 / std::sqrt(inputs) : 0.1;
+    case ParameterInfo::Role::head: return 0.5 / std::sqrt(inputs);
+    default: break;
+  }
+  const bool writes_residual =
+      info.name.ends_with(".o_proj.weight") || info.name.ends_with(".down_proj.weight");
+  const double sums = writes_residual ? 2.0 * static_cast<double>(config.num_hidden_layers) : 1.0;
+  return 1.0 / std::sqrt(inputs * sums);
+}
+
+template <class P>
+auto network_pointers(P& parameters) {
+  using T = std::conditional_t<std::is_const_v<P>, const float, float>;
+  NetworkPointers<T> network;
+  network.embedding = parameters.find("model.embed_tokens.weight");
+  network.final_norm = parameters.find("model.norm.weight");
+  network.head = parameters.find("lm_head.weight");
+  if (network.head == nullptr) network.head = network.embedding;
+  for (int64_t i = 0; i < parameters.config().num_hidden_layers; ++i) {
+    auto at = [&](const char* name) {
+      return parameters.find(fmt::format("model.layers.{}.{}", i, name));
+    };
+    LayerPointers<T> layer;
+    layer.input_norm = at("input_layernorm.weight");
+    layer.q = at("self_attn.q_proj.weight");
+    layer.k = at("self_attn.k_proj.weight");
+    layer.v = at("self_attn.v_proj.weight");
+    layer.q_bias = at("self_attn.q_proj.bias");
+    layer.k_bias = at("self_attn.k_proj.bias");
+    layer.v_bias = at("self_attn.v_proj.bias");
+    layer.q_norm = at("self_attn.q_norm.weight");
+    layer.k_norm = at("self_attn.k_norm.weight");
+    layer.o = at("self_attn.o_proj.weight");
+    layer.o_bias = at("self_attn.o_proj.bias");
+    layer.post_norm = at("post_attention_layernorm.weight");
+    layer.gate = at("mlp.gate_proj.weight");
+    layer.up = at("mlp.up_proj.weight");
+    layer.down = at("mlp.down_proj.weight");
+    network.layers.push_back(layer);
+  }
+  return network;
+}
+
+}  // namespace
+
+Parameters::Parameters(ModelConfig config)
+    : config_(std::move(config)), table_(parameter_table(config_)) {
+  int64_t end = 0;
+  for (size_t i = 0; i < table_.size(); ++i) {
+    offsets_.push_back(end);
+    places_.emplace(table_[i].name, i);
+    end += (table_[i].size() + kFloatsPerLine - 1) / kFloatsPerLine * kFloatsPerLine;
+  }
+  const double gib = static_cast<double>(end) * sizeof(float) / (1 << 30);
+  const auto refuse = [&] {
+    throw Error(fmt::format("no memory for {} weights: {:.1f} GiB in float32", count(), gib));
+  };
+  try {
+    values_.resize(static_cast<size_t>(end));
+  } catch (const std::bad_alloc&) {
+    refuse();
+  } catch (const std::length_error&) {
+    refuse();
+  }
+}
+
+int64_t Parameters::count() const {
+  int64_t sum = 0;
+  for (const ParameterInfo& info : table_) sum += info.size();
+  return sum;
+}
+
+std::span<float> Parameters::of(size_t index) {
+  LEEWAY_CHECK(index < table_.size(), "an index of the table");
+  return std::span(values_).subspan(static_cast<size_t>(offsets_[index]),
+                                    static_cast<size_t>(table_[index].size()));
+}
+std::span<const float> Parameters::of(size_t index) const {
+  LEEWAY_CHECK(index < table_.size(), "an index of the table");
+  return std::span(values_).subspan(static_cast<size_t>(offsets_[index]),
+                                    static_cast<size_t>(table_[index].size()));
+}
+
+const float* Parameters::find(std::string_view name) const {
+  const auto place = places_.find(name);
+  return place == places_.end() ? nullptr : of(place->second).data();
+}
+float* Parameters::find(std::string_view name) {
+  const auto place = places_.find(name);
+  return place == places_.end() ? nullptr : of(place->second).data();
+}
+
+NetworkPointers<const float> network_of(const Parameters& parameters) {
+  return network_pointers(parameters);
+}
+NetworkPointers<float> network_of(Parameters& parameters) { return network_pointers(parameters); }
+
+void initialise(Parameters& parameters, uint64_t seed) {
+  for (size_t i = 0; i < parameters.table().size(); ++i) {
+    const ParameterInfo& info = parameters.table()[i];
+    const std::span<float> values = parameters.of(i);
+    if (info.role == ParameterInfo::Role::norm || info.role == ParameterInfo::Role::bias) {
+      std::fill(values.begin(), values.end(), info.role == ParameterInfo::Role::norm ? 1.0f : 0.0f);
+      continue;
+    }
+    const double deviation = deviation_of(parameters.config(), info);
+    // Drawn twice, so that neither close seeds nor close names give shifted copies of one sequence.
+    Rng rng(Rng(Rng(seed).next() ^ hash_of(info.name)).next());
+    for (float& value : values) value = static_cast<float>(deviation * rng.normal());
+  }
+}
+
+}  // namespace leeway

@@ -1,0 +1,79 @@
+// All weights of a decoder in one float32 buffer, under their Hugging Face names. Gradients and
+// optimizer states have the same shape and use the same class.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/aligned.h"
+#include "model/model_config.h"
+
+namespace leeway {
+
+// A value; copies copy the buffer.
+class Parameters {
+ public:
+  // Zeros. Throws Error naming the size when there is no memory for it.
+  explicit Parameters(ModelConfig config);
+
+  const ModelConfig& config() const { return config_; }
+  const std::vector<ParameterInfo>& table() const { return table_; }
+  int64_t count() const;  // numbers in all parameters, paddings not counted
+
+  // Everything, with a few zeros between parameters that keep each at a cache line.
+  std::span<float> flat() { return values_; }
+  std::span<const float> flat() const { return values_; }
+
+  // By index into `table`, or by name (null when there is none).
+  std::span<float> of(size_t index);
+  std::span<const float> of(size_t index) const;
+  const float* find(std::string_view name) const;
+  float* find(std::string_view name);
+
+ private:
+  ModelConfig config_;
+  std::vector<ParameterInfo> table_;
+  std::vector<int64_t> offsets_;
+  std::map<std::string, size_t, std::less<>> places_;  // into table_
+  AlignedVector<float> values_;
+};
+
+// The weights by their place in the network; pointers into a Parameters, null where the family has
+// none. Matrices are [outputs, inputs] row-major.
+template <class T>
+struct LayerPointers {
+  T *input_norm, *q, *k, *v, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *o, *o_bias, *post_norm,
+      *gate, *up, *down;
+};
+template <class T>
+struct NetworkPointers {
+  T *embedding, *final_norm, *head;  // tied: head == embedding
+  std::vector<LayerPointers<T>> layers;
+};
+NetworkPointers<const float> network_of(const Parameters& parameters);
+NetworkPointers<float> network_of(Parameters& parameters);
+
+// Random weights: matrices normal with deviation 1/sqrt(inputs), those that write to the residual
+// stream (o, down) divided by sqrt(2 layers), the head halved, embedding 0.1 (tied:
+// 1/sqrt(hidden)), norms one, biases zero. The same seed gives the same weights everywhere; a
+// parameter's values follow from the seed, its name and its shape.
+void initialise(Parameters& parameters, uint64_t seed);
+
+// A Hugging Face folder: config.json and model.safetensors, or shards named by
+// model.safetensors.index.json. Throws Error naming file and tensor: missing, extra, misshapen or
+// doubled tensors, a dtype that is no float, values that are not finite. A tied model may store
+// `lm_head.weight` if it equals the embedding; old files' `rotary_emb.inv_freq` is ignored.
+Parameters load_parameters(const std::string& folder);
+
+// Writes the folder (created if missing) as transformers does: config.json and float32
+// model.safetensors, or shards of at most `shard_bytes` with an index. Each file is written
+// atomically, config.json last. Weight files of an earlier save that are no longer named are
+// removed. A tensor larger than `shard_bytes` has a shard of its own. Throws Error (a full disk).
+void save_parameters(const Parameters& parameters, const std::string& folder,
+                     int64_t shard_bytes = int64_t{5} << 30);
+
+}  // namespace leeway

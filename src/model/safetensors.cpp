@@ -1,0 +1,323 @@
+#include "model/safetensors.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <rapidjson/memorystream.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/json.h"
+#include "leeway/error.h"
+#include "model/name_text.h"
+
+namespace leeway {
+namespace {
+
+using Json = rapidjson::Value;
+
+static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
+
+constexpr size_t kLengthBytes = 8;
+// The reference implementation's bound.
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+
+struct DTypeInfo {
+  DType dtype;
+  const char* name;
+  size_t size;
+};
+constexpr DTypeInfo kDTypes[] = {
+    {DType::f64, "F64", 8},      {DType::f32, "F32", 4}, {DType::f16, "F16", 2},
+    {DType::bf16, "BF16", 2},    {DType::i64, "I64", 8}, {DType::i32, "I32", 4},
+    {DType::i16, "I16", 2},      {DType::i8, "I8", 1},   {DType::u8, "U8", 1},
+    {DType::boolean, "BOOL", 1},
+};
+constexpr bool in_order() {
+  size_t i = 0;
+  for (const DTypeInfo& info : kDTypes) {
+    if (static_cast<size_t>(info.dtype) != i++) return false;
+  }
+  return true;
+}
+static_assert(in_order(), "name_of and size_of look up by place");
+
+std::string_view text_of(const Json& value) { return {value.GetString(), value.GetStringLength()}; }
+
+void refuse_bad_utf8(const std::string& path, std::string_view text) {
+  struct {
+    void Put(char) {}
+  } nothing;
+  rapidjson::MemoryStream stream(text.data(), text.size());
+  while (stream.Tell() < text.size()) {
+    const size_t at = stream.Tell();
+    if (!rapidjson::UTF8<>::Validate(stream, nothing)) {
+      throw Error(fmt::format("{}: byte {} of the header is not UTF-8", path, at));
+    }
+  }
+}
+
+// One entry of the header.
+struct Entry {
+  StoredTensor tensor;
+  uint64_t begin = 0, end = 0;
+};
+
+class HeaderReader {
+ public:
+  HeaderReader(const std::string& path, size_t data_size) : path_(path), data_size_(data_size) {}
+
+  Entry read(std::string_view name, const Json& value) const {
+    Entry entry;
+    entry.tensor.name = name;
+    if (!value.IsObject()) refuse(name, "must be an object");
+    const Json& dtype = member(name, value, "dtype");
+    if (!dtype.IsString()) refuse(name, "dtype must be text");
+    entry.tensor.dtype = read_dtype(name, text_of(dtype));
+    uint64_t bytes = size_of(entry.tensor.dtype);
+    const Json& shape = member(name, value, "shape");
+    if (!shape.IsArray()) refuse(name, "shape must be a list");
+    bool empty = false;
+    for (const Json& n : shape.GetArray()) {
+      if (!n.IsInt64() || n.GetInt64() < 0) {
+        refuse(name, "shape must hold whole numbers that are not negative");
+      }
+      const int64_t extent = n.GetInt64();
+      entry.tensor.shape.push_back(extent);
+      if (extent == 0) {
+        empty = true;
+      } else if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(extent), &bytes) ||
+                 bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+        refuse(name, "its shape is larger than any file");
+      }
+    }
+    if (empty) bytes = 0;
+    read_offsets(name, member(name, value, "data_offsets"), entry);
+    if (entry.end - entry.begin != bytes) {
+      refuse(name, fmt::format("its data_offsets span {} bytes, its shape and dtype need {}",
+                               entry.end - entry.begin, bytes));
+    }
+    return entry;
+  }
+
+  [[noreturn]] void refuse(std::string_view name, const std::string& problem) const {
+    throw Error(fmt::format("{}: tensor {}: {}", path_, name_text(name), problem));
+  }
+
+ private:
+  const Json& member(std::string_view name, const Json& object, const char* key) const {
+    const Json* found = nullptr;
+    for (const auto& each : object.GetObject()) {
+      if (text_of(each.name) != key) continue;
+      if (found != nullptr) refuse(name, fmt::format("{} is given twice", key));
+      found = &each.value;
+    }
+    if (found == nullptr) refuse(name, fmt::format("{} is missing", key));
+    return *found;
+  }
+
+  DType read_dtype(std::string_view name, std::string_view text) const {
+    for (const DTypeInfo& info : kDTypes) {
+      if (text == info.name) return info.dtype;
+    }
+    refuse(name, fmt::format("dtype {} is not known here", name_text(text)));
+  }
+
+  void read_offsets(std::string_view name, const Json& offsets, Entry& entry) const {
+    if (!offsets.IsArray() || offsets.Size() != 2 || !offsets[0].IsUint64() ||
+        !offsets[1].IsUint64()) {
+      refuse(name, "data_offsets must be two whole numbers that are not negative");
+    }
+    entry.begin = offsets[0].GetUint64();
+    entry.end = offsets[1].GetUint64();
+    if (entry.begin > entry.end || entry.end > data_size_) {
+      refuse(name, fmt::format("data_offsets [{}, {}] do not lie in the file's {} bytes of data; "
+                               "is the file cut off?",
+                               entry.begin, entry.end, data_size_));
+    }
+  }
+
+  const std::string& path_;
+  size_t data_size_;
+};
+
+// A whole file, read-only.
+class Mapping {
+ public:
+  explicit Mapping(const std::string& path) {
+    // Without O_NONBLOCK a pipe would wait for its writer.
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) fail(path, "open", errno);
+    struct stat status {};
+    const int unknown = ::fstat(fd, &status) != 0 ? errno : 0;
+    const bool regular = unknown == 0 && S_ISREG(status.st_mode);
+    int refused = 0;
+    if (regular && status.st_size > 0) {
+      size_ = static_cast<size_t>(status.st_size);
+      data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
+      refused = data_ == MAP_FAILED ? errno : 0;
+    }
+    ::close(fd);
+    if (unknown != 0) fail(path, "read", unknown);
+    if (!regular) throw Error(fmt::format("{}: is not a file", path));
+    if (refused != 0) fail(path, "map", refused);
+  }
+  ~Mapping() {
+    if (size_ > 0) ::munmap(data_, size_);
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
+
+ private:
+  [[noreturn]] static void fail(const std::string& path, const char* doing, int reason) {
+    throw Error(fmt::format("{}: cannot {}: {}", path, doing, std::strerror(reason)));
+  }
+
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+float from_f16(uint16_t bits) {
+  const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
+  const uint32_t exponent = (bits >> 10) & 0x1Fu, fraction = bits & 0x3FFu;
+  if (exponent == 0) {
+    // Zero or denormal; a normal float32 either way, so that flushing of denormals does no harm.
+    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+  }
+  const uint32_t biased = exponent == 0x1Fu ? 0xFFu : exponent + (127 - 15);
+  return std::bit_cast<float>(sign | (biased << 23) | (fraction << 13));
+}
+
+// The bytes of a tensor need not be aligned.
+template <class Stored, class Convert>
+void convert_all(std::span<const std::byte> bytes, std::span<float> out, Convert convert) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    Stored value;
+    std::memcpy(&value, bytes.data() + i * sizeof(Stored), sizeof(Stored));
+    out[i] = convert(value);
+  }
+}
+
+}  // namespace
+
+const char* name_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
+size_t size_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].size; }
+
+int64_t StoredTensor::size() const { return static_cast<int64_t>(bytes.size() / size_of(dtype)); }
+
+std::vector<StoredTensor> parse_safetensors_header(const std::string& path, std::string_view header,
+                                                   std::span<const std::byte> data) {
+  if (header.empty() || header[0] != '{') {
+    throw Error(
+        fmt::format("{}: the header does not start with {{; is this a safetensors file?", path));
+  }
+  refuse_bad_utf8(path, header);
+  const rapidjson::Document document = parse_json(path + ": header", header);
+  const HeaderReader reader(path, data.size());
+  std::unordered_set<std::string_view> names;
+  std::vector<Entry> entries;
+  for (const auto& member : document.GetObject()) {
+    const std::string_view name = text_of(member.name);
+    if (!names.insert(name).second) {
+      throw Error(fmt::format("{}: {} stands twice in the header", path, name_text(name)));
+    }
+    if (name != "__metadata__") {
+      entries.push_back(reader.read(name, member.value));
+    } else if (!member.value.IsObject()) {
+      throw Error(fmt::format("{}: __metadata__ must be an object", path));
+    }
+  }
+  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+  });
+  std::vector<StoredTensor> tensors;
+  tensors.reserve(entries.size());
+  uint64_t reached = 0;
+  for (Entry& entry : entries) {
+    if (entry.begin < reached) {
+      reader.refuse(entry.tensor.name, fmt::format("overlaps {}", name_text(tensors.back().name)));
+    }
+    if (entry.begin > reached) {
+      reader.refuse(entry.tensor.name, fmt::format("bytes {} to {} before it belong to no tensor",
+                                                   reached, entry.begin));
+    }
+    entry.tensor.bytes = data.subspan(entry.begin, entry.end - entry.begin);
+    reached = entry.end;
+    tensors.push_back(std::move(entry.tensor));
+  }
+  if (reached != data.size()) {
+    throw Error(fmt::format("{}: {} bytes after the last tensor belong to none", path,
+                            data.size() - reached));
+  }
+  return tensors;
+}
+
+struct SafetensorsFile::Impl {
+  explicit Impl(std::string file) : path(std::move(file)), mapping(path) {
+    const std::span<const std::byte> bytes = mapping.bytes();
+    if (bytes.size() < kLengthBytes) {
+      throw Error(
+          fmt::format("{}: {} bytes are too few for a safetensors file", path, bytes.size()));
+    }
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), kLengthBytes);
+    const std::span<const std::byte> rest = bytes.subspan(kLengthBytes);
+    if (length > kMaxHeaderBytes || length > rest.size()) {
+      throw Error(
+          fmt::format("{}: a header of {} bytes in a file of {}; the file is cut off or no "
+                      "safetensors file",
+                      path, length, bytes.size()));
+    }
+    const std::string_view header(reinterpret_cast<const char*>(rest.data()), length);
+    tensors = parse_safetensors_header(path, header, rest.subspan(length));
+    for (size_t i = 0; i < tensors.size(); ++i) places.emplace(tensors[i].name, i);
+  }
+
+  std::string path;
+  Mapping mapping;
+  std::vector<StoredTensor> tensors;
+  std::unordered_map<std::string_view, size_t> places;
+};
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : impl_(std::make_unique<Impl>(path)) {}
+SafetensorsFile::~SafetensorsFile() = default;
+SafetensorsFile::SafetensorsFile(SafetensorsFile&&) noexcept = default;
+SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&&) noexcept = default;
+
+const std::string& SafetensorsFile::path() const { return impl_->path; }
+const std::vector<StoredTensor>& SafetensorsFile::tensors() const { return impl_->tensors; }
+const StoredTensor* SafetensorsFile::find(std::string_view name) const {
+  const auto place = impl_->places.find(name);
+  return place == impl_->places.end() ? nullptr : &impl_->tensors[place->second];
+}
+
+void copy_as_float(const StoredTensor& tensor, const std::string& path, std::span<float> out) {
+  LEEWAY_CHECK(static_cast<int64_t>(out.size()) == tensor.size(), "room for every value");
+  if (out.empty()) return;
+  switch (tensor.dtype) {
+    case DType::f32: std::memcpy(out.data(), tensor.bytes.data(), tensor.bytes.size()); return;
+    case DType::bf16: convert_all<uint16_t>(tensor.bytes, out, from_bf16); return;
+    case DType::f16: convert_all<uint16_t>(tensor.bytes, out, from_f16); return;
+    case DType::f64:
+      convert_all<double>(tensor.bytes, out, [](double v) { return static_cast<float>(v); });
+      return;
+    default:
+      throw Error(fmt::format("{}: tensor {}: dtype {} where F32, BF16, F16 or F64 is needed", path,
+                              name_text(tensor.name), name_of(tensor.dtype)));
+  }
+}
+
+}  // namespace leeway

@@ -1,0 +1,140 @@
+// What the tests of model files share: a folder that goes away, raw safetensors files, small
+// models.
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "leeway/error.h"
+#include "model/parameters.h"
+#include "model/safetensors.h"
+
+namespace leeway::testing {
+
+inline const std::string kGoldens = LEEWAY_SOURCE_DIR "/tests/data/hf";
+
+class TestFolder {
+ public:
+  TestFolder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "leeway-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = pattern;
+  }
+  ~TestFolder() { std::filesystem::remove_all(path_); }
+  TestFolder(const TestFolder&) = delete;
+  TestFolder& operator=(const TestFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string at(const std::string& name) const { return path_ + "/" + name; }
+  std::string write(const std::string& name, std::string_view bytes) const {
+    std::ofstream(at(name), std::ios::binary) << bytes;
+    return at(name);
+  }
+  // Sorted names of what is in it.
+  std::vector<std::string> names() const {
+    std::vector<std::string> list;
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+      list.push_back(entry.path().filename().string());
+    }
+    std::sort(list.begin(), list.end());
+    return list;
+  }
+
+ private:
+  std::string path_;
+};
+
+inline std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  EXPECT_TRUE(file) << path;
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The call throws Error, and the message holds every one of `words`.
+inline void expect_refused(const std::function<void()>& call,
+                           const std::vector<std::string>& words) {
+  try {
+    call();
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    for (const std::string& word : words) {
+      EXPECT_NE(message.find(word), std::string::npos) << "no \"" << word << "\" in: " << message;
+    }
+  }
+}
+
+// A file of this header and data, whatever they say.
+inline std::string raw_safetensors(std::string_view header, std::string_view data) {
+  const uint64_t length = header.size();
+  std::string file(sizeof length, '\0');
+  std::memcpy(file.data(), &length, sizeof length);
+  return file.append(header).append(data);
+}
+
+struct RawTensor {
+  std::string name, dtype;
+  std::vector<int64_t> shape;
+  std::string bytes;
+};
+
+inline std::string safetensors_of(const std::vector<RawTensor>& tensors) {
+  std::string header = "{", data;
+  for (const RawTensor& tensor : tensors) {
+    header +=
+        fmt::format("{}\"{}\": {{\"dtype\": \"{}\", \"shape\": [{}], \"data_offsets\": [{}, {}]}}",
+                    header.size() > 1 ? ", " : "", tensor.name, tensor.dtype,
+                    fmt::join(tensor.shape, ", "), data.size(), data.size() + tensor.bytes.size());
+    data += tensor.bytes;
+  }
+  return raw_safetensors(header + "}", data);
+}
+
+template <class T>
+std::string as_bytes(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+// A small model of a family, no two sizes alike.
+inline ModelConfig small_config(Family family, bool tied = false, bool bias = false) {
+  ModelConfig config;
+  config.family = family;
+  config.vocab_size = 50;
+  config.hidden_size = 24;
+  config.intermediate_size = 40;
+  config.num_hidden_layers = 2;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = 2;
+  config.head_dim = 8;
+  config.max_position_embeddings = 128;
+  config.tie_word_embeddings = tied;
+  config.qk_norm = family == Family::qwen3;
+  config.qkv_bias = family == Family::qwen2 || bias;
+  config.output_bias = family != Family::qwen2 && bias;
+  return config;
+}
+
+inline Parameters small_parameters(const ModelConfig& config, uint64_t seed = 1) {
+  Parameters parameters(config);
+  initialise(parameters, seed);
+  return parameters;
+}
+
+inline bool same_bits(const Parameters& a, const Parameters& b) {
+  return a.flat().size() == b.flat().size() &&
+         std::memcmp(a.flat().data(), b.flat().data(), a.flat().size_bytes()) == 0;
+}
+
+}  // namespace leeway::testing

@@ -1,0 +1,279 @@
+// Random damage to model files: safetensors, config.json and indexes of shards. Each is read or
+// refused with an Error. Each input follows from its number alone.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <sstream>
+
+#include "base/rng.h"
+#include "model/test_configs.h"
+#include "model/test_files.h"
+
+namespace leeway {
+namespace {
+
+using testing::as_bytes;
+using testing::bytes_of;
+using testing::RawTensor;
+using testing::safetensors_of;
+using testing::small_config;
+using testing::small_parameters;
+using testing::TestFolder;
+
+constexpr auto kBudget = std::chrono::milliseconds(1300);
+
+template <class Body>
+void for_a_while(Body body) {
+  const auto end = std::chrono::steady_clock::now() + kBudget;
+  for (uint64_t number = 0; number < 500'000 && !::testing::Test::HasFailure(); ++number) {
+    SCOPED_TRACE(fmt::format("input {}", number));
+    body(number);
+    if (std::chrono::steady_clock::now() > end) break;
+  }
+}
+
+const std::vector<std::string>& words() {
+  static const std::vector<std::string> list = [] {
+    std::istringstream text(R"(null true -1 0 1 2 8 1e9 1.5 NaN "" {} [] [0,0] [ ] { } , : " \
+      \u0000 9223372036854775807 18446744073709551615 4294967296 "F32" "F64" "U8" "__metadata__"
+      "dtype" "shape" "data_offsets" "llama3" "rope_type")");
+    std::vector<std::string> found = {" ", "\xFF", "\xE2\x82"};
+    for (std::string one; text >> one;) found.push_back(one);
+    return found;
+  }();
+  return list;
+}
+
+std::string word(Rng& rng) { return words()[rng.below(words().size())]; }
+
+// RapidJSON 1.1 counts the leading zeros of a zero, which is undefined, for a zero with a large
+// exponent (0e-30) and for a number that starts with the digits of 2^64 - 1 and goes on (rounding
+// wraps). A sanitizer would end the test there.
+bool upsets_rapidjson(const std::string& text) {
+  for (size_t e = text.find_first_of("eE"); e != std::string::npos;
+       e = text.find_first_of("eE", e + 1)) {
+    size_t start = e;
+    while (start > 0 && (text[start - 1] == '0' || text[start - 1] == '.')) --start;
+    if (start < e && (start == 0 || text[start - 1] < '1' || text[start - 1] > '9')) return true;
+  }
+  static const std::string kMost = "18446744073709551615";
+  for (size_t at = text.find(kMost); at != std::string::npos; at = text.find(kMost, at + 1)) {
+    const size_t next = at + kMost.size();
+    if (next < text.size() && (text[next] == '.' || (text[next] >= '0' && text[next] <= '9'))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Changes a few places among the first `bound` characters.
+void damage_text(Rng& rng, std::string& text, size_t bound) {
+  for (uint64_t count = 1 + rng.below(3); count > 0 && !text.empty(); --count) {
+    const size_t at = rng.below(std::min(text.size(), bound) + 1);
+    const size_t length = std::min<size_t>(rng.below(12), text.size() - at);
+    switch (rng.below(6)) {
+      case 0: text.erase(at, length); break;
+      case 1: text.insert(at, word(rng)); break;
+      case 2: text.replace(at, length, word(rng)); break;
+      case 3: text.insert(at, text.substr(rng.below(text.size()), rng.below(60))); break;
+      case 4:
+        if (at < text.size()) text[at] = static_cast<char>(static_cast<uint8_t>(rng.below(256)));
+        break;
+      default: {
+        // Another number where one stands; this is how plausible lies are made.
+        const size_t digit = text.find_first_of("0123456789", at);
+        if (digit != std::string::npos) text[digit] = static_cast<char>('0' + rng.below(10));
+      }
+    }
+  }
+}
+
+std::string valid_file(Rng& rng) {
+  std::vector<RawTensor> tensors = {{"scalar", "F32", {}, "abcd"},
+                                    {"none", "I16", {3, 0}, ""},
+                                    {"a.weight", "F32", {2, 3}, std::string(24, 'x')},
+                                    {"b", "BF16", {5}, std::string(10, 'y')},
+                                    {"c", "F16", {1, 1, 2}, std::string(4, 'z')},
+                                    {"d", "BOOL", {3}, std::string(3, '\1')},
+                                    {"e", "F64", {2}, std::string(16, '\2')},
+                                    {"f", "I64", {1}, std::string(8, '\3')}};
+  while (tensors.size() > 1 && rng.below(3) == 0) tensors.erase(tensors.begin());
+  return safetensors_of(tensors);
+}
+
+constexpr size_t kLengthBytes = 8;
+
+std::string damaged_file(Rng& rng) {
+  std::string file = valid_file(rng);
+  uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof length);
+  switch (rng.below(8)) {
+    case 0: file.resize(rng.below(file.size() + 1)); break;
+    case 1:
+      file.append(rng.below(40), static_cast<char>(static_cast<uint8_t>(rng.below(256))));
+      break;
+    case 2:
+      file[rng.below(kLengthBytes)] = static_cast<char>(static_cast<uint8_t>(rng.below(256)));
+      break;
+    case 3: {
+      const uint64_t other = length + rng.below(9) - 4;
+      std::memcpy(file.data(), &other, sizeof other);
+      break;
+    }
+    default: {
+      // A header that changes its length and still says so reaches deeper than one that does not.
+      std::string header;
+      do {
+        header = file.substr(kLengthBytes, length);
+        damage_text(rng, header, header.size());
+      } while (upsets_rapidjson(header));
+      file = rng.below(8) == 0
+                 ? file.substr(0, kLengthBytes) + header + file.substr(kLengthBytes + length)
+                 : testing::raw_safetensors(header, file.substr(kLengthBytes + length));
+    }
+  }
+  return file;
+}
+
+// The tensors tile all that follows the header, and every byte and value can be read.
+void expect_sound(const std::vector<StoredTensor>& tensors, std::string_view data) {
+  size_t reached = 0;
+  for (const StoredTensor& tensor : tensors) {
+    const size_t size = tensor.bytes.size();
+    ASSERT_LE(size, data.size() - reached);
+    ASSERT_EQ(std::string_view(reinterpret_cast<const char*>(tensor.bytes.data()), size),
+              data.substr(reached, size));
+    ASSERT_EQ(static_cast<size_t>(tensor.size()) * size_of(tensor.dtype), size);
+    reached += size;
+    std::vector<float> values(static_cast<size_t>(tensor.size()));
+    try {
+      copy_as_float(tensor, "file", values);
+    } catch (const Error&) {
+      ASSERT_EQ(std::string(name_of(tensor.dtype)).find('F'), std::string::npos);
+    }
+  }
+  ASSERT_EQ(reached, data.size());
+}
+
+TEST(SafetensorsFuzz, ADamagedFileIsReadOrRefused) {
+  const TestFolder folder;
+  const std::string path = folder.at("model.safetensors");
+  size_t read = 0, refused = 0;
+  for_a_while([&](uint64_t number) {
+    Rng rng(number);
+    const std::string bytes = number == 0 ? valid_file(rng) : damaged_file(rng);
+    folder.write("model.safetensors", bytes);
+    try {
+      const SafetensorsFile file(path);
+      uint64_t length = 0;
+      std::memcpy(&length, bytes.data(), sizeof length);
+      ASSERT_LE(length, bytes.size() - kLengthBytes);
+      expect_sound(file.tensors(), std::string_view(bytes).substr(kLengthBytes + length));
+      for (const StoredTensor& tensor : file.tensors()) ASSERT_EQ(file.find(tensor.name), &tensor);
+      ++read;
+    } catch (const Error& error) {
+      ++refused;
+      ASSERT_TRUE(std::string(error.what()).starts_with(path)) << error.what();
+    }
+  });
+  EXPECT_GT(read, 0u);
+  EXPECT_GT(refused, 0u);
+}
+
+// Without a file, in blocks of memory of exactly the right size, where a sanitizer sees the first
+// byte too many.
+TEST(SafetensorsFuzz, ADamagedHeaderIsReadOrRefused) {
+  size_t read = 0, refused = 0;
+  for_a_while([&](uint64_t number) {
+    Rng rng(number);
+    const std::string bytes = damaged_file(rng);
+    uint64_t length = 0;
+    if (bytes.size() < kLengthBytes) return;
+    std::memcpy(&length, bytes.data(), sizeof length);
+    if (length > bytes.size() - kLengthBytes) return;
+    const auto start = bytes.begin() + kLengthBytes;
+    const std::vector<char> header(start, start + static_cast<ptrdiff_t>(length));
+    const std::vector<char> data(start + static_cast<ptrdiff_t>(length), bytes.end());
+    try {
+      expect_sound(parse_safetensors_header("file", {header.data(), header.size()},
+                                            std::as_bytes(std::span(data))),
+                   {data.data(), data.size()});
+      ++read;
+    } catch (const Error& error) {
+      ++refused;
+      ASSERT_TRUE(std::string(error.what()).starts_with("file")) << error.what();
+    }
+  });
+  EXPECT_GT(read, 0u);
+  EXPECT_GT(refused, 0u);
+}
+
+TEST(ModelConfigFuzz, ADamagedConfigIsReadOrRefused) {
+  const std::vector<std::string> sources = {
+      testing::kQwen3, testing::kQwen2, testing::kLlama,
+      bytes_of(testing::kGoldens + "/llama3-rope/config.json"),
+      model_config_json(small_config(Family::qwen3))};
+  size_t read = 0, refused = 0;
+  for_a_while([&](uint64_t number) {
+    Rng rng(number);
+    std::string text = sources[rng.below(sources.size())];
+    damage_text(rng, text, text.size());
+    if (upsets_rapidjson(text)) return;
+    try {
+      const ModelConfig config = parse_model_config("config.json", text);
+      ++read;
+      check_model_config("config.json", config);
+      // What is read can be written, and says the same.
+      testing::expect_same(parse_model_config("config.json", model_config_json(config)), config);
+      if (config.num_hidden_layers > 200) return;
+      int64_t total = 0;
+      for (const ParameterInfo& info : parameter_table(config)) {
+        ASSERT_GT(info.size(), 0);
+        total += info.size();
+      }
+      ASSERT_GT(total, 0);
+    } catch (const Error& error) {
+      ++refused;
+      ASSERT_TRUE(std::string(error.what()).starts_with("config.json")) << error.what();
+    }
+  });
+  EXPECT_GT(read, 0u);
+  EXPECT_GT(refused, 0u);
+}
+
+TEST(ParametersFuzz, ADamagedFolderIsReadOrRefused) {
+  const TestFolder folder;
+  const Parameters whole = small_parameters(small_config(Family::qwen2));
+  save_parameters(whole, folder.path(), 4 * whole.count() - 1);
+  const std::vector<std::string> names = {"model.safetensors.index.json", "config.json",
+                                          "model-00001-of-00002.safetensors"};
+  size_t read = 0, refused = 0;
+  for_a_while([&](uint64_t number) {
+    Rng rng(number);
+    // Mostly the index.
+    const std::string& name = names[rng.below(4) == 0 ? 1 + rng.below(2) : 0];
+    const std::string good = bytes_of(folder.at(name));
+    std::string bad = good;
+    damage_text(rng, bad, name.ends_with(".json") ? good.size() : size_t{2000});
+    if (upsets_rapidjson(bad.substr(0, 4000))) return;
+    folder.write(name, bad);
+    try {
+      const Parameters loaded = load_parameters(folder.path());
+      for (const float value : loaded.flat()) ASSERT_TRUE(std::isfinite(value));
+      ++read;
+    } catch (const Error& error) {
+      ++refused;
+      ASSERT_TRUE(std::string(error.what()).starts_with(folder.path())) << error.what();
+    }
+    folder.write(name, good);
+  });
+  EXPECT_GT(read, 0u);
+  EXPECT_GT(refused, 0u);
+  EXPECT_TRUE(testing::same_bits(load_parameters(folder.path()), whole));
+}
+
+}  // namespace
+}  // namespace leeway
