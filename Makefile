@@ -25,7 +25,7 @@ test: build
 bench:
 	@scripts/setup bench
 	@cmake --preset release -B $(BUILD)-bench -DLEEWAY_BENCHMARKS=ON > /dev/null
-	@ninja -C $(BUILD)-bench -j $(JOBS) loss_benchmark tokenizer_benchmark
+	@ninja -C $(BUILD)-bench -j $(JOBS) loss_benchmark tokenizer_benchmark policy_benchmark
 	@scripts/run_benchmarks $(BUILD)-bench
 
 asan tsan:

@@ -24,6 +24,10 @@ using testing::small_parameters;
 using testing::TestFolder;
 
 constexpr auto kBudget = std::chrono::milliseconds(1300);
+// Tried however slow the machine is, so that something is read and something refused.
+constexpr uint64_t kFewest = 50;
+
+// Number 0 is left whole by every test.
 
 template <class Body>
 void for_a_while(Body body) {
@@ -31,7 +35,7 @@ void for_a_while(Body body) {
   for (uint64_t number = 0; number < 500'000 && !::testing::Test::HasFailure(); ++number) {
     SCOPED_TRACE(fmt::format("input {}", number));
     body(number);
-    if (std::chrono::steady_clock::now() > end) break;
+    if (number >= kFewest && std::chrono::steady_clock::now() > end) break;
   }
 }
 
@@ -57,7 +61,8 @@ bool upsets_rapidjson(const std::string& text) {
        e = text.find_first_of("eE", e + 1)) {
     size_t start = e;
     while (start > 0 && (text[start - 1] == '0' || text[start - 1] == '.')) --start;
-    if (start < e && (start == 0 || text[start - 1] < '1' || text[start - 1] > '9')) return true;
+    const bool has_other_digits = start > 0 && text[start - 1] >= '1' && text[start - 1] <= '9';
+    if (start < e && text[start] == '0' && !has_other_digits) return true;
   }
   static const std::string kMost = "18446744073709551615";
   for (size_t at = text.find(kMost); at != std::string::npos; at = text.find(kMost, at + 1)) {
@@ -189,7 +194,7 @@ TEST(SafetensorsFuzz, ADamagedHeaderIsReadOrRefused) {
   size_t read = 0, refused = 0;
   for_a_while([&](uint64_t number) {
     Rng rng(number);
-    const std::string bytes = damaged_file(rng);
+    const std::string bytes = number == 0 ? valid_file(rng) : damaged_file(rng);
     uint64_t length = 0;
     if (bytes.size() < kLengthBytes) return;
     std::memcpy(&length, bytes.data(), sizeof length);
@@ -220,7 +225,7 @@ TEST(ModelConfigFuzz, ADamagedConfigIsReadOrRefused) {
   for_a_while([&](uint64_t number) {
     Rng rng(number);
     std::string text = sources[rng.below(sources.size())];
-    damage_text(rng, text, text.size());
+    if (number > 0) damage_text(rng, text, text.size());
     if (upsets_rapidjson(text)) return;
     try {
       const ModelConfig config = parse_model_config("config.json", text);
@@ -257,7 +262,7 @@ TEST(ParametersFuzz, ADamagedFolderIsReadOrRefused) {
     const std::string& name = names[rng.below(4) == 0 ? 1 + rng.below(2) : 0];
     const std::string good = bytes_of(folder.at(name));
     std::string bad = good;
-    damage_text(rng, bad, name.ends_with(".json") ? good.size() : size_t{2000});
+    if (number > 0) damage_text(rng, bad, name.ends_with(".json") ? good.size() : size_t{2000});
     if (upsets_rapidjson(bad.substr(0, 4000))) return;
     folder.write(name, bad);
     try {

@@ -58,155 +58,128 @@ TEST(ThreadPool, CallersFromSeveralThreadsTakeTurns) {
   EXPECT_EQ(sum, 4 * 50 * 20);
 }
 
-TEST(Team, EveryMemberRunsOnceWithARankOfItsOwn) {
+TEST(Team, HandsOutEveryIndexOnceLoopAfterLoop) {
   for (int threads : {1, 2, 3, 8}) {
     ThreadPool pool(threads);
-    for (int round = 0; round < 200; ++round) {
-      std::vector<std::atomic<int>> seen(static_cast<size_t>(threads));
-      std::atomic<int> wrong_size{0};
-      pool.run_team([&](Team& team) {
-        ++seen[static_cast<size_t>(team.rank())];
-        if (team.size() != threads) ++wrong_size;
-      });
-      for (const std::atomic<int>& count : seen) ASSERT_EQ(count, 1) << threads << " threads";
-      ASSERT_EQ(wrong_size, 0);
-    }
+    pool.run_team([&](Team& team) {
+      EXPECT_EQ(team.size(), threads);
+      for (int64_t round = 0; round < 2000; ++round) {
+        const int64_t count = round % 23;
+        std::vector<std::atomic<int>> seen(static_cast<size_t>(count));
+        team.for_each(count, [&](int64_t i) { ++seen[static_cast<size_t>(i)]; });
+        for (const auto& times : seen) ASSERT_EQ(times, 1) << "round " << round;
+      }
+    });
   }
 }
 
-// Plain memory on purpose: what is written before a barrier is there after it.
-TEST(Team, AfterABarrierMembersReadWhatOthersWroteBefore) {
-  for (int threads : {1, 2, 5}) {
-    ThreadPool pool(threads);
-    std::vector<int> values(static_cast<size_t>(threads)), wrong(static_cast<size_t>(threads));
-    for (int repeat = 0; repeat < 5; ++repeat) {
-      pool.run_team([&](Team& team) {
-        const auto own = static_cast<size_t>(team.rank());
-        for (int round = 1; round <= 100; ++round) {
-          values[own] = round;
-          team.barrier();
-          for (int value : values) wrong[own] += value != round;
-          team.barrier();
-        }
-      });
-    }
-    EXPECT_EQ(std::accumulate(wrong.begin(), wrong.end(), 0), 0) << threads << " threads";
-  }
-}
-
-TEST(Team, ForEachHandsOutEveryIndexOnceAndEndsWithABarrier) {
-  for (int threads : {1, 2, 3, 8}) {
-    ThreadPool pool(threads);
-    for (int64_t count : {0, 1, 2, 7, 500}) {
-      std::vector<int> seen(static_cast<size_t>(count));
-      std::atomic<int> wrong{0};
-      const int rounds = 30;
-      pool.run_team([&](Team& team) {
-        for (int round = 1; round <= rounds; ++round) {
-          team.for_each(count, [&](int64_t i) { ++seen[static_cast<size_t>(i)]; });
-          for (int times : seen) wrong += times != round;
-          team.barrier();
-        }
-      });
-      EXPECT_EQ(wrong, 0) << threads << " threads, " << count << " indices";
-      EXPECT_EQ(seen, std::vector<int>(static_cast<size_t>(count), rounds));
-    }
-  }
-}
-
-TEST(Team, ScratchIsSharedAndGrowsAndKeepsWhatItHeld) {
-  for (int threads : {1, 2, 5}) {
-    ThreadPool pool(threads);
-    std::vector<std::byte*> places(static_cast<size_t>(threads));
-    for (size_t bytes : {size_t{1}, size_t{100}, size_t{100000}}) {
-      pool.run_team([&](Team& team) {
-        std::byte* memory = team.scratch(bytes);
-        places[static_cast<size_t>(team.rank())] = memory;
-        team.for_each(static_cast<int64_t>(bytes),
-                      [&](int64_t i) { memory[i] = static_cast<std::byte>(i * 7); });
-      });
-      EXPECT_EQ(places, std::vector<std::byte*>(static_cast<size_t>(threads), places[0]));
-      EXPECT_EQ(reinterpret_cast<uintptr_t>(places[0]) % 64, 0u);
-      std::byte* const before = places[0];
-      std::atomic<int> wrong{0};
-      pool.run_team([&](Team& team) {
-        std::byte* memory = team.scratch(bytes / 2);
-        if (memory != before) ++wrong;
-        for (size_t i = 0; i < bytes; ++i) wrong += memory[i] != static_cast<std::byte>(i * 7);
-      });
-      EXPECT_EQ(wrong, 0) << threads << " threads, " << bytes << " bytes";
-    }
-  }
-}
-
-TEST(Team, ScratchMayGrowBetweenTheLoopsOfOneRun) {
-  ThreadPool pool(3);
-  std::atomic<int> wrong{0};
+TEST(Team, NoTwoThreadsShareANumberAtATime) {
+  ThreadPool pool(4);
   pool.run_team([&](Team& team) {
-    for (int64_t count = 1; count <= 5000; count *= 2) {
-      auto* memory =
-          reinterpret_cast<int64_t*>(team.scratch(sizeof(int64_t) * static_cast<size_t>(count)));
-      team.for_each(count, [&](int64_t i) { memory[i] = i; });
-      for (int64_t i = 0; i < count; ++i) wrong += memory[i] != i;
-      team.barrier();
+    std::vector<std::atomic<int>> inside(4);
+    for (int round = 0; round < 200; ++round) {
+      team.for_each(64, [&](int64_t, int thread) {
+        ASSERT_EQ(inside[static_cast<size_t>(thread)]++, 0);
+        std::this_thread::yield();
+        --inside[static_cast<size_t>(thread)];
+      });
     }
   });
-  EXPECT_EQ(wrong, 0);
 }
 
-TEST(Team, TakesTurnsWithLoops) {
-  for (int threads : {1, 2, 5}) {
-    ThreadPool pool(threads);
-    Rng rng(static_cast<uint64_t>(threads));
-    for (int round = 0; round < 300; ++round) {
-      const size_t count = rng.below(8);
-      std::vector<std::atomic<int>> seen(count + 3);
-      pool.run(count, [&](size_t i) { ++seen[i]; });
-      std::atomic<int> members{0};
-      pool.run_team([&](Team& team) {
-        ++members;
-        team.for_each(3, [&](int64_t i) { ++seen[count + static_cast<size_t>(i)]; });
-      });
-      ASSERT_EQ(members, threads);
-      for (const std::atomic<int>& times : seen) ASSERT_EQ(times, 1);
+TEST(Team, WhatALoopWroteIsThereAfterIt) {
+  ThreadPool pool(3);
+  pool.run_team([&](Team& team) {
+    std::vector<int64_t> values(1000, 0);
+    for (int64_t round = 1; round < 300; ++round) {
+      team.for_each(1000, [&](int64_t i) { values[static_cast<size_t>(i)] += i; });
+      for (int64_t i = 0; i < 1000; i += 37) {
+        ASSERT_EQ(values[static_cast<size_t>(i)], i * round);
+      }
     }
+  });
+}
+
+TEST(Team, DoesNotWaitForThreadsThatTookNothing) {
+  // Other threads keep all cores busy; the caller goes on by itself.
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> busy;
+  for (unsigned k = 0; k < 2 * std::thread::hardware_concurrency(); ++k) {
+    busy.emplace_back([&] {
+      while (!stop) {
+      }
+    });
   }
+  ThreadPool pool(8);
+  int64_t total = 0;
+  pool.run_team([&](Team& team) {
+    for (int round = 0; round < 2000; ++round) {
+      std::atomic<int64_t> sum{0};
+      team.for_each(8, [&](int64_t i) { sum += i; });
+      total += sum;
+    }
+  });
+  stop = true;
+  for (std::thread& thread : busy) thread.join();
+  EXPECT_EQ(total, 28 * 2000);
+}
+
+TEST(Team, RethrowsWhenTheLoopHasEndedAndGoesOn) {
+  ThreadPool pool(3);
+  std::atomic<int> calls{0};
+  pool.run_team([&](Team& team) {
+    EXPECT_THROW(team.for_each(50,
+                               [&](int64_t i) {
+                                 ++calls;
+                                 if (i == 7) throw Error("seven");
+                               }),
+                 Error);
+    EXPECT_EQ(calls, 50);
+    team.for_each(5, [&](int64_t) { ++calls; });
+  });
+  EXPECT_EQ(calls, 55);
+}
+
+TEST(Team, ScratchGrowsAndKeepsWhatItHeld) {
+  ThreadPool pool(2);
+  pool.run_team([&](Team& team) {
+    std::byte* memory = team.scratch(100);
+    memory[99] = std::byte{7};
+    EXPECT_EQ(team.scratch(50)[99], std::byte{7});
+    memory = team.scratch(100000);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % 64, 0u);
+    team.for_each(100000, [&](int64_t i) { memory[i] = std::byte{1}; });
+    EXPECT_EQ(team.scratch(1)[99999], std::byte{1});
+  });
 }
 
 TEST(Team, CallersFromSeveralThreadsTakeTurns) {
   ThreadPool pool(3);
-  std::atomic<int> inside{0}, mixed{0}, sum{0};
+  std::atomic<int> inside{0}, total{0};
   std::vector<std::thread> callers;
-  for (int c = 0; c < 4; ++c) {
-    callers.emplace_back([&, c] {
-      for (int round = 0; round < 40; ++round) {
-        if (c == 0) {
-          pool.run(5, [&](size_t) { ++sum; });
-          continue;
-        }
+  for (int k = 0; k < 4; ++k) {
+    callers.emplace_back([&] {
+      for (int round = 0; round < 100; ++round) {
         pool.run_team([&](Team& team) {
-          if (team.rank() == 0 && ++inside != 1) ++mixed;
-          team.for_each(5, [&](int64_t) { ++sum; });
-          if (team.rank() == 0) --inside;
+          EXPECT_EQ(inside++, 0);
+          team.for_each(10, [&](int64_t) { ++total; });
+          --inside;
         });
+        pool.run(3, [&](size_t) { ++total; });
       }
     });
   }
   for (std::thread& caller : callers) caller.join();
-  EXPECT_EQ(mixed, 0);
-  EXPECT_EQ(sum, 4 * 40 * 5);
+  EXPECT_EQ(total, 4 * 100 * 13);
 }
 
 TEST(Team, PoolsComeAndGo) {
-  std::atomic<int> members{0};
-  for (int round = 0; round < 50; ++round) {
-    ThreadPool idle(3), pool(4);
-    pool.run_team([&](Team& team) {
-      ++members;
-      team.barrier();
-    });
+  std::atomic<int> total{0};
+  for (int k = 0; k < 100; ++k) {
+    ThreadPool pool(1 + k % 4);
+    if (k % 3 != 0) pool.run_team([&](Team& team) { team.for_each(2, [&](int64_t) { ++total; }); });
   }
-  EXPECT_EQ(members, 200);
+  EXPECT_EQ(total, 132);
 }
 
 class TemporaryFolder {

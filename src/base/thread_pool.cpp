@@ -1,6 +1,7 @@
 #include "base/thread_pool.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -8,6 +9,9 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "base/aligned.h"
+#include "leeway/error.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -25,129 +29,144 @@ void relax() {
 // How long a thread with nothing to do watches for work before it sleeps: waking it costs tens of
 // microseconds, as much as a whole step of a small model.
 constexpr auto kWatch = std::chrono::microseconds(60);
+// How often the caller looks whether others have finished before it lets somebody else run.
 constexpr int kSpins = 2000;
 
 }  // namespace
 
-// The last to arrive takes the index back to 0 for the next loop and opens the barrier. Waiting
-// threads spin for a while, since the others are about to arrive, and then sleep: where a core is
-// wanted by somebody else, spinning would keep the missing member from coming.
-void Team::barrier() {
-  if (size_ == 1) return;
-  const uint32_t round = shared_->round.load(std::memory_order_relaxed);
-  if (shared_->waiting.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-    shared_->next.store(0, std::memory_order_relaxed);
-    shared_->waiting.store(0, std::memory_order_relaxed);
-    shared_->round.store(round + 1, std::memory_order_release);
-    shared_->round.notify_all();
-    return;
-  }
-  for (int spins = 0; spins < shared_->spins; ++spins) {
-    if (shared_->round.load(std::memory_order_acquire) != round) return;
-    relax();
-  }
-  shared_->round.wait(round, std::memory_order_acquire);
-}
-
-std::byte* Team::scratch(size_t bytes) {
-  if (rank_ == 0 && shared_->scratch.size() < bytes) {
-    shared_->scratch = {};
-    shared_->scratch.resize(bytes);
-  }
-  barrier();
-  return shared_->scratch.data();
-}
-
-// A loop is published under `mutex` by raising `generation`. Workers join it while it has indices
-// left; the caller waits until no worker is inside it any more, so that `body` may go away.
+// A loop is published by writing its slot and then `ticket`: the number of the loop in the upper
+// half, the next free index in the lower. An index is taken by raising the ticket if it still
+// belongs to the loop, so that a thread that comes late takes nothing. A slot is written again two
+// loops later, when nobody can take an index of its old loop any more.
 struct ThreadPool::State {
-  std::mutex one_loop;
-  std::mutex mutex;
-  std::condition_variable wake, done;
-  std::atomic<uint64_t> generation{0};  // written under `mutex`, watched without
+  struct Slot {
+    std::atomic<Team::Function*> function{nullptr};
+    std::atomic<void*> context{nullptr};
+    std::atomic<int64_t> count{0};
+    std::atomic<int64_t> done{0};
+  };
+
+  std::mutex one_caller;
+  Slot slots[2];
+  alignas(64) std::atomic<uint64_t> ticket{0};
+  alignas(64) std::atomic<int> sleepers{0};
+  std::mutex mutex;  // of what follows
+  std::condition_variable wake;
   bool stopping = false;
-  bool watching = false;  // threads may spin for work: there is a core for each
-  bool one_each = false;  // a team: every thread takes exactly one index
-  const std::function<void(size_t)>* body = nullptr;
-  size_t count = 0;
-  std::atomic<size_t> next{0};
-  int inside = 0;
   std::exception_ptr failure;
-  Team::Shared team;
+
+  bool watching = false;  // there is a core for each thread, so that they may spin for work
+  AlignedVector<std::byte> scratch;
   std::vector<std::thread> workers;
 
-  // Takes the loop by value: the published one may be withdrawn while a worker is still inside.
-  void work(const std::function<void(size_t)>& loop, size_t size, bool once) {
-    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < size;) {
-      try {
-        loop(i);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!failure) failure = std::current_exception();
-      }
-      if (once) return;
+  static uint32_t loop_of(uint64_t value) { return static_cast<uint32_t>(value >> 32); }
+  static int64_t index_of(uint64_t value) { return static_cast<int64_t>(value & 0xffffffffu); }
+
+  void call(Team::Function* function, void* context, int64_t index, int thread) {
+    try {
+      function(context, index, thread);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
     }
   }
 
-  void watch(uint64_t seen) const {
+  // Takes indices of the current loop until there are none.
+  void work(int thread) {
+    uint64_t seen = ticket.load(std::memory_order_acquire);
+    for (;;) {
+      Slot& slot = slots[loop_of(seen) & 1];
+      auto* const function = slot.function.load(std::memory_order_relaxed);
+      void* const context = slot.context.load(std::memory_order_relaxed);
+      if (index_of(seen) >= slot.count.load(std::memory_order_relaxed)) return;
+      if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel,
+                                        std::memory_order_acquire)) {
+        continue;
+      }
+      call(function, context, index_of(seen), thread);
+      slot.done.fetch_add(1, std::memory_order_release);
+      ++seen;
+    }
+  }
+
+  void share(int64_t count, void* context, Team::Function* function) {
+    LEEWAY_CHECK(count < int64_t{1} << 31, "a loop's index fits the ticket");
+    if (workers.empty() || count <= 1) {
+      for (int64_t i = 0; i < count; ++i) call(function, context, i, 0);
+    } else {
+      const uint32_t loop = loop_of(ticket.load(std::memory_order_relaxed)) + 1;
+      Slot& slot = slots[loop & 1];
+      slot.function.store(function, std::memory_order_relaxed);
+      slot.context.store(context, std::memory_order_relaxed);
+      slot.count.store(count, std::memory_order_relaxed);
+      slot.done.store(0, std::memory_order_relaxed);
+      ticket.store(static_cast<uint64_t>(loop) << 32, std::memory_order_seq_cst);
+      if (sleepers.load(std::memory_order_seq_cst) > 0) {
+        { const std::lock_guard lock(mutex); }  // nobody is between looking and sleeping
+        wake.notify_all();
+      }
+      work(0);
+      for (int spins = 0; slot.done.load(std::memory_order_acquire) < count; ++spins) {
+        if (spins < kSpins) {
+          relax();
+        } else {
+          std::this_thread::yield();
+        }
+      }
+    }
+    const std::lock_guard lock(mutex);
+    if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
+  }
+
+  bool has_changed(uint32_t seen) const {
+    return loop_of(ticket.load(std::memory_order_seq_cst)) != seen;
+  }
+
+  void watch(uint32_t seen) const {
     const auto end = std::chrono::steady_clock::now() + kWatch;
     while (std::chrono::steady_clock::now() < end) {
       for (int i = 0; i < 64; ++i) {
-        if (generation.load(std::memory_order_acquire) != seen) return;
+        if (has_changed(seen)) return;
         relax();
       }
     }
   }
 
-  void loop(size_t size, const std::function<void(size_t)>& function, bool once) {
-    {
-      const std::lock_guard lock(mutex);
-      body = &function;
-      count = size;
-      one_each = once;
-      next.store(0, std::memory_order_relaxed);
-      failure = nullptr;
-      ++generation;
-    }
-    if (size > 1) wake.notify_all();
-    work(function, size, once);
-    std::unique_lock lock(mutex);
-    // A team has begun only when every index is taken.
-    done.wait(lock, [&] { return inside == 0 && (!once || next.load() >= size); });
-    body = nullptr;  // a worker that wakes late finds nothing to join
-    if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
-  }
-
-  void worker() {
-    uint64_t seen = 0;
-    std::unique_lock lock(mutex);
+  void worker(int thread) {
     for (;;) {
-      if (watching && !stopping && generation == seen) {
-        lock.unlock();
-        watch(seen);
-        lock.lock();
-      }
-      wake.wait(lock, [&] { return stopping || generation != seen; });
+      const uint32_t seen = loop_of(ticket.load(std::memory_order_acquire));
+      work(thread);
+      if (watching) watch(seen);
+      if (has_changed(seen)) continue;
+      std::unique_lock lock(mutex);
+      sleepers.fetch_add(1, std::memory_order_seq_cst);
+      wake.wait(lock, [&] { return stopping || has_changed(seen); });
+      sleepers.fetch_sub(1, std::memory_order_seq_cst);
       if (stopping) return;
-      seen = generation;
-      if (body == nullptr) continue;
-      ++inside;
-      const auto* loop = body;
-      const size_t size = count;
-      const bool once = one_each;
-      lock.unlock();
-      work(*loop, size, once);
-      lock.lock();
-      if (--inside == 0) done.notify_one();
     }
   }
 };
 
+int Team::size() const { return pool_.threads(); }
+
+void Team::share(int64_t count, void* context, Function* function) {
+  pool_.state_->share(count, context, function);
+}
+
+std::byte* Team::scratch(size_t bytes) {
+  AlignedVector<std::byte>& memory = pool_.state_->scratch;
+  if (memory.size() < bytes) {
+    memory = {};  // nothing is worth copying
+    memory.resize(bytes);
+  }
+  return memory.data();
+}
+
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
-  if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  state_->watching = threads <= static_cast<int>(std::thread::hardware_concurrency());
-  state_->team.spins = state_->watching ? kSpins : 0;
-  for (int k = 1; k < threads; ++k) state_->workers.emplace_back([this] { state_->worker(); });
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  if (threads <= 0) threads = cores;
+  state_->watching = threads <= cores;
+  for (int k = 1; k < threads; ++k) state_->workers.emplace_back([this, k] { state_->worker(k); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -162,18 +181,15 @@ ThreadPool::~ThreadPool() {
 int ThreadPool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
 void ThreadPool::run(size_t count, const std::function<void(size_t)>& body) {
-  const std::lock_guard only(state_->one_loop);
-  state_->loop(count, body, false);
+  const std::lock_guard only(state_->one_caller);
+  const auto call = [&](int64_t index) { body(static_cast<size_t>(index)); };
+  Team(*this).for_each(static_cast<int64_t>(count), call);
 }
 
 void ThreadPool::run_team(const std::function<void(Team&)>& body) {
-  const int size = threads();
-  const std::lock_guard only(state_->one_loop);
-  const auto member = [&](size_t rank) noexcept {
-    Team team(static_cast<int>(rank), size, &state_->team);
-    body(team);
-  };
-  state_->loop(static_cast<size_t>(size), std::cref(member), true);
+  const std::lock_guard only(state_->one_caller);
+  Team team(*this);
+  body(team);
 }
 
 }  // namespace leeway

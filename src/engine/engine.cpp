@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <functional>
 #include <mutex>
+#include <span>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
+#include "base/aligned.h"
 #include "base/thread_pool.h"
 #include "engine/checks.h"
 #include "engine/scheduler.h"
@@ -111,10 +114,10 @@ void Engine::Impl::draw(const StepRows& pass) {
     for (int64_t i = 0; i < count; ++i) draw_one(i, samplers[0]);
     return;
   }
-  const auto members = [&](Team& team) {
-    team.for_each(count, [&](int64_t i) { draw_one(i, samplers[team.rank()]); });
+  const auto share = [&](Team& team) {
+    team.for_each(count, [&](int64_t i, int thread) { draw_one(i, samplers[thread]); });
   };
-  pool.run_team(std::cref(members));
+  pool.run_team(std::cref(share));
 }
 
 // Empty when every draw gave a token.

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/aligned.h"
 #include "leeway/error.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -229,12 +230,6 @@ namespace {
 // a long sequence is shared by all members.
 constexpr int64_t kItemQueries = 8 * kTile;
 
-struct Item {
-  int32_t sequence;
-  int32_t kv_head;
-  int64_t first_row, rows;  // within the sequence
-};
-
 // Per-thread memory for scores; grows to the longest sequence seen.
 float* score_memory(int64_t floats) {
   thread_local AlignedVector<float> memory;
@@ -280,18 +275,18 @@ void attend(Team& team, const HeadLayout& layout, std::span<const SequenceRows> 
             const float* q, const KvBlocks& kv, float* out, float* log_sums) {
   const int64_t dim = layout.head_dim, group = layout.query_heads / layout.kv_heads;
   const int64_t rows_per_item = std::max<int64_t>(1, kItemQueries / group);
-  int64_t items = 0;
+  // Number of the first item of each sequence; kept, since decode calls this for every layer.
+  thread_local std::vector<int64_t> first_items;
+  first_items.assign(1, 0);
   for (const SequenceRows& sequence : sequences) {
-    items += (sequence.rows + rows_per_item - 1) / rows_per_item * layout.kv_heads;
+    const int64_t runs = (sequence.rows + rows_per_item - 1) / rows_per_item;
+    first_items.push_back(first_items.back() + runs * layout.kv_heads);
   }
-  // Each member walks the sequences to find an item by its number: items are claimed in order.
-  size_t s = 0;
-  int64_t before = 0;
-  team.for_each(items, [&](int64_t item) {
-    const auto items_of = [&](size_t index) {
-      return (sequences[index].rows + rows_per_item - 1) / rows_per_item * layout.kv_heads;
-    };
-    while (item - before >= items_of(s)) before += items_of(s++);
+  const std::span<const int64_t> firsts = first_items;
+  team.for_each(firsts.back(), [&](int64_t item) {
+    const auto s = static_cast<size_t>(std::upper_bound(firsts.begin(), firsts.end(), item) -
+                                       firsts.begin() - 1);
+    const int64_t before = firsts[s];
     const SequenceRows& sequence = sequences[s];
     const int64_t head = (item - before) % layout.kv_heads;
     const int64_t first = (item - before) / layout.kv_heads * rows_per_item;

@@ -6,8 +6,8 @@
 // count, and whether the weights were packed before or on the way. (Between SIMD levels bits may
 // differ: without FMA each step rounds twice.)
 //
-// Functions are called by all members of a team with the same arguments and return when all of the
-// result is there. Matrices are row-major unless strides say otherwise.
+// The team's threads share the work of each call. Matrices are row-major unless strides say
+// otherwise.
 #pragma once
 
 #include <cstdint>

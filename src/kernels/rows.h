@@ -1,9 +1,8 @@
 // What a decoder does to each row by itself: norms, rotary positions, the gated unit, the softmax
 // of a row of logits, and their gradients.
 //
-// A row's bits depend on that row alone. Functions with a Team are called by all its members with
-// the same arguments and return when the whole result is there; the others are plain functions of
-// one row, safe from any thread.
+// A row's bits depend on that row alone. Functions with a Team share the rows among its threads;
+// the others are plain functions of one row, safe from any thread.
 #pragma once
 
 #include <cstdint>

@@ -148,21 +148,14 @@ TEST(RmsNorm, ARowStandsAlone) {
   at_every_level([&](int64_t) {
     expect_rows_stand_alone(rows, 2 * width, [&](Team& team, int64_t first, int64_t n, float* out) {
       const float* from = x.data() + first * width;
-      auto* inverse = reinterpret_cast<float*>(team.scratch(1024));
-      auto* dweight = inverse + 64;
-      rms_norm(team, from, n, width, weight.data(), 1e-6f, out, inverse);
-      float* dx = out + n * width;
-      team.for_each(1, [&](int64_t) { std::fill_n(dx, n * width, 0.0f); });
-      rms_norm_backward(team, from, dy.data() + first * width, n, width, weight.data(), inverse, dx,
-                        dweight);
-      // The two results of a row side by side.
-      team.for_each(1, [&](int64_t) {
-        const std::vector<float> both(out, out + 2 * n * width);
-        for (int64_t i = 0; i < n; ++i) {
-          std::copy_n(both.begin() + i * width, width, out + 2 * i * width);
-          std::copy_n(both.begin() + (n + i) * width, width, out + (2 * i + 1) * width);
-        }
-      });
+      std::vector<float> y(n * width), dx(n * width), inverse(n), dweight(width);
+      rms_norm(team, from, n, width, weight.data(), 1e-6f, y.data(), inverse.data());
+      rms_norm_backward(team, from, dy.data() + first * width, n, width, weight.data(),
+                        inverse.data(), dx.data(), dweight.data());
+      for (int64_t i = 0; i < n; ++i) {  // the two results of a row side by side
+        std::copy_n(y.begin() + i * width, width, out + 2 * i * width);
+        std::copy_n(dx.begin() + i * width, width, out + (2 * i + 1) * width);
+      }
     });
   });
 }
@@ -325,9 +318,9 @@ TEST(TransformHeads, ARowStandsAlone) {
     at_every_level([&](int64_t) {
       expect_rows_stand_alone(
           heads.rows, queries, [&](Team& team, int64_t first, int64_t n, float* q) {
-            auto* k = reinterpret_cast<float*>(team.scratch(heads.rows * keys * sizeof(float)));
+            std::vector<float> k(n * keys);
             transform_heads(team, transform, heads.qkv.data() + first * heads.layout.width(),
-                            heads.positions.data() + first, n, q, k);
+                            heads.positions.data() + first, n, q, k.data());
           });
       expect_rows_stand_alone(
           heads.rows, heads.layout.width(), [&](Team& team, int64_t first, int64_t n, float* dqkv) {

@@ -272,7 +272,7 @@ void training_backward(ThreadPool& pool, const Parameters& parameters, const Pac
   GradientBuffers g{};
   lay_out(pass, state, g);
   pool.run_team([&](Team& team) {
-    team.for_each(1, [&](int64_t) { std::fill_n(g.dx, pass.rows * pass.hidden, 0.0f); });
+    std::fill_n(g.dx, pass.rows * pass.hidden, 0.0f);
     rms_norm_backward(team, state.last, dhidden.data(), pass.rows, pass.hidden, network.final_norm,
                       state.last_rms, g.dx, grads.final_norm);
     for (size_t i = network.layers.size(); i-- > 0;) {

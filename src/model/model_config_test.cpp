@@ -179,6 +179,8 @@ const std::vector<Row> kRows = {
     {"NoHeadCount", kQwen3, "num_attention_heads", "", {"is missing"}},
     {"NoPositionCount", kQwen3, "max_position_embeddings", "", {"is missing"}},
     {"NoLayers", kQwen3, "num_hidden_layers", "0", {"= 0: must be a whole number from 1"}},
+    {"NoKeyHeads", kQwen3, "num_key_value_heads", "0", {"= 0: must be a whole number from 1"}},
+    {"NoHeadSize", kQwen3, "head_dim", "0", {"= 0: must be a whole number from 1"}},
     {"ANegativeSize", kQwen3, "hidden_size", "-1024", {"= -1024: must be"}},
     {"AFraction", kQwen3, "hidden_size", "1024.5", {"= 1024.5: must be a whole number"}},
     {"AFloat", kQwen3, "hidden_size", "1024.0", {"must be a whole number"}},
@@ -317,6 +319,15 @@ TEST(ModelConfig, Llama3NumbersOutOfRangeAreRefused) {
     const std::string named = key == "low_freq_factor" && value == "4" ? "high_freq_factor" : key;
     expect_refused([&] { parsed(text(key, value)); }, {"config.json: ", named});
   }
+}
+
+// Each head has its own size here; transformers asks for it all the same.
+TEST(ModelConfig, ALlamasHeadsDivideItsHiddenSizeEvenWithAHeadSize) {
+  const std::string text = edited(edited(kLlama, "num_key_value_heads", "8"), "head_dim", "128");
+  EXPECT_EQ(parsed(text).head_dim, 128);
+  expect_refused([&] { parsed(edited(text, "num_attention_heads", "24")); },
+                 {"num_attention_heads = 24: does not divide hidden_size = 4096"});
+  EXPECT_EQ(parsed(edited(kQwen3, "num_attention_heads", "24")).num_attention_heads, 24);
 }
 
 TEST(ModelConfig, WhatIsNoJsonObjectIsRefusedWithItsPlace) {

@@ -2,6 +2,7 @@
 // and an example with every argument.
 #pragma once
 
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -149,6 +150,30 @@ inline void expect_close(const Tensor& got, const Tensor& expected, double toler
 }
 
 inline bool same_bits(const Tensor& a, const Tensor& b) { return at::equal(a, b); }
+
+// Which gradients, of hidden states and of the weight, are asked of the operator `name` while
+// `body` runs: one pair for each call.
+using Wanted = std::vector<std::pair<bool, bool>>;
+
+template <class Body>
+Wanted wanted_of(const std::string& name, Body body) {
+  static thread_local std::string watched;
+  static thread_local Wanted wanted;
+  watched = "leeway::" + name;
+  wanted.clear();
+  const auto look = [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+    if (watched == call.name()) {
+      const auto inputs = call.inputs();
+      wanted.emplace_back(inputs[inputs.size() - 2].toBool(), inputs[inputs.size() - 1].toBool());
+    }
+    return nullptr;
+  };
+  const auto handle =
+      at::addThreadLocalCallback(at::RecordFunctionCallback(look).needsInputs(true));
+  body();
+  at::removeCallback(handle);
+  return wanted;
+}
 
 // What a call throws, in its own words; empty if it does not.
 template <class Function>

@@ -16,6 +16,7 @@ using testing::policy_head;
 using testing::policy_loss;
 using testing::same_bits;
 using testing::token_logprobs;
+using testing::wanted_of;
 
 std::string spec_of(const std::string& preset) { return "{\"preset\": \"" + preset + "\"}"; }
 const std::string kIcepop = spec_of("icepop");
@@ -140,7 +141,21 @@ TEST(PolicyHeadOp, ComputesTheGradientsThatAreNeeded) {
   }
 }
 
-TEST(PolicyHeadOp, DoesNoGradientWorkWithoutGrad) {
+TEST(PolicyHeadOp, AsksForNoGradientThatIsNotNeeded) {
+  for (const bool hidden : {false, true}) {
+    for (const bool weight : {false, true}) {
+      Example e;
+      e.hidden.set_requires_grad(hidden);
+      e.weight.set_requires_grad(weight);
+      const auto run = [&] { policy_head(e, kIcepop); };
+      EXPECT_EQ(wanted_of("_policy_head", run), testing::Wanted({{hidden, weight}}));
+      const torch::NoGradGuard no_grad;
+      EXPECT_EQ(wanted_of("_policy_head", run), testing::Wanted({{false, false}}));
+    }
+  }
+}
+
+TEST(PolicyHeadOp, HasTheSameLossWithoutGrad) {
   Example e;
   const Tensor expected = policy_head(e, kIcepop).loss.detach();
   {

@@ -102,7 +102,8 @@ TEST(TokenLogprobs, ComputesTheGradientsThatAreNeeded) {
     Example e;
     e.hidden.set_requires_grad(hidden);
     e.weight.set_requires_grad(!hidden);
-    std::get<0>(token_logprobs(e)).sum().backward();
+    const auto run = [&] { std::get<0>(token_logprobs(e)).sum().backward(); };
+    EXPECT_EQ(testing::wanted_of("_head_backward", run), testing::Wanted({{hidden, !hidden}}));
     EXPECT_EQ(e.hidden.grad().defined(), hidden);
     EXPECT_EQ(e.weight.grad().defined(), !hidden);
     if (hidden) {

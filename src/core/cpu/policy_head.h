@@ -38,7 +38,8 @@ struct HeadProblem {
 // range or out of order, a temperature that is not positive and finite.
 void check_head(const HeadProblem& problem);
 
-// Bytes of workspace a call uses beyond its inputs and outputs.
+// The most bytes of workspace a call uses beyond its inputs and outputs: a chunk and its packing,
+// within `chunk_bytes` if that holds a row, and less than a hundred bytes a token.
 int64_t head_workspace_bytes(const HeadProblem& problem);
 
 // logprobs [N], entropy [N] (empty: not wanted).
@@ -52,7 +53,8 @@ void head_backward(ThreadPool& pool, const HeadProblem& problem, std::span<const
                    std::span<float> d_weight);
 
 // True when g of a token needs nothing but that token's own streams and a denominator known before
-// the pass, so that `policy_head` goes once; otherwise it computes log-probabilities first.
+// the pass, so that `policy_head` goes once; otherwise it computes log-probabilities first, unless
+// all rows fit one chunk.
 bool one_pass(const LossSpec& spec);
 
 struct HeadResult {
