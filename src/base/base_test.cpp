@@ -248,6 +248,22 @@ TEST(Json, NumbersSurviveARoundTrip) {
   }
 }
 
+TEST(Json, AZeroIsZeroHoweverItIsWritten) {
+  const std::string zeros = "0." + std::string(29, '0');
+  for (const std::string& text :
+       {std::string("0e-30"), std::string("0.0e-25"), zeros, "-" + zeros, zeros + "E+300"}) {
+    const auto json = parse_json("t", "[1, " + text + ", 2.5, \"0e-30\", 10e-30]");
+    EXPECT_EQ(json[1].GetDouble(), 0.0) << text;
+    EXPECT_EQ(json[2].GetDouble(), 2.5);
+    EXPECT_STREQ(json[3].GetString(), "0e-30");
+    EXPECT_EQ(json[4].GetDouble(), 10e-30);
+  }
+  EXPECT_FALSE(with_plain_zeros("[0, 0.5, 100e3, \"0.0000\", \"\\\"0e-5\"]"));
+  for (const char* wrong : {"[0.e5]", "[00.000]", "[0e]", "[0.0000.0]"}) {
+    EXPECT_THROW(parse_json("t", wrong), Error) << wrong;
+  }
+}
+
 TEST(Json, ErrorsSayLineAndColumn) {
   try {
     parse_json("file.json", "{\n  \"a\": [1,\n  2,, 3]}");

@@ -69,6 +69,11 @@ void write_file_atomically(const std::string& path, std::string_view content) {
     }
     if (::fsync(file.get()) != 0) fail(path, "write");
     if (::rename(temporary.c_str(), path.c_str()) != 0) fail(path, "write");
+    // The new name, too, must survive a power cut.
+    const size_t slash = path.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+    const Descriptor parent(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (parent.get() >= 0) ::fsync(parent.get());
   } catch (const Error&) {
     ::unlink(temporary.c_str());
     throw;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <rapidjson/error/en.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "leeway/error.h"
@@ -33,8 +34,60 @@ void refuse_nul(const std::string& name, std::string_view text) {
   }
 }
 
+namespace {
+
+// -?0(.0+)?([eE][+-]?digits)?
+bool is_zero(std::string_view token) {
+  size_t i = token.starts_with('-') ? 1 : 0;
+  const auto skip = [&](auto belongs) {
+    const size_t first = i;
+    while (i < token.size() && belongs(token[i])) ++i;
+    return i > first;
+  };
+  if (i >= token.size() || token[i++] != '0') return false;
+  if (i < token.size() && token[i] == '.') {
+    ++i;
+    if (!skip([](char c) { return c == '0'; })) return false;
+  }
+  if (i < token.size() && (token[i] == 'e' || token[i] == 'E')) {
+    ++i;
+    if (i < token.size() && (token[i] == '+' || token[i] == '-')) ++i;
+    if (!skip([](char c) { return c >= '0' && c <= '9'; })) return false;
+  }
+  return i == token.size();
+}
+
+}  // namespace
+
+std::optional<std::string> with_plain_zeros(std::string_view text) {
+  std::optional<std::string> copy;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+      continue;
+    }
+    in_string = c == '"';
+    if (c != '-' && (c < '0' || c > '9')) continue;
+    const size_t end = std::min(text.find_first_not_of("0123456789.eE+-", i), text.size());
+    const std::string_view token = text.substr(i, end - i);
+    if (token.size() > 3 && is_zero(token)) {
+      if (!copy) copy = std::string(text);
+      const size_t digit = i + (c == '-' ? 1 : 0);
+      std::fill(copy->begin() + static_cast<std::ptrdiff_t>(digit + 1),
+                copy->begin() + static_cast<std::ptrdiff_t>(end), ' ');
+    }
+    i = end - 1;
+  }
+  return copy;
+}
+
 rapidjson::Document parse_json(const std::string& name, std::string_view text) {
   refuse_nul(name, text);
+  const std::optional<std::string> plain = with_plain_zeros(text);
+  if (plain) text = *plain;
   rapidjson::Document document;
   // Iterative: the depth of a hostile file must not be the depth of our stack.
   constexpr unsigned kFlags = rapidjson::kParseNanAndInfFlag | rapidjson::kParseFullPrecisionFlag |

@@ -3,6 +3,7 @@
 
 #include <rapidjson/document.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -16,6 +17,11 @@ rapidjson::Document parse_json(const std::string& name, std::string_view text);
 
 // Throws Error if the text holds a NUL byte: no JSON does.
 void refuse_nul(const std::string& name, std::string_view text);
+
+// RapidJSON reads a long zero, such as 0e-30 or what "%.29f" makes of 0, as some other number. If
+// the text has any, returns a copy in which they are plain zeros, every other byte at its place;
+// otherwise nothing. For texts parsed without `parse_json`, which does this itself.
+std::optional<std::string> with_plain_zeros(std::string_view text);
 
 // What RapidJSON says of a parse error, in words.
 std::string json_error_text(int code);

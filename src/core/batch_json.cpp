@@ -258,6 +258,8 @@ class Handler {
 
 LoadedBatch parse_batch(const std::string& name, std::string_view text) {
   refuse_nul(name, text);
+  const std::optional<std::string> plain = with_plain_zeros(text);
+  if (plain) text = *plain;
   Handler handler;
   rapidjson::Reader reader;
   rapidjson::MemoryStream memory(text.data(), text.size());

@@ -61,30 +61,46 @@ namespace HWY_NAMESPACE {
 // Lanes over keys: a block of 16 is one or several vectors.
 using K = hn::CappedTag<float, kBlockKeys>;
 
-// scores[i][key] = q_i . k for one transposed block [dim][16]; one chain over dim each.
-template <int N>
-HWY_INLINE void block_scores(const float* const* q, const float* block, int64_t dim, float* scores,
-                             int64_t stride) {
+// scores[i][key] = q_i . k for B transposed blocks [dim][16]; one chain over dim each. Several
+// blocks at a time where there are few queries: a chain waits for itself.
+template <int N, int B>
+HWY_INLINE void block_scores(const float* const* q, const float* const* blocks, int64_t dim,
+                             float* scores, int64_t stride) {
   const K d;
   const int64_t step = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t key = 0; key < kBlockKeys; key += step) {
-    hn::Vec<K> sum[N];
-    for (int i = 0; i < N; ++i) sum[i] = hn::Zero(d);
-    for (int64_t j = 0; j < dim; ++j) {
-      const auto k = hn::LoadU(d, block + j * kBlockKeys + key);
-      for (int i = 0; i < N; ++i) sum[i] = hn::MulAdd(hn::Set(d, q[i][j]), k, sum[i]);
+    hn::Vec<K> sum[N][B];
+    for (int i = 0; i < N; ++i) {
+      for (int b = 0; b < B; ++b) sum[i][b] = hn::Zero(d);
     }
-    for (int i = 0; i < N; ++i) hn::StoreU(sum[i], d, scores + i * stride + key);
+    for (int64_t j = 0; j < dim; ++j) {
+      for (int b = 0; b < B; ++b) {
+        const auto k = hn::LoadU(d, blocks[b] + j * kBlockKeys + key);
+        for (int i = 0; i < N; ++i) sum[i][b] = hn::MulAdd(hn::Set(d, q[i][j]), k, sum[i][b]);
+      }
+    }
+    for (int i = 0; i < N; ++i) {
+      for (int b = 0; b < B; ++b) {
+        hn::StoreU(sum[i][b], d, scores + i * stride + b * kBlockKeys + key);
+      }
+    }
   }
 }
 
 template <int N = kTile>
-HWY_INLINE void tile_scores(int64_t count, const float* const* q, const float* block, int64_t dim,
-                            float* scores, int64_t stride) {
-  if (count == N) {
-    block_scores<N>(q, block, dim, scores, stride);
-  } else if constexpr (N > 1) {
-    tile_scores<N - 1>(count, q, block, dim, scores, stride);
+HWY_INLINE void tile_scores(int64_t count, const float* const* q, const float* const* blocks,
+                            int64_t block_count, int64_t dim, float* scores, int64_t stride) {
+  if (count != N) {
+    if constexpr (N > 1) tile_scores<N - 1>(count, q, blocks, block_count, dim, scores, stride);
+    return;
+  }
+  constexpr int kBlocks = N == 1 ? 8 : N == 2 ? 4 : N <= 4 ? 2 : 1;
+  int64_t b = 0;
+  for (; b + kBlocks <= block_count; b += kBlocks) {
+    block_scores<N, kBlocks>(q, blocks + b, dim, scores + b * kBlockKeys, stride);
+  }
+  for (; b < block_count; ++b) {
+    block_scores<N, 1>(q, blocks + b, dim, scores + b * kBlockKeys, stride);
   }
 }
 
@@ -121,18 +137,73 @@ HWY_INLINE void add_weighted(int64_t count, const WeightedSum& w) {
   }
 }
 
+// out_i[at .. at + P vectors) = sum over the first `keys` keys, in order, of factor[i][key] *
+// value.
+template <int N, int P>
+HWY_INLINE void sum_values(float* const* out, const float* factor, int64_t stride,
+                           const float* const* values, int64_t keys, int64_t dim, int64_t at) {
+  const D d;
+  V sum[N][P];
+  for (int i = 0; i < N; ++i) {
+    for (int p = 0; p < P; ++p) sum[i][p] = hn::Zero(d);
+  }
+  for (int64_t key = 0; key < keys; ++key) {
+    const float* value = values[key / kBlockKeys] + key % kBlockKeys * dim + at;
+    for (int p = 0; p < P; ++p) {
+      const V v = hn::LoadU(d, value + p * lanes());
+      for (int i = 0; i < N; ++i) {
+        sum[i][p] = hn::MulAdd(hn::Set(d, factor[i * stride + key]), v, sum[i][p]);
+      }
+    }
+  }
+  for (int i = 0; i < N; ++i) {
+    for (int p = 0; p < P; ++p) hn::StoreU(sum[i][p], d, out[i] + at + p * lanes());
+  }
+}
+
+template <int N = kTile>
+HWY_INLINE void tile_values(int64_t count, float* const* out, const float* factor, int64_t stride,
+                            const float* const* values, int64_t keys, int64_t dim) {
+  if (count != N) {
+    if constexpr (N > 1) tile_values<N - 1>(count, out, factor, stride, values, keys, dim);
+    return;
+  }
+  constexpr int kPieces = N <= 4 ? 4 : 2;
+  int64_t at = 0;
+  for (; at + kPieces * lanes() <= dim; at += kPieces * lanes()) {
+    sum_values<N, kPieces>(out, factor, stride, values, keys, dim, at);
+  }
+  for (; at + lanes() <= dim; at += lanes()) {
+    sum_values<N, 1>(out, factor, stride, values, keys, dim, at);
+  }
+  if (at == dim) return;
+  // The rest, narrower than a vector.
+  float* rest[N];
+  for (int i = 0; i < N; ++i) {
+    rest[i] = out[i] + at;
+    std::fill_n(rest[i], dim - at, 0.0f);
+  }
+  for (int64_t first = 0; first < keys; first += kBlockKeys) {
+    const int64_t n = std::min(kBlockKeys, keys - first);
+    const float* rows[kBlockKeys];
+    for (int64_t j = 0; j < n; ++j) rows[j] = values[first / kBlockKeys] + j * dim + at;
+    add_weighted_rows<N>({rest, factor + first, stride, 1, rows, n, dim - at});
+  }
+}
+
 // Scores of the tile, then exponentials in place and their sums, then the values' weighted mean.
-// Keys a query does not see have weight 0, which adds nothing to a sum of non-negative terms, and
-// beyond the tile's last key nothing is read. `scores`: [count, stride], stride >= most_keys
-// rounded up to a block.
+// Keys a query does not see have exponential 0, which changes no sum, and their values are not
+// looked at; beyond the tile's last key nothing is read. `scores`: [count, stride], stride >=
+// most_keys rounded up to a block. `pointers`: room for one per block.
 void attend_tile(const QueryTile& t, const float* kv, int64_t block_stride, int64_t head_offset,
-                 const int32_t* blocks, int64_t dim, float* scores, int64_t stride) {
+                 const int32_t* blocks, int64_t dim, float* scores, int64_t stride,
+                 const float** pointers) {
   const D d;
   const int64_t block_count = (t.most_keys + kBlockKeys - 1) / kBlockKeys;
   for (int64_t b = 0; b < block_count; ++b) {
-    tile_scores(t.count, t.q, kv + blocks[b] * block_stride + head_offset, dim,
-                scores + b * kBlockKeys, stride);
+    pointers[b] = kv + blocks[b] * block_stride + head_offset;
   }
+  tile_scores(t.count, t.q, pointers, block_count, dim, scores, stride);
   float inverse[kTile];
   for (int64_t i = 0; i < t.count; ++i) {
     float* row = scores + i * stride;
@@ -141,7 +212,7 @@ void attend_tile(const QueryTile& t, const float* kv, int64_t block_stride, int6
     V largest = hn::Set(d, -kFloatInfinity);
     for_lanes(padded, [&](int64_t at, int64_t count)
                           HWY_ATTR { largest = hn::Max(largest, load(row + at, count)); });
-    const float shift = hn::GetLane(hn::MaxOfLanes(d, largest));
+    const float shift = max_of(largest);
     V sum = hn::Zero(d);
     for_lanes(padded, [&](int64_t at, int64_t count) HWY_ATTR {
       const V e = exp_of(hn::Sub(load(row + at, count), hn::Set(d, shift)));
@@ -151,16 +222,22 @@ void attend_tile(const QueryTile& t, const float* kv, int64_t block_stride, int6
     const float total = sum_of(sum);
     inverse[i] = 1.0f / total;
     if (t.log_sum[i] != nullptr) *t.log_sum[i] = shift + std::log(total);
-    std::fill_n(t.out[i], dim, 0.0f);
   }
-  for (int64_t b = 0; b < block_count; ++b) {
-    const float* values = kv + blocks[b] * block_stride + head_offset + kBlockKeys * dim;
-    const int64_t n = std::min(kBlockKeys, t.most_keys - b * kBlockKeys);
-    const float* rows[kBlockKeys];
-    for (int64_t j = 0; j < n; ++j) rows[j] = values + j * dim;
-    add_weighted(t.count, {t.out, scores + b * kBlockKeys, stride, 1, rows, n, dim});
-  }
+  // Keys that all queries see together; near the diagonal each query goes on to its own last key: a
+  // value it does not see must not reach it, were it infinite.
+  const int64_t common = *std::min_element(t.keys, t.keys + t.count);
+  for (int64_t b = 0; b < block_count; ++b) pointers[b] += kBlockKeys * dim;
+  tile_values(t.count, t.out, scores, stride, pointers, common, dim);
   for (int64_t i = 0; i < t.count; ++i) {
+    for (int64_t key = common; key < t.keys[i];) {
+      const int64_t n = std::min(kBlockKeys - key % kBlockKeys, t.keys[i] - key);
+      const float* rows[kBlockKeys];
+      for (int64_t j = 0; j < n; ++j) {
+        rows[j] = pointers[key / kBlockKeys] + (key % kBlockKeys + j) * dim;
+      }
+      add_weighted_rows<1>({t.out + i, scores + i * stride + key, stride, 1, rows, n, dim});
+      key += n;
+    }
     for_lanes(dim, [&](int64_t at, int64_t count) HWY_ATTR {
       store(hn::Mul(load(t.out[i] + at, count), hn::Set(d, inverse[i])), t.out[i] + at, count);
     });
@@ -181,8 +258,9 @@ void attend_tile_backward(const BackwardTile& t, const BackwardHead& h) {
   }
   for (int64_t first = 0; first < t.most_keys; first += kBlockKeys) {
     const int64_t n = std::min(kBlockKeys, t.most_keys - first);
-    tile_scores(t.count, t.q, h.k_blocks + first * h.dim, h.dim, p, kBlockKeys);
-    tile_scores(t.count, t.dout, h.v_blocks + first * h.dim, h.dim, ds, kBlockKeys);
+    const float *k_block = h.k_blocks + first * h.dim, *v_block = h.v_blocks + first * h.dim;
+    tile_scores(t.count, t.q, &k_block, 1, h.dim, p, kBlockKeys);
+    tile_scores(t.count, t.dout, &v_block, 1, h.dim, ds, kBlockKeys);
     for (int64_t i = 0; i < t.count; ++i) {
       const int64_t seen = t.keys[i] - first;
       for_lanes(kBlockKeys, [&](int64_t at, int64_t count) HWY_ATTR {
@@ -234,6 +312,12 @@ constexpr int64_t kItemQueries = 8 * kTile;
 float* score_memory(int64_t floats) {
   thread_local AlignedVector<float> memory;
   if (static_cast<int64_t>(memory.size()) < floats) memory.resize(static_cast<size_t>(floats));
+  return memory.data();
+}
+
+const float** pointer_memory(int64_t count) {
+  thread_local std::vector<const float*> memory;
+  if (static_cast<int64_t>(memory.size()) < count) memory.resize(static_cast<size_t>(count));
   return memory.data();
 }
 
@@ -293,12 +377,13 @@ void attend(Team& team, const HeadLayout& layout, std::span<const SequenceRows> 
     const int64_t last = std::min(sequence.rows, first + rows_per_item);
     const int64_t stride = blocks_of(sequence.first_position + last) * kBlockKeys;
     float* scores = score_memory(kTile * stride);
+    const float** pointers = pointer_memory(stride / kBlockKeys);
     QueryTile tile;
     const auto flush = [&] {
       if (tile.count == 0) return;
       HWY_DYNAMIC_DISPATCH(attend_tile)
       (tile, kv.data, kv.block_stride, head * 2 * kBlockKeys * dim, sequence.blocks, dim, scores,
-       stride);
+       stride, pointers);
       tile.count = 0;
     };
     for (int64_t i = first; i < last; ++i) {

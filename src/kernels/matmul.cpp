@@ -26,6 +26,7 @@ struct PanelTask {
   const float* x;
   int64_t row_stride, k_stride;  // of x
   const void* panel;
+  const void* next;  // the panel after it, or null
   int64_t k;
   const float* from;  // where the chains begin, `from_stride` a row; null: zero
   int64_t from_stride;
@@ -61,8 +62,9 @@ HWY_INLINE V load_weights(const int8_t* from) {
   return hn::ConvertTo(D(), hn::PromoteTo(di, hn::LoadU(hn::Rebind<int8_t, D>(), from)));
 }
 
-// R rows and all of the panel's columns, two vectors at a time. Every sum is one chain over k.
-template <int R, class W>
+// R rows and all of the panel's columns, two vectors at a time. Every sum is one chain over k. With
+// Fetch, the next panel is fetched on the way.
+template <int R, class W, bool Fetch>
 HWY_INLINE void tile(const PanelTask& t, const float* x, const float* from, float* c, int64_t ldc) {
   const D d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -78,8 +80,14 @@ HWY_INLINE void tile(const PanelTask& t, const float* x, const float* from, floa
       }
     }
     const W* w = static_cast<const W*>(t.panel) + j;
+    [[maybe_unused]] const auto* next = static_cast<const std::byte*>(t.next);
     const float* row = x;
     for (int64_t k = 0; k < t.k; ++k, w += kPanel, row += t.k_stride) {
+      if constexpr (Fetch) {
+        for (size_t line = 0; line < kPanel * sizeof(W); line += 64) {
+          __builtin_prefetch(next + static_cast<size_t>(k * kPanel) * sizeof(W) + line, 0, 2);
+        }
+      }
       const V w0 = load_weights(w), w1 = load_weights(w + lanes);
       for (int i = 0; i < R; ++i) {
         const V value = hn::Set(d, row[i * t.row_stride]);
@@ -103,13 +111,13 @@ HWY_INLINE void tile(const PanelTask& t, const float* x, const float* from, floa
 }
 
 // R rows, whatever the number of columns: those that do not exist are computed in a buffer.
-template <int R, class W>
+template <int R, class W, bool Fetch = false>
 HWY_INLINE void rows_of_panel(const PanelTask& t, int64_t row) {
   const float* x = t.x + row * t.row_stride;
   const float* from = t.from == nullptr ? nullptr : t.from + row * t.from_stride;
   float* c = t.c + row * t.ldc;
   if (t.columns == kPanel) {
-    tile<R, W>(t, x, from, c, t.ldc);
+    tile<R, W, Fetch>(t, x, from, c, t.ldc);
     return;
   }
   HWY_ALIGN float begin[R * kPanel] = {};
@@ -120,7 +128,7 @@ HWY_INLINE void rows_of_panel(const PanelTask& t, int64_t row) {
   for (int i = 0; from != nullptr && i < R; ++i) {
     std::memcpy(begin + i * kPanel, from + i * t.from_stride, bytes);
   }
-  tile<R, W>(padded, x, from == nullptr ? nullptr : begin, end, kPanel);
+  tile<R, W, Fetch>(padded, x, from == nullptr ? nullptr : begin, end, kPanel);
   for (int i = 0; i < R; ++i) std::memcpy(c + i * t.ldc, end + i * kPanel, bytes);
 }
 
@@ -133,10 +141,18 @@ HWY_INLINE void last_rows(const PanelTask& t, int64_t row) {
   }
 }
 
+// The first rows wait for the panel to come from memory; the second ones have it in the cache and
+// time to fetch the next.
 template <class W>
 HWY_INLINE void multiply_panel_of(const PanelTask& t) {
   int64_t row = 0;
-  for (; row + kTileRows <= t.rows; row += kTileRows) rows_of_panel<kTileRows, W>(t, row);
+  for (; row + kTileRows <= t.rows; row += kTileRows) {
+    if (row == kTileRows && t.next != nullptr) {
+      rows_of_panel<kTileRows, W, true>(t, row);
+    } else {
+      rows_of_panel<kTileRows, W>(t, row);
+    }
+  }
   last_rows<kTileRows - 1, W>(t, row);
 }
 
@@ -255,10 +271,10 @@ void gemm(Team& team, int64_t m, int64_t n, int64_t k, const Operand& a, const O
         for (int64_t p = group; p < std::min(panels, group + kGroupPanels); ++p) {
           float* out = c + row * ldc + n0 + p * kPanel;
           const bool zero = k0 == 0 && start == Start::zero;
-          multiply(
-              {x, row_stride, k_stride, packed + p * kPanel * depth, depth, zero ? nullptr : out,
-               ldc, nullptr, out, ldc, rows, std::min(kPanel, width - p * kPanel)},
-              Precision::float32);
+          const float* panel = packed + p * kPanel * depth;
+          multiply({x, row_stride, k_stride, panel, nullptr, depth, zero ? nullptr : out, ldc,
+                    nullptr, out, ldc, rows, std::min(kPanel, width - p * kPanel)},
+                   Precision::float32);
         }
       });
     }
@@ -359,8 +375,9 @@ void product(Team& team, const float* x, int64_t rows, int64_t ldx, const Packed
                           : start == Start::old_value ? out
                                                       : nullptr;
       const float* scales = w.precision() == Precision::int8 ? w.scales() + p * kPanel : nullptr;
-      multiply({x + row * ldx, ldx, 1, w.panel(p), w.inputs(), from, bias != nullptr ? 0 : ldy,
-                scales, out, ldy, count, std::min(kPanel, w.outputs() - p * kPanel)},
+      multiply({x + row * ldx, ldx, 1, w.panel(p), p + 1 < panels ? w.panel(p + 1) : nullptr,
+                w.inputs(), from, bias != nullptr ? 0 : ldy, scales, out, ldy, count,
+                std::min(kPanel, w.outputs() - p * kPanel)},
                w.precision());
     }
   });

@@ -128,8 +128,6 @@ HWY_INLINE void rotate(const float* x, const float* cosines, const float* sines,
   });
 }
 
-constexpr int64_t kMostHeadDim = 1024;
-
 void transform_rows(const HeadsTask& t, RowRange rows) {
   const D d;
   const HeadTransform& h = *t.transform;
@@ -248,7 +246,7 @@ HWY_INLINE float largest_of(const float* z, int64_t n) {
                                                   load(z + i, count), largest);
     largest = hn::Max(v, largest);
   }
-  return hn::GetLane(hn::MaxOfLanes(d, largest));
+  return max_of(largest);
 }
 
 // Sums of short runs, joined in double: a vocabulary is too long for one float sum.

@@ -25,8 +25,10 @@ void rms_norm_backward(Team& team, const float* x, const float* dy, int64_t rows
 // ---------------------------------------------------------------------------------------------
 // Heads: optional norm of each query and key head, then rotary positions
 
+inline constexpr int64_t kMostHeadDim = 1024;
+
 struct HeadLayout {
-  int64_t query_heads, kv_heads, head_dim;
+  int64_t query_heads, kv_heads, head_dim;  // head_dim: even, at most kMostHeadDim
   int64_t query_width() const { return query_heads * head_dim; }
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t width() const { return query_width() + 2 * kv_width(); }  // [q | k | v]
@@ -34,7 +36,7 @@ struct HeadLayout {
 
 struct HeadTransform {
   HeadLayout layout;
-  const float* query_norm = nullptr;  // [head_dim], or null: no norm
+  const float* query_norm = nullptr;  // [head_dim], or null: no norm; both or neither
   const float* key_norm = nullptr;
   float eps = 0.0f;
   const float* cosines = nullptr;  // [positions, head_dim / 2]
@@ -76,7 +78,8 @@ struct RowStats {
   float entropy;         // -sum p log p
 };
 
-// Non-finite logits make the results non-finite; nothing is checked. `want_entropy` false leaves
+// NaN or infinite logits make the results NaN or infinite, but for minus infinity, which is
+// probability 0; nothing is checked. `want_entropy` false leaves
 // entropy 0 and saves a pass.
 RowStats row_softmax(const float* z, int64_t vocabulary, float it, int64_t target,
                      bool want_entropy);

@@ -458,6 +458,7 @@ TEST(Swiglu, ARowStandsAlone) {
 // Sums
 
 TEST(AddColumnSums, AddsTheRowsInOrderToWhatWasThere) {
+  ThreadPool one(1), two(2);
   Rng rng(10);
   for (int64_t width : {1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200}) {
     for (int64_t rows : {0, 1, 2, 33}) {
@@ -469,11 +470,10 @@ TEST(AddColumnSums, AddsTheRowsInOrderToWhatWasThere) {
         for (int64_t i = 0; i < width; ++i) expected[i] += x[row * ldx + i];
       }
       at_every_level([&](int64_t) {
-        for (int threads : {1, 2}) {
-          ThreadPool pool(threads);
+        for (ThreadPool* pool : {&one, &two}) {
           std::vector<float> out = old;
           out.push_back(kUntouched);
-          pool.run_team(
+          pool->run_team(
               [&](Team& team) { add_column_sums(team, x.data(), rows, width, ldx, out.data()); });
           ASSERT_EQ(out.back(), kUntouched);
           out.pop_back();

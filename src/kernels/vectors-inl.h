@@ -74,6 +74,16 @@ HWY_INLINE void for_pieces(int64_t n, Body&& body) {
 
 HWY_INLINE float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
 
+// Lane by lane: where vectors are emulated, Highway's own starts from the lowest finite number.
+HWY_INLINE float max_of(V v) {
+  const D d;
+  HWY_ALIGN float values[kMostLanes];
+  hn::Store(v, d, values);
+  float largest = values[0];
+  for (int64_t i = 1; i < lanes(); ++i) largest = values[i] > largest ? values[i] : largest;
+  return largest;
+}
+
 // e^x; infinity above float32's range (which 89 is beyond: the exponent overflows by itself).
 // Highway's Exp takes NaN to 0; here it stays NaN.
 HWY_INLINE V exp_of(V x) {

@@ -1,10 +1,13 @@
 #include "model/cpu_decoder.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "leeway/error.h"
 #include "model/layer.h"
@@ -39,6 +42,16 @@ std::vector<float> inverse_frequencies(const ModelConfig& config) {
   return frequencies;
 }
 
+// Large pages where the system has them: a step touches blocks all over the store.
+float* large_memory(size_t floats) {
+  constexpr size_t kPage = size_t{2} << 20;
+  const size_t bytes = (floats * sizeof(float) + kPage - 1) / kPage * kPage;
+  void* memory = std::aligned_alloc(kPage, bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  ::madvise(memory, bytes, MADV_HUGEPAGE);
+  return static_cast<float*>(memory);
+}
+
 }  // namespace
 
 RopeTable::RopeTable(const ModelConfig& config, int64_t count) {
@@ -58,8 +71,7 @@ KvStore::KvStore(const ModelConfig& config, int64_t blocks)
     : layers_(config.num_hidden_layers),
       block_floats_(2 * kBlockKeys * config.num_key_value_heads * config.head_dim),
       blocks_(blocks),
-      data_(AlignedAllocator<float>().allocate(
-          static_cast<size_t>(layers_ * block_floats_ * blocks))) {}
+      data_(large_memory(static_cast<size_t>(layers_ * block_floats_ * blocks))) {}
 
 size_t KvStore::block_bytes(const ModelConfig& config) {
   return static_cast<size_t>(2 * kBlockKeys * config.num_key_value_heads * config.head_dim *

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <span>
 #include <vector>
@@ -37,7 +38,7 @@ class KvStore {
  private:
   int64_t layers_, block_floats_, blocks_;
   struct Free {
-    void operator()(float* data) const { AlignedAllocator<float>().deallocate(data, 0); }
+    void operator()(float* data) const { std::free(data); }
   };
   std::unique_ptr<float[], Free> data_;  // not initialised: store_kv begins each block
 };

@@ -12,6 +12,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "kernels/rows.h"
 #include "leeway/error.h"
 #include "model/config_keys.h"
 #include "model/name_text.h"
@@ -331,6 +332,9 @@ void check_model_config(const std::string& name, const ModelConfig& config) {
   if (config.family == Family::llama && config.hidden_size % config.num_attention_heads != 0) {
     refuse("num_attention_heads", config.num_attention_heads,
            fmt::format("does not divide hidden_size = {}", config.hidden_size));
+  }
+  if (config.head_dim > kMostHeadDim) {
+    refuse("head_dim", config.head_dim, fmt::format("at most {} is supported", kMostHeadDim));
   }
   if (config.head_dim % 2 != 0) {
     refuse("head_dim", config.head_dim, "must be even: rotary embeddings turn pairs");

@@ -1,8 +1,6 @@
 // Hugging Face folders: loaded, refused, saved.
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/resource.h>
 
 #include <bit>
 #include <cmath>
@@ -19,6 +17,7 @@ namespace fs = std::filesystem;
 using testing::as_bytes;
 using testing::bytes_of;
 using testing::expect_refused;
+using testing::FileSizeLimit;
 using testing::kGoldens;
 using testing::RawTensor;
 using testing::safetensors_of;
@@ -323,16 +322,11 @@ TEST(SaveParameters, AFullDiskLeavesTheOldModel) {
   const Parameters old = small_parameters(config, 1), fresh = small_parameters(config, 2);
   const TestFolder folder;
   save_parameters(old, folder.path());
-  rlimit old_limit{};
-  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old_limit), 0);
-  const auto old_action = ::signal(SIGXFSZ, SIG_IGN);
-  rlimit limit = old_limit;
-  limit.rlim_cur = 20000;
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-  expect_refused([&] { save_parameters(fresh, folder.path()); },
-                 {folder.at("model.safetensors"), "cannot write"});
-  ::setrlimit(RLIMIT_FSIZE, &old_limit);
-  ::signal(SIGXFSZ, old_action);
+  {
+    const FileSizeLimit limit(20000);
+    expect_refused([&] { save_parameters(fresh, folder.path()); },
+                   {folder.at("model.safetensors"), "cannot write"});
+  }
   EXPECT_EQ(folder.names(), (std::vector<std::string>{"config.json", "model.safetensors"}));
   EXPECT_TRUE(same_bits(load_parameters(folder.path()), old));
 }

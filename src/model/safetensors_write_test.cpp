@@ -1,9 +1,7 @@
 // Files written: layout, round trips, and what happens when the disk says no.
 
 #include <sched.h>
-#include <signal.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +17,7 @@ namespace {
 using testing::as_bytes;
 using testing::bytes_of;
 using testing::expect_refused;
+using testing::FileSizeLimit;
 using testing::raw_safetensors;
 using testing::TestFolder;
 
@@ -85,20 +84,15 @@ std::vector<float> many() { return std::vector<float>(100'000, 1.0f); }
 TEST(WriteSafetensors, AFileTooLargeForTheLimitLeavesTheOldOne) {
   const TestFolder folder;
   folder.write("x", "old");
-  rlimit old_limit{};
-  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old_limit), 0);
-  const auto old_action = ::signal(SIGXFSZ, SIG_IGN);
-  rlimit limit = old_limit;
-  limit.rlim_cur = 65536;
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-  const std::vector<float> values = many();
-  expect_refused(
-      [&] {
-        write_safetensors(folder.at("x"), std::vector<TensorToSave>{{"a", {100'000}, values}});
-      },
-      {folder.at("x"), "cannot write: File too large"});
-  ::setrlimit(RLIMIT_FSIZE, &old_limit);
-  ::signal(SIGXFSZ, old_action);
+  {
+    const FileSizeLimit limit(65536);
+    const std::vector<float> values = many();
+    expect_refused(
+        [&] {
+          write_safetensors(folder.at("x"), std::vector<TensorToSave>{{"a", {100'000}, values}});
+        },
+        {folder.at("x"), "cannot write: File too large"});
+  }
   EXPECT_EQ(folder.names(), std::vector<std::string>{"x"});
   EXPECT_EQ(bytes_of(folder.at("x")), "old");
 }

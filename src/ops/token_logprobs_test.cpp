@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "ops/ops_test_support.h"
+#include "ops/tensors.h"
 
 namespace leeway {
 namespace {
@@ -151,6 +152,7 @@ TEST(TokenLogprobs, HasTheSameBitsWhateverTheThreadsAndWhoeverCallsBeside) {
   for (const int count : {1, 3, 2}) {
     at::set_num_threads(count);
     EXPECT_TRUE(same_bits(std::get<0>(token_logprobs(e)), expected)) << count;
+    EXPECT_EQ((*PoolLease()).threads(), count);
   }
   at::set_num_threads(threads);
   std::vector<std::thread> callers;
