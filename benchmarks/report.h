@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <thread>
 #include <variant>
 #include <vector>
 
@@ -101,12 +102,14 @@ struct Contender {
   double seconds = kNone;  // median, once measured
 };
 
-// One run each to warm up, then rounds in which everyone runs once.
+// One run each to warm up, then rounds in which everyone runs once, after a pause: threads of the
+// one before (a BLAS keeps its own spinning for a while) must not run beside it.
 inline void measure(std::vector<Contender>& contenders, int repeats) {
   std::vector<std::vector<double>> times(contenders.size());
   for (Contender& contender : contenders) contender.run();
   for (int round = 0; round < repeats; ++round) {
     for (size_t i = 0; i < contenders.size(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
       times[i].push_back(seconds_of(contenders[i].run));
     }
   }

@@ -173,6 +173,9 @@ HWY_INLINE void tile_values(int64_t count, float* const* out, const float* facto
   for (; at + kPieces * lanes() <= dim; at += kPieces * lanes()) {
     sum_values<N, kPieces>(out, factor, stride, values, keys, dim, at);
   }
+  for (; at + 2 * lanes() <= dim; at += 2 * lanes()) {
+    sum_values<N, 2>(out, factor, stride, values, keys, dim, at);
+  }
   for (; at + lanes() <= dim; at += lanes()) {
     sum_values<N, 1>(out, factor, stride, values, keys, dim, at);
   }
@@ -202,6 +205,10 @@ void attend_tile(const QueryTile& t, const float* kv, int64_t block_stride, int6
   const int64_t block_count = (t.most_keys + kBlockKeys - 1) / kBlockKeys;
   for (int64_t b = 0; b < block_count; ++b) {
     pointers[b] = kv + blocks[b] * block_stride + head_offset;
+    // Values are wanted next, and lie where the processor does not expect them.
+    for (int64_t i = 0; i < kBlockKeys * dim; i += 16) {
+      __builtin_prefetch(pointers[b] + kBlockKeys * dim + i, 0, 2);
+    }
   }
   tile_scores(t.count, t.q, pointers, block_count, dim, scores, stride);
   float inverse[kTile];
