@@ -52,12 +52,11 @@ class LeewayTraining {
         d_hidden_(hidden_.size()),
         logprobs_(static_cast<size_t>(batch.count())) {}
 
-  double run(bool recompute) {
+  // Activations are kept from step to step, as a trainer does.
+  double run(const TrainingOptions& options) {
     std::ranges::fill(gradients_.flat(), 0.0f);
-    Activations activations;
-    training_forward(pool_, model_.parameters, batch_.packed(),
-                     {.recompute_activations = recompute}, hidden_, &activations);
-    activation_bytes = activations.bytes();
+    training_forward(pool_, model_.parameters, batch_.packed(), options, hidden_, &activations_);
+    activation_bytes = activations_.bytes();
     HeadProblem problem = head_problem(model_, batch_, hidden_.data());
     problem.rows = batch_.rows;
     problem.all_rows = false;
@@ -69,7 +68,7 @@ class LeewayTraining {
                                    .mask = batch_.mask};
     const HeadResult result = policy_head(pool_, problem, spec_, view, {}, logprobs_, {}, d_hidden_,
                                           std::span(gradients_.find("lm_head.weight"), head_size));
-    training_backward(pool_, model_.parameters, batch_.packed(), d_hidden_, activations,
+    training_backward(pool_, model_.parameters, batch_.packed(), d_hidden_, activations_,
                       gradients_);
     return result.loss;
   }
@@ -83,6 +82,7 @@ class LeewayTraining {
   const PackedBatch& batch_;
   LossSpec spec_;
   Parameters gradients_;
+  Activations activations_;
   AlignedVector<float> hidden_, d_hidden_;
   std::vector<float> logprobs_;
 };
@@ -327,12 +327,22 @@ void train(Report& report, ThreadPool& pool, const std::vector<Model>& models, i
         kept.push_back(kNone);
       }
 #endif
-      contenders.push_back({"leeway", [&] { leeway.run(false); }});
-      contenders.push_back({"leeway, activations recomputed", [&] { leeway.run(true); }});
-      computed.insert(computed.end(), 2, static_cast<double>(batch.count()));
-      for (bool recompute : {false, true}) {
-        leeway.run(recompute);
-        kept.push_back(static_cast<double>(leeway.activation_bytes) / kMega);
+      // Each has its own activations, so that none is grown while it is timed.
+      LeewayTraining fast(pool, model, batch), recomputing(pool, model, batch);
+      contenders.push_back({"leeway, exact", [&] { leeway.run({}); }});
+      contenders.push_back({"leeway, fast (products by OpenBLAS)", [&] {
+#ifdef LEEWAY_HAS_TORCH
+                              PlainDecoder::set_threads(1, 1);  // the pool shares the work
+#endif
+                              fast.run({.numerics = Numerics::fast});
+                            }});
+      contenders.push_back({"leeway, exact, activations recomputed",
+                            [&] { recomputing.run({.recompute_activations = true}); }});
+      computed.insert(computed.end(), 3, static_cast<double>(batch.count()));
+      leeway.run({});
+      recomputing.run({.recompute_activations = true});
+      for (const LeewayTraining* one : {&leeway, &leeway, &recomputing}) {
+        kept.push_back(static_cast<double>(one->activation_bytes) / kMega);
       }
       measure(contenders, repeats);
 
@@ -342,7 +352,7 @@ void train(Report& report, ThreadPool& pool, const std::vector<Model>& models, i
                                   static_cast<double>(batch.rows.size()) * model.head_flops());
       // Beside the better of the two libtorch ways.
       const double plain_seconds =
-          contenders.size() > 2 ? std::min(contenders[0].seconds, contenders[1].seconds) : kNone;
+          contenders.size() > 3 ? std::min(contenders[0].seconds, contenders[1].seconds) : kNone;
       for (size_t i = 0; i < contenders.size(); ++i) {
         const double seconds = contenders[i].seconds;
         report.add({model.name, name, contenders[i].name, tokens, computed[i], tokens / seconds,
@@ -409,7 +419,8 @@ class Checks {
       const double loss = plain.train(padded_batches(batch, true, at_once), trained);
       plain.copy_gradients_to(expected);
       for (bool recompute : {false, true}) {
-        loss_difference = std::max(loss_difference, std::abs(leeway.run(recompute) - loss));
+        loss_difference = std::max(
+            loss_difference, std::abs(leeway.run({.recompute_activations = recompute}) - loss));
         double squares = 0.0, off = 0.0;
         for (size_t i = 0; i < expected.flat().size(); ++i) {
           const double e = expected.flat()[i];
