@@ -1,5 +1,7 @@
 #include "base/thread_pool.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -26,11 +28,27 @@ void relax() {
 #endif
 }
 
-// How long a thread with nothing to do watches for work before it sleeps: waking it costs tens of
-// microseconds, as much as a whole step of a small model.
-constexpr auto kWatch = std::chrono::microseconds(60);
+// How long a thread with nothing to do watches for work before it sleeps: longer than what a step
+// does between two loops. Once asleep it is back after tens of microseconds at best, milliseconds
+// at worst, and a step of a small model is over by then.
+constexpr auto kWatch = std::chrono::microseconds(500);
 // How often the caller looks whether others have finished before it lets somebody else run.
 constexpr int kSpins = 2000;
+
+// A thread that is woken often finds itself on the core of the one that woke it, which does not
+// stop working; the system takes milliseconds to part them. Moves the calling thread off core `cpu`
+// if it is there and may run elsewhere.
+void leave_core(int cpu) {
+  if (cpu < 0 || cpu >= CPU_SETSIZE || ::sched_getcpu() != cpu) return;
+  cpu_set_t allowed;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  cpu_set_t others = allowed;
+  CPU_CLR(cpu, &others);
+  if (CPU_COUNT(&others) == 0) return;
+  if (::sched_setaffinity(0, sizeof others, &others) == 0) {
+    ::sched_setaffinity(0, sizeof allowed, &allowed);
+  }
+}
 
 }  // namespace
 
@@ -50,7 +68,8 @@ struct ThreadPool::State {
   Slot slots[2];
   alignas(64) std::atomic<uint64_t> ticket{0};
   alignas(64) std::atomic<int> sleepers{0};
-  std::mutex mutex;  // of what follows
+  std::atomic<int> caller_cpu{-1};  // where the caller of the last loop ran
+  std::mutex mutex;                 // of what follows
   std::condition_variable wake;
   bool stopping = false;
   std::exception_ptr failure;
@@ -100,6 +119,7 @@ struct ThreadPool::State {
       slot.context.store(context, std::memory_order_relaxed);
       slot.count.store(count, std::memory_order_relaxed);
       slot.done.store(0, std::memory_order_relaxed);
+      caller_cpu.store(::sched_getcpu(), std::memory_order_relaxed);
       ticket.store(static_cast<uint64_t>(loop) << 32, std::memory_order_seq_cst);
       if (sleepers.load(std::memory_order_seq_cst) > 0) {
         { const std::lock_guard lock(mutex); }  // nobody is between looking and sleeping
@@ -123,6 +143,7 @@ struct ThreadPool::State {
   }
 
   void watch(uint32_t seen) const {
+    leave_core(caller_cpu.load(std::memory_order_relaxed));
     const auto end = std::chrono::steady_clock::now() + kWatch;
     while (std::chrono::steady_clock::now() < end) {
       for (int i = 0; i < 64; ++i) {
