@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cli_helpers.h"
+#include "model/parameters.h"
 #include "model/safetensors.h"
 
 namespace leeway {
@@ -249,6 +250,17 @@ class BrokenModel {
  private:
   TempFolder folder_;
 };
+
+TEST(BrokenModels, ThatOverflowAreNotPrintedAsNull) {
+  const TempFolder folder;
+  Parameters parameters = load_parameters(kModel);
+  float* norm = parameters.find("model.norm.weight");
+  std::fill_n(norm, parameters.config().hidden_size, 3e38f);
+  save_parameters(parameters, folder / "m");
+  const std::string tokens = R"({"tokens": [[7], [1, 2]]})";
+  expect_mistake(logprobs(folder / "m", tokens), {"tokens[1][1]", "not finite"});
+  expect_mistake(generate(folder / "m", tokens, {"--max-new-tokens", "2"}), {"request"});
+}
 
 TEST(BrokenModels, AreRefusedByName) {
   {

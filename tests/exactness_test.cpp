@@ -15,39 +15,27 @@
 #include "engine/engine.h"
 #include "leeway/error.h"
 #include "model/cpu_decoder.h"
+#include "model/test_files.h"
 
 namespace leeway {
 namespace {
 
 ModelConfig config_of(Family family, bool tied) {
-  ModelConfig config;
-  config.family = family;
+  ModelConfig config = testing::small_config(family, tied);
   config.vocab_size = 203;  // odd sizes on purpose: every kind of tail is met
   config.hidden_size = 72;
   config.intermediate_size = 600;  // long enough for a BLAS to split its sums
   config.num_hidden_layers = 3;
   config.num_attention_heads = 6;
-  config.num_key_value_heads = 2;
   config.head_dim = 20;
   config.max_position_embeddings = 512;
-  config.tie_word_embeddings = tied;
-  config.qk_norm = family == Family::qwen3;
-  config.qkv_bias = family == Family::qwen2;
   if (family == Family::llama) config.llama3_rope = Llama3Rope{8.0, 1.0, 4.0, 64};
   return config;
 }
 
 Parameters model_of(const ModelConfig& config, uint64_t seed) {
-  Parameters parameters(config);
-  initialise(parameters, seed);
-  Rng rng(seed + 1);
-  for (size_t p = 0; p < parameters.table().size(); ++p) {
-    // Biases and norms that are not trivial.
-    const auto role = parameters.table()[p].role;
-    if (role == ParameterInfo::Role::bias || role == ParameterInfo::Role::norm) {
-      for (float& value : parameters.of(p)) value += 0.2f * static_cast<float>(rng.normal());
-    }
-  }
+  Parameters parameters = testing::small_parameters(config, seed);
+  testing::roughen(parameters, seed + 1);
   return parameters;
 }
 
@@ -169,7 +157,7 @@ struct Case {
   std::string name;
 };
 
-class Exactness : public testing::TestWithParam<Case> {};
+class Exactness : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Exactness, TrainerEqualsPrefillEqualsDecodeBitForBit) {
   const Parameters parameters = model_of(config_of(GetParam().family, GetParam().tied), 3);
@@ -239,10 +227,10 @@ TEST_P(Exactness, FastNumericsAreMeasured) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Exactness,
-                         testing::Values(Case{Family::qwen3, true, "qwen3_tied"},
-                                         Case{Family::qwen3, false, "qwen3_untied"},
-                                         Case{Family::qwen2, true, "qwen2_tied"},
-                                         Case{Family::llama, false, "llama_untied"}),
+                         ::testing::Values(Case{Family::qwen3, true, "qwen3_tied"},
+                                           Case{Family::qwen3, false, "qwen3_untied"},
+                                           Case{Family::qwen2, true, "qwen2_tied"},
+                                           Case{Family::llama, false, "llama_untied"}),
                          [](const auto& model) { return model.param.name; });
 
 }  // namespace

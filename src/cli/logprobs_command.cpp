@@ -1,12 +1,14 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cmath>
 
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/token_lists.h"
 #include "core/cpu/policy_head.h"
+#include "leeway/error.h"
 #include "model/cpu_decoder.h"
 
 namespace leeway {
@@ -67,10 +69,18 @@ void run(const Options& options) {
       ++next;
     }
     const std::vector<float> logprobs = pack_logprobs(pool, parameters, pack, training);
+    const size_t first = next + 1 - pack.cu_seqlens.size();
     for (size_t s = 0; s + 1 < pack.cu_seqlens.size(); ++s) {
       json.begin_array().null();
       for (int64_t t = pack.cu_seqlens[s]; t + 1 < pack.cu_seqlens[s + 1]; ++t) {
-        json.value(logprobs[static_cast<size_t>(t)]);
+        const float logprob = logprobs[static_cast<size_t>(t)];
+        if (!std::isfinite(logprob)) {
+          throw Error(fmt::format(
+              "{}: tokens[{}][{}]: its log-probability is {}, not finite: the "
+              "weights in {} lead to numbers beyond float32",
+              options.tokens, first + s, t + 1 - pack.cu_seqlens[s], logprob, options.model));
+        }
+        json.value(logprob);
       }
       json.end_array();
     }

@@ -16,39 +16,23 @@
 #include "kernels/rows.h"
 #include "leeway/error.h"
 #include "model/cpu_decoder.h"
+#include "model/test_files.h"
 
 namespace leeway::testing {
 
 inline constexpr int64_t kPositions = 96;
 
 inline ModelConfig tiny(Family family) {
-  ModelConfig config;
-  config.family = family;
-  config.vocab_size = 50;
+  ModelConfig config = small_config(family, family == Family::qwen3);
   config.hidden_size = 32;
-  config.intermediate_size = 40;
-  config.num_hidden_layers = 2;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
-  config.head_dim = 8;
   config.max_position_embeddings = kPositions;
-  config.qk_norm = family == Family::qwen3;
-  config.tie_word_embeddings = family == Family::qwen3;
-  config.qkv_bias = family == Family::qwen2;
   if (family == Family::llama) config.llama3_rope = Llama3Rope{8.0, 1.0, 4.0, 32};
   return config;
 }
 
 inline Parameters tiny_weights(Family family, uint64_t seed) {
-  Parameters weights(tiny(family));
-  initialise(weights, seed);
-  Rng rng(seed);
-  for (size_t i = 0; i < weights.table().size(); ++i) {
-    using Role = ParameterInfo::Role;
-    const Role role = weights.table()[i].role;
-    if (role != Role::norm && role != Role::bias) continue;
-    for (float& w : weights.of(i)) w += static_cast<float>(0.2 * rng.normal());
-  }
+  Parameters weights = small_parameters(tiny(family), seed);
+  roughen(weights, seed);
   return weights;
 }
 

@@ -16,8 +16,6 @@
 namespace leeway {
 
 constexpr int64_t kPanel = 32;        // outputs of a panel
-constexpr int64_t kDepth = 256;       // k steps of a panel that stay in the first-level cache
-constexpr int64_t kColumns = 2048;    // outputs packed at a time by `gemm`
 constexpr int64_t kBlockRows = 48;    // rows of a work item, a multiple of every register tile
 constexpr int64_t kGroupPanels = 16;  // panels of a work item
 
@@ -240,15 +238,15 @@ void gemm(Team& team, int64_t m, int64_t n, int64_t k, const Operand& a, const O
   const auto multiply = HWY_DYNAMIC_DISPATCH(multiply_panel);
   const auto* a_data = static_cast<const float*>(a.data);
   auto* packed = reinterpret_cast<float*>(team.scratch(
-      static_cast<size_t>(std::min(kDepth, k) * std::min(panels_of(n) * kPanel, kColumns)) *
+      static_cast<size_t>(std::min(kGemmDepth, k) * std::min(panels_of(n) * kPanel, kGemmColumns)) *
       sizeof(float)));
   const int64_t row_blocks = (m + kBlockRows - 1) / kBlockRows;
-  for (int64_t n0 = 0; n0 < n; n0 += kColumns) {
-    const int64_t width = std::min(kColumns, n - n0);
+  for (int64_t n0 = 0; n0 < n; n0 += kGemmColumns) {
+    const int64_t width = std::min(kGemmColumns, n - n0);
     const int64_t panels = panels_of(width);
     const int64_t groups = (panels + kGroupPanels - 1) / kGroupPanels;
-    for (int64_t k0 = 0; k0 < std::max<int64_t>(k, 1); k0 += kDepth) {
-      const int64_t depth = std::min(kDepth, k - k0);
+    for (int64_t k0 = 0; k0 < std::max<int64_t>(k, 1); k0 += kGemmDepth) {
+      const int64_t depth = std::min(kGemmDepth, k - k0);
       team.for_each(panels, [&](int64_t p) {
         pack_panel(b, k0, depth, n0 + p * kPanel, std::min(kPanel, width - p * kPanel),
                    packed + p * kPanel * depth);
@@ -259,7 +257,7 @@ void gemm(Team& team, int64_t m, int64_t n, int64_t k, const Operand& a, const O
         const float* x = a_data + row * a.row_stride + k0 * a.column_stride;
         int64_t row_stride = a.row_stride, k_stride = a.column_stride;
         // Rows that lie across memory are gathered once for all panels of the item.
-        alignas(64) float gathered[kBlockRows * kDepth];
+        alignas(64) float gathered[kBlockRows * kGemmDepth];
         if (k_stride != 1) {
           for (int64_t step = 0; step < depth; ++step) {
             for (int64_t i = 0; i < rows; ++i) {

@@ -34,6 +34,12 @@ inline Operand columns_of(const float* data, int64_t width) { return {data, 1, w
 
 enum class Start { zero, old_value };
 
+// The most scratch memory of its team that a `gemm` takes, whatever its size.
+inline constexpr int64_t kGemmDepth = 256;     // k steps packed at a time
+inline constexpr int64_t kGemmColumns = 2048;  // outputs packed at a time
+inline constexpr int64_t kGemmScratchBytes =
+    kGemmDepth * kGemmColumns * static_cast<int64_t>(sizeof(float));
+
 // C[M, N] = (Start) + A[M, K] B[K, N]. `a` is float32. C's rows are `ldc` apart.
 void gemm(Team& team, int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, float* c,
           int64_t ldc, Start start = Start::zero);

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -70,6 +71,19 @@ inline std::vector<float> random_floats(Rng& rng, int64_t count, double scale = 
   values.reserve(count);
   for (int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(scale * rng.normal()));
   return values;
+}
+
+inline constexpr float kUntouched = -77.0f;
+
+// Row widths with every remainder of a vector.
+inline const std::vector<int64_t>& widths() {
+  static const std::vector<int64_t> list = [] {
+    std::vector<int64_t> out(70);
+    std::iota(out.begin(), out.end(), 1);
+    for (int64_t width : {127, 128, 129, 1000}) out.push_back(width);
+    return out;
+  }();
+  return list;
 }
 
 inline std::vector<double> widened(std::span<const float> values) {

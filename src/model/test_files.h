@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/rng.h"
 #include "leeway/error.h"
 #include "model/parameters.h"
 #include "model/safetensors.h"
@@ -153,6 +154,17 @@ inline Parameters small_parameters(const ModelConfig& config, uint64_t seed = 1)
   Parameters parameters(config);
   initialise(parameters, seed);
   return parameters;
+}
+
+// Norms and biases that are not what they start as, so that a test sees them used.
+inline void roughen(Parameters& parameters, uint64_t seed) {
+  Rng rng(seed);
+  for (size_t i = 0; i < parameters.table().size(); ++i) {
+    using Role = ParameterInfo::Role;
+    const Role role = parameters.table()[i].role;
+    if (role != Role::norm && role != Role::bias) continue;
+    for (float& value : parameters.of(i)) value += static_cast<float>(0.2 * rng.normal());
+  }
 }
 
 inline bool same_bits(const Parameters& a, const Parameters& b) {

@@ -26,8 +26,7 @@ namespace {
 constexpr int64_t kFloat = sizeof(float);
 constexpr int64_t kColumnBlock = 4096;  // logits of a row that one thread moves at a time
 
-// What is not a chunk's: gemm packs at most 256 x 2048 floats, and an Evaluator holds its parts.
-constexpr int64_t kPackingBytes = int64_t{256} * 2048 * kFloat;
+// What is not a chunk's: what gemm packs, and the parts that an Evaluator holds.
 constexpr int64_t kEvaluatorBytes = int64_t{320} << 10;
 // The rows as a list, gradients, coefficients, and an Evaluator's buffers.
 constexpr int64_t kTokenBytes = 96;
@@ -80,7 +79,7 @@ int64_t row_bytes(const HeadProblem& problem) {
 }
 
 int64_t rows_of_a_chunk(const HeadProblem& problem) {
-  const int64_t room = problem.chunk_bytes - kPackingBytes - kEvaluatorBytes;
+  const int64_t room = problem.chunk_bytes - kGemmScratchBytes - kEvaluatorBytes;
   return std::clamp<int64_t>(room / row_bytes(problem), 1,
                              std::max<int64_t>(1, row_count(problem)));
 }
@@ -406,7 +405,7 @@ void check_head(const HeadProblem& problem) {
 }
 
 int64_t head_workspace_bytes(const HeadProblem& problem) {
-  return rows_of_a_chunk(problem) * row_bytes(problem) + kPackingBytes + kEvaluatorBytes +
+  return rows_of_a_chunk(problem) * row_bytes(problem) + kGemmScratchBytes + kEvaluatorBytes +
          problem.tokens * kTokenBytes;
 }
 
