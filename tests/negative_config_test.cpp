@@ -427,6 +427,43 @@ const std::vector<WholeRow> kBadFiles = {
     {"ANumberForATable", "trainer = 3\n", {"line 1", "trainer", "3", "table"}},
     {"ANumberForTheLossTable", "[trainer]\nloss = 3\n", {"line 2", "trainer.loss", "3", "table"}},
     {"AListOfTables", "[[trainer.loss]]\npreset = \"ppo\"\n", {"line 1", "trainer.loss", "table"}},
+    {"AKeyOfTheRunMisspelt",
+     "[trainer]\nmax_stesp = 3\n",
+     {"line 2", "trainer.max_stesp = 3", "did you mean trainer.max_steps?"}},
+    {"AKeyInTheWrongTable",
+     "[trainer]\ngroup_size = 3\n",
+     {"line 2", "trainer.group_size = 3", "did you mean orchestrator.group_size?"}},
+    {"AFractionForAnInteger",
+     "[orchestrator]\ngroup_size = 1.5\n",
+     {"line 2", "orchestrator.group_size = 1.5", "an integer, 1 to"}},
+    {"AnIntegerOutOfRange", "\nseed = -1\n", {"line 2", "seed = -1", "0 to"}},
+    {"TextForATruth", "[eval]\ngreedy = \"yes\"\n", {"line 2", "\"yes\"", "true or false"}},
+    {"ARateThatIsNoNumber", "[sft]\nlearning_rate = nan\n", {"line 2", "nan", "finite number"}},
+    {"NoneOfTheSchedules",
+     "[trainer]\nschedule = \"linar\"\n",
+     {"line 2", "linar", "constant, linear, cosine", "did you mean linear?"}},
+    {"AFinalRateWithoutASchedule",
+     "[trainer]\nfinal_rate = 0.1\n",
+     {"line 2", "trainer.final_rate = 0.1", "inert", "trainer.schedule"}},
+    {"AFolderAndAShape",
+     "[model]\npath = \"m\"\nhidden_size = 8\n",
+     {"line 3", "model.hidden_size = 8", "model.path = \"m\""}},
+    {"ATeacherWithoutALossForIt",
+     "[trainer]\nteacher = \"t\"\n",
+     {"line 2", "trainer.teacher", "inert", "teacher_tau"}},
+    {"ALossWithoutItsTeacher",
+     "[trainer.loss]\nteacher_tau = 1\n",
+     {"line 2", "teacher_tau = 1", "trainer.teacher"}},
+    {"OneEnvironmentAsATable",
+     "[environment]\nname = \"sort\"\n",
+     {"line 1", "environment", "[[environment]]"}},
+    {"AnEnvironmentWithoutAName", "[[environment]]\nweight = 2\n", {"line 1", "no name", "sort"}},
+    {"AKeyOfAnotherEnvironment",
+     "[[environment]]\nname = \"sort\"\nterms = 3\n",
+     {"line 3", "environment.0.terms = 3", "arithmetic and calculator"}},
+    {"TwoEnvironmentsOfOneId",
+     "[[environment]]\nname = \"sort\"\nid = \"a\"\n[[environment]]\nname = \"sort\"\nid = \"a\"\n",
+     {"line 6", "environment.1.id = \"a\"", "environment.0.id", "different ids"}},
 };
 INSTANTIATE_TEST_SUITE_P(Table, BadConfigFile, testing::ValuesIn(kBadFiles),
                          [](const auto& row) { return row.param.name; });
@@ -470,6 +507,31 @@ TEST(BadSet, OfAConfigAsksForTheWholePath) {
   expect_mistake(set("trainer.loss.preset=gprpo"),
                  {"--set", "trainer.loss.preset", "gprpo", "did you mean grpo?"});
   expect_mistake(set("trainer.loss.preset=3"), {"--set", "trainer.loss.preset", "3", "text"});
+}
+
+TEST(BadSet, OfARunNamesTheKeyTheValueAndTheRemedy) {
+  const TempFolder folder;
+  const std::string file = folder.write("run.toml", "[[environment]]\nname = \"sort\"\n");
+  auto set = [&](const std::string& assignment) {
+    return run_program({"config", file, "--set", assignment});
+  };
+  expect_mistake(set("max_steps=5"), {"--set max_steps = 5", "trainer.max_steps"});
+  expect_mistake(set("trainer.max_steps=0"), {"--set trainer.max_steps = 0", "1 to"});
+  expect_mistake(set("trainer=0"), {"--set trainer = 0", "table"});
+  expect_mistake(set("output_dir=7"), {"--set output_dir = 7", "quotes"});
+  expect_mistake(set("environment.1.max_length=9"),
+                 {"--set environment.1.max_length = 9", "1 environment"});
+  expect_mistake(set("environment.max_length=99"),
+                 {"--set environment.0.max_length = 99", "1 to 26"});
+}
+
+TEST(BadReference, StandsAlone) {
+  expect_mistake(run_program({"config", "--reference", "x.toml"}), {"--reference"});
+  expect_mistake(run_program({"config", "--reference", "--example"}), {"--reference"});
+  expect_mistake(run_program({"config", "--reference", "--json"}), {"--reference"});
+  const RunResult page = run_program({"config", "--reference"});
+  EXPECT_EQ(page.code, 0) << page;
+  EXPECT_TRUE(contains(page.out, "`max_error_reschedule_attempts`")) << page;
 }
 
 TEST(BadSet, IsRefusedAfterAGoodConfig) {

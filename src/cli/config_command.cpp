@@ -14,20 +14,28 @@ void add_config(CLI::App& app, Program& program) {
   struct Options {
     std::string file;
     std::vector<std::string> sets;
-    bool json = false, example = false;
+    bool json = false, example = false, reference = false;
   };
   auto options = std::make_shared<Options>();
   command->add_option("config", options->file, "A TOML file");
   command
       ->add_option("--set", options->sets,
-                   "trainer.loss.key=value; may be repeated, the last of a key counts")
+                   "trainer.max_steps=50; may be repeated, the last of a key counts")
       ->type_name("KEY=VALUE");
   command->add_flag("--json", options->json, "Print JSON");
   command->add_flag("--example", options->example, "Print the built-in configuration instead");
+  command->add_flag("--reference", options->reference,
+                    "Print the reference page docs/configuration.md instead");
   command->callback([&program, options] {
+    if (options->reference) {
+      if (!options->file.empty() || !options->sets.empty() || options->json || options->example) {
+        throw Error("config: --reference stands alone");
+      }
+      return print(configuration_markdown(program.catalog));
+    }
     if (!options->example) reclaim_positional(options->sets, options->file);
     if (options->file.empty() && !options->example) {
-      throw Error("config: name a TOML file, or ask for --example");
+      throw Error("config: name a TOML file, or ask for --example or --reference");
     }
     if (!options->file.empty() && options->example) {
       throw Error("config: --example takes no file");

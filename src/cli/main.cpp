@@ -60,6 +60,8 @@ int main(int argc, char** argv) {
   leeway::add_tokenize(app, program);
   leeway::add_render(app, program);
   leeway::add_trajectory(app, program);
+  leeway::add_train(app, program);
+  leeway::add_report(app, program);
   leeway::add_config(app, program);
   try {
     app.parse(argc, argv);

@@ -1,14 +1,16 @@
 // A run's configuration: strict TOML to typed values, with where each value came from.
 //
-// Tables: `[trainer.loss]`, `preset` and the keys of that preset, whose table `core` owns; and
-// `[orchestrator.renderer]`, the chat renderer and which past thinking it keeps. Anything else is
-// refused with file, line, key, value and the nearest valid name.
+// Tables: `[trainer.loss]`, `preset` and the keys of that preset, whose table `core` owns;
+// `[orchestrator.renderer]`, the chat renderer and which past thinking it keeps; and those of
+// run_config.h. Anything else is refused with file, line, key, value and the nearest valid name; so
+// are keys that contradict each other or have no effect.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "config/run_config.h"
 #include "leeway/presets.h"
 
 namespace leeway {
@@ -31,14 +33,19 @@ struct Config {
   Settings loss;  // as given, file first, then --set
   LossSpec loss_spec;
   RendererConfig renderer;
-  std::vector<EffectiveValue> effective;  // every key, defaults written out
+  RunConfig run;  // environments have their ids; without [[environment]] there are none
+  // Every key that has an effect, defaults written out, in the order of the dump.
+  std::vector<EffectiveValue> effective;
 };
 
 // What of the file is looked at: everything, or the [trainer.loss] table alone.
 enum class ConfigScope { whole, loss_only };
 
 // `text` is the file's content, `name` what messages call it; `sets` are command-line assignments
-// "trainer.loss.key=value" (with loss_only, "key=value" is enough). Throws Error.
+// "trainer.loss.key=value" (with loss_only, "key=value" is enough), "seed=3",
+// "environment.0.max_length=9" (or without the number where there is one environment;
+// "environment.N.name=.." with the next number adds one). With loss_only, `renderer` and `run` keep
+// their defaults. Throws Error.
 Config parse_config(const Catalog& catalog, const std::string& name, std::string_view text,
                     const std::vector<std::string>& sets, ConfigScope scope);
 
@@ -49,7 +56,11 @@ Setting parse_assignment(const std::string& assignment);
 // ignored.
 void refuse_second_preset(const Settings& settings);
 
-// The effective configuration as TOML, each line with its origin in a comment.
+// The effective configuration as TOML, each line with its origin in a comment. Reading it again
+// gives the same values.
 std::string config_toml(const Config& config);
+
+// The reference page of all tables and keys, docs/configuration.md.
+std::string configuration_markdown(const Catalog& catalog);
 
 }  // namespace leeway

@@ -50,7 +50,7 @@ struct Engine::Impl {
   SamplingDecoder decoder;
   Scheduler scheduler;
   int64_t version;
-  std::vector<Sampler> samplers;  // [threads]
+  std::vector<TokenSampler> samplers;  // [threads]
   std::vector<Arrival> taken_arrivals;
   std::vector<int64_t> taken_cancels;
   AlignedVector<float> logits;
@@ -100,7 +100,7 @@ void Engine::Impl::draw(const StepRows& pass) {
   const size_t vocabulary = static_cast<size_t>(limits.vocabulary);
   const int64_t count = static_cast<int64_t>(pass.draws.size());
   drawn.resize(pass.draws.size());
-  const auto draw_one = [&](int64_t i, Sampler& sampler) {
+  const auto draw_one = [&](int64_t i, TokenSampler& sampler) {
     const Draw& draw = pass.draws[i];
     const std::span<const float> row(logits.data() + draw.logits * limits.vocabulary, vocabulary);
     drawn[i].failure.clear();

@@ -80,7 +80,7 @@ Rng sample_stream(uint64_t seed, int64_t sample) {
 
 // The k-th largest logit, or minus infinity where there are fewer above it. Looks at each logit
 // once: most are below the k-th largest of those before them.
-float Sampler::kth_largest(std::span<const float> logits, int64_t k) {
+float TokenSampler::kth_largest(std::span<const float> logits, int64_t k) {
   const size_t full = 2 * static_cast<size_t>(k) + 64;
   const auto kth = [&] {
     const auto place = largest_.begin() + (k - 1);
@@ -101,7 +101,7 @@ float Sampler::kth_largest(std::span<const float> logits, int64_t k) {
 
 // Where the most likely of the tokens down to the logit `least` first reach their share top_p. Only
 // the tokens of the bin in which that happens are sorted.
-Sampler::Cut Sampler::nucleus(std::span<const float> logits, float least, float inverse,
+TokenSampler::Cut TokenSampler::nucleus(std::span<const float> logits, float least, float inverse,
                               float shift, float top_p) {
   const int64_t vocabulary = static_cast<int64_t>(logits.size());
   // Rises as the logit falls, so that no token of a bin comes before one of an earlier bin.
@@ -142,7 +142,7 @@ Sampler::Cut Sampler::nucleus(std::span<const float> logits, float least, float 
 }
 
 // Sets the weight of what is filtered out to 0.
-void Sampler::filter(std::span<const float> logits, const SamplingSettings& settings,
+void TokenSampler::filter(std::span<const float> logits, const SamplingSettings& settings,
                      int64_t largest) {
   const int64_t vocabulary = static_cast<int64_t>(logits.size());
   Cut cut{-std::numeric_limits<float>::infinity(), vocabulary};
@@ -163,7 +163,7 @@ void Sampler::filter(std::span<const float> logits, const SamplingSettings& sett
 
 // The first token up to which the weights exceed uniform * total. A weight of 0 is never met: it
 // does not raise the sum.
-int64_t Sampler::draw(double uniform) {
+int64_t TokenSampler::draw(double uniform) {
   sums_.clear();
   total_ = 0.0;
   for (size_t begin = 0; begin < weights_.size(); begin += kRun) {
@@ -192,7 +192,7 @@ int64_t Sampler::draw(double uniform) {
   return static_cast<int64_t>(last);
 }
 
-SampledToken Sampler::sample(std::span<const float> logits, const SamplingSettings& settings,
+SampledToken TokenSampler::sample(std::span<const float> logits, const SamplingSettings& settings,
                              Rng& rng) {
   const double uniform = rng.uniform();
   const int64_t vocabulary = static_cast<int64_t>(logits.size());

@@ -43,7 +43,7 @@ struct SampledToken {
 };
 
 // Reusable buffers; one per thread.
-class Sampler {
+class TokenSampler {
  public:
   // `logits` [V]. Draws one uniform number from `rng` per call, whatever the settings, so that the
   // n-th token of a request uses the n-th number. Without filters, processed_logprob has the bits

@@ -89,7 +89,7 @@ std::vector<SamplingSettings> all_settings() {
 // A row whose first and later calls use one uniform number each.
 SampledToken sample_at(const std::vector<float>& logits, const SamplingSettings& settings,
                        uint64_t seed) {
-  Sampler sampler;
+  TokenSampler sampler;
   Rng rng(seed);
   return sampler.sample(logits, settings, rng);
 }
@@ -97,7 +97,7 @@ SampledToken sample_at(const std::vector<float>& logits, const SamplingSettings&
 TEST(Sampler, DrawsEachTokenAsOftenAsItsProbabilitySays) {
   constexpr int kDraws = 8000;
   const std::vector<float> logits = random_logits(24, 5);
-  Sampler sampler;
+  TokenSampler sampler;
   for (const SamplingSettings& settings : all_settings()) {
     SCOPED_TRACE(in_words(settings));
     const std::vector<double> p = definition(logits, settings);
@@ -128,7 +128,7 @@ TEST(Sampler, DrawsEachTokenAsOftenAsItsProbabilitySays) {
 }
 
 TEST(Sampler, TakesTheTokenInWhoseShareTheUniformNumberFalls) {
-  Sampler sampler;
+  TokenSampler sampler;
   for (size_t vocabulary : {1u, 2u, 15u, 16u, 17u, 127u, 128u, 129u, 1000u, 5003u}) {
     const std::vector<float> logits = random_logits(vocabulary, vocabulary);
     for (const SamplingSettings& settings : all_settings()) {
@@ -173,7 +173,7 @@ TEST(Sampler, AUniformNumberExactlyAtABoundBelongsToTheNextToken) {
   const auto drawn = [](const std::vector<float>& logits, double uniform) {
     Rng check = generator_of(uniform), rng = check;
     EXPECT_EQ(check.uniform(), uniform);
-    Sampler sampler;
+    TokenSampler sampler;
     return sampler.sample(logits, {}, rng).id;
   };
   for (size_t count : {4u, 256u, 1024u}) {
@@ -196,7 +196,7 @@ TEST(Sampler, AUniformNumberExactlyAtABoundBelongsToTheNextToken) {
 }
 
 TEST(Sampler, GivesTheLogProbabilitiesOfTheKernelBitForBit) {
-  Sampler sampler;
+  TokenSampler sampler;
   for (size_t vocabulary : {1u, 31u, 320u, 4099u}) {
     const std::vector<float> logits = random_logits(vocabulary, vocabulary + 1, 3.0);
     const auto kernel = [&](float it, int32_t id) {
@@ -222,7 +222,7 @@ TEST(Sampler, GivesTheLogProbabilitiesOfTheKernelBitForBit) {
 
 TEST(Sampler, UsesOneRandomNumberPerTokenWhateverTheSettings) {
   const std::vector<float> logits = random_logits(50, 2);
-  Sampler sampler;
+  TokenSampler sampler;
   for (const SamplingSettings& settings : all_settings()) {
     SCOPED_TRACE(in_words(settings));
     Rng rng(23), counted(23);
@@ -236,7 +236,7 @@ TEST(Sampler, UsesOneRandomNumberPerTokenWhateverTheSettings) {
 
 TEST(Sampler, GivesTheSameTokenWhateverItSampledBefore) {
   const std::vector<float> logits = random_logits(300, 8), larger = random_logits(900, 9);
-  Sampler used;
+  TokenSampler used;
   for (const SamplingSettings& settings : all_settings()) {
     for (uint64_t seed = 0; seed < 4; ++seed) {
       Rng rng(seed), other(seed + 1);
@@ -260,7 +260,7 @@ TEST(Sampler, GreedyTakesTheFirstOfEquals) {
 // The tokens that come in many draws.
 std::vector<int32_t> support(const std::vector<float>& logits, const SamplingSettings& settings) {
   std::vector<int32_t> ids;
-  Sampler sampler;
+  TokenSampler sampler;
   Rng rng(31);
   for (int draw = 0; draw < 3000; ++draw) ids.push_back(sampler.sample(logits, settings, rng).id);
   std::sort(ids.begin(), ids.end());

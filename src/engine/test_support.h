@@ -160,7 +160,7 @@ class WholePass {
 
   FinishedSample sample(const Request& request, int64_t number) {
     FinishedSample result;
-    Sampler sampler;
+    TokenSampler sampler;
     Rng rng = sample_stream(request.seed, number);
     std::vector<int32_t> tokens = request.prompt;
     result.finish = Finish::length;

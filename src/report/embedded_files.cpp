@@ -1,43 +1,35 @@
 // The assembler includes the files: a string literal would be too long for the compiler, and an
-// array of numbers slow to compile. The build defines the names and recompiles when a file
-// changes.
+// array of numbers slow to compile. The build defines where they lie and recompiles when one of
+// them changes.
 
 #include "report/embedded_files.h"
 
-#define LEEWAY_EMBED(symbol, file)      \
-  asm(".pushsection .rodata\n"          \
-      ".global " symbol                 \
-      "_begin\n"                        \
-      ".global " symbol "_end\n" symbol \
-      "_begin:\n"                       \
-      ".incbin \"" file "\"\n" symbol   \
-      "_end:\n"                         \
-      ".byte 0\n"                       \
-      ".popsection\n")
+// Defines `name`, which returns the file's bytes.
+#define LEEWAY_EMBED(name, file)                                                   \
+  asm(".pushsection .rodata\n"                                                     \
+      ".global leeway_" #name                                                      \
+      "_begin\n"                                                                   \
+      ".global leeway_" #name                                                      \
+      "_end\n"                                                                     \
+      "leeway_" #name                                                              \
+      "_begin:\n"                                                                  \
+      ".incbin \"" file                                                            \
+      "\"\n"                                                                       \
+      "leeway_" #name                                                              \
+      "_end:\n"                                                                    \
+      ".byte 0\n"                                                                  \
+      ".popsection\n");                                                            \
+  extern "C" const char leeway_##name##_begin[];                                   \
+  extern "C" const char leeway_##name##_end[];                                     \
+  namespace leeway {                                                               \
+  std::string_view name() { return {leeway_##name##_begin, leeway_##name##_end}; } \
+  }
 
-LEEWAY_EMBED("leeway_compare_page_template", LEEWAY_COMPARE_PAGE_TEMPLATE);
-LEEWAY_EMBED("leeway_trajectory_page_template", LEEWAY_TRAJECTORY_PAGE_TEMPLATE);
-LEEWAY_EMBED("leeway_chart_js", LEEWAY_CHART_JS);
-
-extern "C" {
-extern const char leeway_compare_page_template_begin[];
-extern const char leeway_compare_page_template_end[];
-extern const char leeway_trajectory_page_template_begin[];
-extern const char leeway_trajectory_page_template_end[];
-extern const char leeway_chart_js_begin[];
-extern const char leeway_chart_js_end[];
-}
-
-namespace leeway {
-
-std::string_view compare_page_template() {
-  return {leeway_compare_page_template_begin, leeway_compare_page_template_end};
-}
-
-std::string_view trajectory_page_template() {
-  return {leeway_trajectory_page_template_begin, leeway_trajectory_page_template_end};
-}
-
-std::string_view chart_js() { return {leeway_chart_js_begin, leeway_chart_js_end}; }
-
-}  // namespace leeway
+LEEWAY_EMBED(compare_page_template, LEEWAY_REPORT_DIR "/compare_page.html")
+LEEWAY_EMBED(trajectory_page_template, LEEWAY_REPORT_DIR "/trajectory_page.html")
+LEEWAY_EMBED(run_page_template, LEEWAY_REPORT_DIR "/run_page.html")
+LEEWAY_EMBED(run_page_css, LEEWAY_REPORT_DIR "/run_page.css")
+LEEWAY_EMBED(run_page_js, LEEWAY_REPORT_DIR "/run_page.js")
+LEEWAY_EMBED(run_page_charts_js, LEEWAY_REPORT_DIR "/run_page_charts.js")
+LEEWAY_EMBED(run_page_rollouts_js, LEEWAY_REPORT_DIR "/run_page_rollouts.js")
+LEEWAY_EMBED(chart_js, LEEWAY_CHART_JS)

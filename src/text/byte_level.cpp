@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -56,31 +57,61 @@ Lead lead_of(uint8_t byte) {
   return {0, 0, 0};
 }
 
+// Ids 0 .. 255 are bytes; control tokens follow.
 class ByteTokenizer final : public Tokenizer {
  public:
-  std::vector<int32_t> encode(std::string_view text, SpecialTokens) const override {
+  explicit ByteTokenizer(std::vector<std::string> control) : control_(std::move(control)) {}
+
+  std::vector<int32_t> encode(std::string_view text, SpecialTokens special) const override {
     std::vector<int32_t> ids;
     ids.reserve(text.size());
-    for (const char c : text) ids.push_back(static_cast<uint8_t>(c));
+    while (!text.empty()) {
+      const auto found = special == SpecialTokens::recognise ? longest_at(text) : control_.end();
+      if (found == control_.end()) {
+        ids.push_back(static_cast<uint8_t>(text[0]));
+        text.remove_prefix(1);
+      } else {
+        ids.push_back(256 + static_cast<int32_t>(found - control_.begin()));
+        text.remove_prefix(found->size());
+      }
+    }
     return ids;
   }
 
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;
     for (const int32_t id : ids) {
-      if (id < 0 || id > 255)
+      if (id < 0 || id >= vocab_size())
         throw Error(fmt::format("byte tokenizer: no token has the id {}", id));
-      text += static_cast<char>(static_cast<uint8_t>(id));
+      if (id < 256) {
+        text += static_cast<char>(static_cast<uint8_t>(id));
+      } else {
+        text += control_[static_cast<size_t>(id - 256)];
+      }
     }
     return text;
   }
 
   std::optional<int32_t> token_id(std::string_view token) const override {
-    if (token.size() != 1) return std::nullopt;
-    return static_cast<uint8_t>(token[0]);
+    if (token.size() == 1) return static_cast<uint8_t>(token[0]);
+    const auto found = std::find(control_.begin(), control_.end(), token);
+    if (found == control_.end()) return std::nullopt;
+    return 256 + static_cast<int32_t>(found - control_.begin());
   }
-  bool is_special(int32_t) const override { return false; }
-  int32_t vocab_size() const override { return 256; }
+  bool is_special(int32_t id) const override { return id >= 256; }
+  int32_t vocab_size() const override { return 256 + static_cast<int32_t>(control_.size()); }
+
+ private:
+  std::vector<std::string>::const_iterator longest_at(std::string_view text) const {
+    auto best = control_.end();
+    for (auto token = control_.begin(); token != control_.end(); ++token) {
+      if (!text.starts_with(*token)) continue;
+      if (best == control_.end() || token->size() > best->size()) best = token;
+    }
+    return best;
+  }
+
+  std::vector<std::string> control_;
 };
 
 }  // namespace
@@ -154,6 +185,8 @@ std::optional<std::string> byte_level_bytes(std::string_view spelling) {
   return bytes;
 }
 
-std::unique_ptr<Tokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
+std::unique_ptr<Tokenizer> make_byte_tokenizer(std::vector<std::string> control) {
+  return std::make_unique<ByteTokenizer>(std::move(control));
+}
 
 }  // namespace leeway

@@ -40,6 +40,25 @@ size_t distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+// Has every token it is asked for, and remembers which.
+class AskedTokens final : public Tokenizer {
+ public:
+  std::vector<int32_t> encode(std::string_view text, SpecialTokens) const override {
+    return {text.begin(), text.end()};
+  }
+  std::string decode(std::span<const int32_t>) const override { return ""; }
+  std::optional<int32_t> token_id(std::string_view token) const override {
+    const auto known = std::find(names.begin(), names.end(), token);
+    const auto place = known - names.begin();
+    if (known == names.end()) names.emplace_back(token);
+    return 256 + static_cast<int32_t>(place);
+  }
+  bool is_special(int32_t id) const override { return id >= 256; }
+  int32_t vocab_size() const override { return 256 + static_cast<int32_t>(names.size()); }
+
+  mutable std::vector<std::string> names;
+};
+
 }  // namespace
 
 const char* name_of(Role role) {
@@ -82,6 +101,12 @@ std::unique_ptr<Renderer> make_renderer(std::string_view name, const Tokenizer* 
       });
   throw Error(fmt::format("no renderer is called \"{}\"; did you mean {}? There are: {}", name,
                           nearest.name, fmt::join(renderer_names(), ", ")));
+}
+
+std::vector<std::string> control_tokens_of(std::string_view name) {
+  const AskedTokens tokens;
+  make_renderer(name, &tokens);
+  return tokens.names;
 }
 
 }  // namespace leeway

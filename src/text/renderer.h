@@ -120,4 +120,8 @@ std::vector<std::string> renderer_names();
 std::unique_ptr<Renderer> make_renderer(std::string_view name, const Tokenizer* tokenizer,
                                         const ThinkingRetention& retention = {});
 
+// The control tokens that a renderer looks up in its tokenizer, in that order. Throws Error for an
+// unknown name.
+std::vector<std::string> control_tokens_of(std::string_view name);
+
 }  // namespace leeway

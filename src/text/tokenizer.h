@@ -54,8 +54,9 @@ class IncrementalDecoder {
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
 std::unique_ptr<Tokenizer> parse_tokenizer(const std::string& name, std::string_view json);
 
-// One token per byte, id = byte; for small examples.
-std::unique_ptr<Tokenizer> make_byte_tokenizer();
+// One token per byte, id = byte; for small examples. `control` are further tokens, from id 256 on,
+// all special.
+std::unique_ptr<Tokenizer> make_byte_tokenizer(std::vector<std::string> control = {});
 
 // What a user names: "byte", or the path of a tokenizer.json.
 inline std::unique_ptr<Tokenizer> named_tokenizer(const std::string& name) {

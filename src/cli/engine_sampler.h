@@ -1,0 +1,30 @@
+// The engine of this process as the orchestrator's sampler. Its passes run on the thread that polls.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "orchestrator/interfaces.h"
+
+namespace leeway {
+
+class EngineSampler : public Sampler {
+ public:
+  EngineSampler(const Parameters& weights, const EngineOptions& options);
+
+  int64_t submit(const SampleRequest& request) override;
+  void cancel(int64_t request) override;
+  std::vector<SampleResult> poll(double seconds) override;
+  // `weights` hold Parameters of the engine's config.
+  void update_weights(const PolicyWeights& weights, int64_t version) override;
+
+ private:
+  void take(std::vector<SampleResult>& results, const std::string& failure);
+
+  Engine engine_;
+};
+
+}  // namespace leeway

@@ -1,0 +1,19 @@
+// Ctrl-C during a run: once, the step in progress is finished and everything saved; twice, the
+// program ends at once.
+#pragma once
+
+namespace leeway {
+
+// Handles SIGINT and SIGTERM while it lives; the handlers of before come back after it. One at a
+// time.
+class Interrupt {
+ public:
+  Interrupt();
+  ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+  bool asked() const;
+};
+
+}  // namespace leeway

@@ -1,0 +1,182 @@
+#include "cli/run_files.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "leeway/error.h"
+
+namespace leeway {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool holds_a_run(const std::string& folder) {
+  return fs::exists(folder + "/metrics.jsonl") || fs::exists(folder + "/sft.jsonl");
+}
+
+std::string free_folder(const std::string& wanted) {
+  std::string folder = wanted;
+  for (int n = 2; holds_a_run(folder); ++n) folder = fmt::format("{}-{}", wanted, n);
+  return folder;
+}
+
+double wall_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::ofstream open_file(const std::string& path) {
+  std::ofstream file(path, std::ios::app);
+  if (!file) throw Error(path + ": cannot be written");
+  return file;
+}
+
+template <class List, class Each>
+void write_list(JsonWriter& json, const char* key, const List& values, Each&& each) {
+  json.key(key).begin_array();
+  for (const auto& value : values) each(value);
+  json.end_array();
+}
+
+// Which tokens of the batch's samples carry a policy gradient; one list per sample.
+std::vector<std::vector<uint8_t>> kept_tokens(const StepRecord& record, const LossSpec& spec) {
+  std::vector<std::vector<uint8_t>> kept;
+  Batch batch;
+  for (size_t i = 0; i < record.batch.learner.samples.size(); ++i) {
+    const LearnerSample& sample = record.batch.learner.samples[i];
+    const std::vector<float>& pi = record.learned.logprobs[i];
+    kept.emplace_back(pi.size(), uint8_t{0});
+    for (size_t t = 0; t < pi.size(); ++t) {
+      batch.pi.push_back(pi[t]);
+      batch.rollout.push_back(sample.sample.logprobs[t]);
+      batch.advantages.push_back(sample.advantage);
+      batch.mask.push_back(sample.sample.loss_mask[t]);
+    }
+    batch.offsets.push_back(static_cast<int64_t>(batch.pi.size()));
+  }
+  if (batch.pi.empty()) return kept;
+  // Whatever else the loss reads only adds penalties; gates and clips see pi, rollout and prox.
+  batch.prox = batch.ref = batch.teacher = batch.pi;
+  const LossResult result = evaluate_reference(spec, batch.view(), {}, nullptr, true);
+  size_t token = 0;
+  for (std::vector<uint8_t>& sample : kept) {
+    for (uint8_t& flag : sample) flag = result.trace[token++].kept ? 1 : 0;
+  }
+  return kept;
+}
+
+void write_sample(JsonWriter& json, const TrainingSample& sample, const std::vector<float>& pi,
+                  const std::vector<uint8_t>& kept, const Tokenizer& tokenizer) {
+  json.begin_object();
+  write_list(json, "tokens", sample.ids,
+             [&](int32_t id) { json.value(tokenizer.decode(std::span(&id, 1))); });
+  const auto number = [&](auto value) { json.value(static_cast<double>(value)); };
+  write_list(json, "ids", sample.ids, number);
+  write_list(json, "loss_mask", sample.loss_mask, number);
+  write_list(json, "rollout", sample.logprobs, [&](float value) { json.value(value); });
+  write_list(json, "pi", pi, [&](float value) { json.value(value); });
+  write_list(json, "kept", kept, number);
+  write_list(json, "versions", sample.versions, number);
+  json.end_object();
+}
+
+}  // namespace
+
+RunFiles::RunFiles(const Config& config, const std::string& objective)
+    : folder_(free_folder(config.run.output_dir)) {
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  if (error) {
+    throw Error(fmt::format("output_dir = \"{}\": {}", config.run.output_dir, error.message()));
+  }
+  write_file_atomically(path("config.toml"), config_toml(config));
+  write_file_atomically(path("objective.txt"), objective);
+  log_ = open_file(path("log.txt"));
+  if (config.run.output.tensorboard) {
+    tensorboard_ = std::make_unique<TensorBoardWriter>(path("tensorboard"), wall_time());
+  }
+}
+
+void RunFiles::append(std::ofstream& file, const std::string& name, const std::string& text) {
+  if (!file.is_open()) file = open_file(path(name));
+  file << text << '\n' << std::flush;
+  if (!file) throw Error(path(name) + ": cannot be written; is the disk full?");
+}
+
+void RunFiles::append_metrics(std::ofstream& file, const std::string& name, int64_t step,
+                              const MetricList& metrics) {
+  JsonWriter json;
+  json.begin_object().key("step").value(static_cast<double>(step));
+  for (const auto& [key, value] : metrics) json.key(key).value(value);
+  json.end_object();
+  append(file, name, json.text());
+  if (tensorboard_) tensorboard_->add(step, metrics, wall_time());
+}
+
+void RunFiles::log(const std::string& line) { append(log_, "log.txt", line); }
+
+void RunFiles::write_step(const StepRecord& record) {
+  append_metrics(metrics_, "metrics.jsonl", record.step, record.metrics);
+}
+
+void RunFiles::write_sft(int64_t step, const MetricList& metrics) {
+  MetricList named = metrics;
+  // TensorBoard has one name space for all files.
+  if (tensorboard_) {
+    for (auto& [key, value] : named) key = "sft/" + key;
+    tensorboard_->add(step, named, wall_time());
+  }
+  JsonWriter json;
+  json.begin_object().key("step").value(static_cast<double>(step));
+  for (const auto& [key, value] : metrics) json.key(key).value(value);
+  append(sft_, "sft.jsonl", json.end_object().text());
+}
+
+void RunFiles::write_eval(int64_t step, const MetricList& metrics) {
+  append_metrics(eval_, "eval.jsonl", step, metrics);
+}
+
+void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup,
+                              const LossSpec& spec, int64_t groups) {
+  const PreparedBatch& batch = record.batch;
+  const size_t count = batch.groups.size();
+  const size_t wanted = groups <= 0 ? count : std::min(count, static_cast<size_t>(groups));
+  const std::vector<std::vector<uint8_t>> kept = kept_tokens(record, spec);
+  std::string text;
+  size_t rollout = 0;
+  for (size_t g = 0; g < count; ++g) {
+    const Group& group = batch.groups[g];
+    // Of `count` groups, `wanted` evenly spread ones.
+    const bool shown = (g * wanted) / count != ((g + 1) * wanted) / count;
+    for (size_t r = 0; r < group.rollouts.size(); ++r, ++rollout) {
+      if (!shown) continue;
+      const Rollout& finished = group.rollouts[r];
+      JsonWriter json;
+      json.begin_object().key("step").value(static_cast<double>(record.step));
+      json.key("group").value(static_cast<double>(group.number));
+      json.key("rollout").value(static_cast<double>(r));
+      json.key("environment").value(setup.environment_ids[group.environment]);
+      json.key("example").value(static_cast<double>(group.example.index));
+      json.key("reward").value(finished.reward).key("rewards").begin_object();
+      for (const RewardPart& part : finished.rewards) json.key(part.name).value(part.value);
+      json.end_object().key("advantage").value(batch.advantages[g][r]);
+      json.key("finish").value(finished.truncated ? "length" : "stop");
+      json.key("turns").value(static_cast<double>(finished.steps.size()));
+      json.key("samples").begin_array();
+      for (size_t s = batch.first_sample[rollout]; s < batch.first_sample[rollout + 1]; ++s) {
+        write_sample(json, batch.learner.samples[s].sample, record.learned.logprobs[s], kept[s],
+                     *setup.tokenizer);
+      }
+      text += json.end_array().end_object().text() + "\n";
+    }
+  }
+  std::error_code error;
+  fs::create_directories(path("rollouts"), error);
+  write_file_atomically(path(fmt::format("rollouts/step_{}.jsonl", record.step)), text);
+}
+
+}  // namespace leeway

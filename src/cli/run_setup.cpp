@@ -1,0 +1,104 @@
+#include "cli/run_setup.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "cli/configured_renderer.h"
+#include "leeway/error.h"
+
+namespace leeway {
+namespace {
+
+ModelConfig scratch_config(const ModelTable& table, int64_t tokenizer_size) {
+  ModelConfig config;
+  config.family = table.model_type == "qwen3"   ? Family::qwen3
+                  : table.model_type == "qwen2" ? Family::qwen2
+                                                : Family::llama;
+  config.vocab_size = table.vocab_size > 0 ? table.vocab_size : tokenizer_size;
+  config.hidden_size = table.hidden_size;
+  config.intermediate_size = table.intermediate_size;
+  config.num_hidden_layers = table.num_hidden_layers;
+  config.num_attention_heads = table.num_attention_heads;
+  config.num_key_value_heads = table.num_key_value_heads;
+  config.head_dim = table.head_dim;
+  config.max_position_embeddings = table.max_position_embeddings;
+  config.rms_norm_eps = table.rms_norm_eps;
+  config.rope_theta = table.rope_theta;
+  config.tie_word_embeddings = table.tie_word_embeddings;
+  config.qk_norm = config.family == Family::qwen3;
+  config.qkv_bias = config.family == Family::qwen2;
+  check_model_config("[model]", config);
+  return config;
+}
+
+Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer) {
+  if (!run.model.path.empty()) return load_parameters(run.model.path);
+  Parameters weights(scratch_config(run.model, tokenizer.vocab_size()));
+  initialise(weights, static_cast<uint64_t>(run.seed));
+  return weights;
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const RunConfig& run, const std::string& renderer) {
+  std::string name = run.model.tokenizer;
+  if (name.empty()) name = run.model.path.empty() ? "byte" : run.model.path + "/tokenizer.json";
+  if (name != "byte") return load_tokenizer(name);
+  // A model of bytes gets the control tokens of its chat format.
+  return make_byte_tokenizer(renderer.empty() ? std::vector<std::string>{}
+                                              : control_tokens_of(renderer));
+}
+
+}  // namespace
+
+RunSetup::RunSetup(Config configuration)
+    : config(std::move(configuration)),
+      tokenizer(make_tokenizer(config.run, config.renderer.name)),
+      weights(make_weights(config.run, *tokenizer)) {
+  const RunConfig& run = config.run;
+  if (!config.renderer.name.empty()) {
+    renderer = make_configured_renderer(config.renderer, tokenizer.get());
+  }
+  conversation = std::make_unique<Conversation>(*tokenizer, renderer.get(), run.rollout.stop,
+                                                weights.config().eos_token_id);
+  for (int32_t id : conversation->stop_ids()) {
+    if (id < weights.config().vocab_size) continue;
+    throw Error(fmt::format("model.vocab_size = {}: the tokenizer's stop token has the id {}",
+                            weights.config().vocab_size, id));
+  }
+  environments = std::make_unique<EnvironmentMix>(
+      make_environments(run.environments, static_cast<uint64_t>(run.seed)));
+  for (const EnvironmentMix::Member& member : environments->members()) {
+    environment_ids.push_back(member.id);
+    if (member.environment->needs_renderer() && renderer == nullptr) {
+      throw Error(fmt::format(
+          "environment {}: has several turns and needs a chat format; give "
+          "orchestrator.renderer.name, one of {}",
+          member.id, fmt::join(renderer_names(), ", ")));
+    }
+  }
+}
+
+EngineOptions RunSetup::engine_options(int threads) const {
+  const RolloutTable& table = config.run.rollout;
+  EngineOptions options;
+  options.precision = table.precision == "bf16"   ? Precision::bf16
+                      : table.precision == "int8" ? Precision::int8
+                                                  : Precision::float32;
+  options.threads = table.threads > 0 ? static_cast<int>(table.threads) : threads;
+  options.kv_bytes = table.kv_bytes;
+  options.max_sequences = table.max_sequences;
+  options.kv_after_swap =
+      table.kv_after_swap == "recompute" ? KvAfterSwap::recompute : KvAfterSwap::keep;
+  return options;
+}
+
+RolloutSettings RunSetup::rollout_settings(float temperature) const {
+  RolloutSettings settings;
+  settings.temperature = temperature;
+  settings.max_new_tokens = config.run.rollout.max_new_tokens;
+  settings.max_turns = config.run.orchestrator.max_turns;
+  settings.max_length = weights.config().max_position_embeddings;
+  return settings;
+}
+
+}  // namespace leeway

@@ -1,0 +1,140 @@
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/quick_start.h"
+#include "cli/training_run.h"
+#include "leeway/error.h"
+
+namespace leeway {
+namespace {
+
+struct Options {
+  std::string file;
+  std::vector<std::string> sets;
+  bool json = false;
+};
+
+double metric(const MetricList& metrics, const std::string& name) {
+  for (const auto& [key, value] : metrics) {
+    if (key == name) return value;
+  }
+  return std::nan("");
+}
+
+const char* name_of(RunSummary::End end) {
+  switch (end) {
+    case RunSummary::End::finished: return "finished";
+    case RunSummary::End::stopped: return "stopped";
+    case RunSummary::End::gave_up: return "gave_up";
+  }
+  return "";
+}
+
+std::string summary_json(const RunSummary& summary) {
+  JsonWriter json;
+  json.begin_object().key("end").value(name_of(summary.end));
+  if (!summary.reason.empty()) json.key("reason").value(summary.reason);
+  json.key("run").value(summary.folder).key("weights").value(summary.weights);
+  json.key("report").value(summary.folder + "/report.html");
+  const auto number = [&](const char* key, auto value) {
+    json.key(key).value(static_cast<double>(value));
+  };
+  number("steps", summary.steps);
+  number("sft_steps", summary.sft_steps);
+  number("seconds", summary.seconds);
+  number("sft_seconds", summary.sft_seconds);
+  number("rl_seconds", summary.rl_seconds);
+  number("eval_seconds", summary.eval_seconds);
+  number("rollouts", summary.rollouts);
+  number("sampled_tokens", summary.sampled_tokens);
+  number("trained_tokens", summary.trained_tokens);
+  number("sampler_busy", summary.sampler_busy);
+  number("trainer_busy", summary.trainer_busy);
+  const auto metrics = [&](const char* key, const MetricList& list) {
+    json.key(key).begin_object();
+    for (const auto& [name, value] : list) json.key(name).value(value);
+    json.end_object();
+  };
+  metrics("before", summary.before);
+  metrics("after", summary.after);
+  return json.end_object().text() + "\n";
+}
+
+std::string summary_text(const RunSummary& summary, bool quick_start) {
+  std::string out;
+  const auto estimate = [](const MetricList& list) {
+    return fmt::format("{:.3f} [{:.3f}, {:.3f}]", metric(list, "eval/all/reward/mean"),
+                       metric(list, "eval/all/reward/low"), metric(list, "eval/all/reward/high"));
+  };
+  if (!summary.before.empty() && !summary.after.empty()) {
+    out += fmt::format("held-out reward  {} before, {} after", estimate(summary.before),
+                       estimate(summary.after));
+    const double before = metric(summary.before, "eval/all/greedy/mean");
+    if (!std::isnan(before)) {
+      out += fmt::format("; greedy {:.3f} before, {:.3f} after", before,
+                         metric(summary.after, "eval/all/greedy/mean"));
+    }
+    out += "\n";
+  }
+  const double rl = std::max(summary.rl_seconds, 1e-9);
+  out += fmt::format("{} of {} steps, {} rollouts in {:.1f} s: sft {:.1f} s, rl {:.1f} s, eval "
+                     "{:.1f} s\n",
+                     summary.steps, summary.max_steps, summary.rollouts, summary.seconds,
+                     summary.sft_seconds, summary.rl_seconds, summary.eval_seconds);
+  out += fmt::format(
+      "rl: {:.0f} sampled and {:.0f} trained tokens/s; sampler busy {:.0f} %, trainer {:.0f} %\n",
+      static_cast<double>(summary.sampled_tokens) / rl,
+      static_cast<double>(summary.trained_tokens) / rl, 100 * summary.sampler_busy,
+      100 * summary.trainer_busy);
+  out += fmt::format("weights  {}\nreport   {}/report.html\n", summary.weights, summary.folder);
+  if (quick_start) {
+    out +=
+        "\nTry next:\n"
+        "  leeway config --example > my.toml                     the configuration of this run\n"
+        "  leeway train --set orchestrator.max_off_policy_steps=8   older rollouts\n"
+        "  leeway train --set trainer.loss.preset=reinforce --set trainer.epochs=8   why "
+        "corrections exist\n"
+        "  leeway report runs/sort runs/sort-2                   two runs over each other\n";
+  }
+  return out;
+}
+
+void run(Program& program, Options options) {
+  reclaim_positional(options.sets, options.file);
+  const bool quick_start = options.file.empty();
+  const std::string text =
+      quick_start ? std::string(quick_start_config()) : read_file(options.file);
+  const RunSetup setup(parse_config(program.catalog, quick_start ? kQuickStartName : options.file,
+                                    text, options.sets, ConfigScope::whole));
+  const RunSummary summary = run_training(setup, program.catalog);
+  if (summary.end == RunSummary::End::gave_up) {
+    say(fmt::format("leeway: the run gave up: {}", summary.reason));
+    program.exit_code = 3;
+  }
+  print(options.json ? summary_json(summary) : summary_text(summary, quick_start));
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Program& program) {
+  auto* command = app.add_subcommand(
+      "train",
+      "Trains a policy by reinforcement learning. Without a file: the quick start, in which a\n"
+      "small model learns to sort letters. Sampling and training overlap; rollouts are at most\n"
+      "orchestrator.max_off_policy_steps versions old. Ctrl-C finishes the step and saves.");
+  auto options = std::make_shared<Options>();
+  command->add_option("config", options->file, "A TOML file (docs/configuration.md)");
+  command
+      ->add_option("--set", options->sets,
+                   "table.key=value, over the file; may be repeated, the last of a key counts")
+      ->type_name("KEY=VALUE");
+  command->add_flag("--json", options->json, "Print the summary as JSON");
+  command->callback([&program, options] { run(program, *options); });
+}
+
+}  // namespace leeway

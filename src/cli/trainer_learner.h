@@ -1,0 +1,44 @@
+// The trainer as the orchestrator's learner, on a thread of its own.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "orchestrator/interfaces.h"
+#include "trainer/trainer.h"
+
+namespace leeway {
+
+class TrainerLearner : public Learner {
+ public:
+  // `trainer` must outlive this object and is used by nobody else while an update goes on.
+  // `version`: batches trained before.
+  explicit TrainerLearner(Trainer& trainer, int64_t version = 0);
+  ~TrainerLearner() override;  // waits for the update in progress
+
+  void start(LearnerBatch batch) override;
+  std::optional<LearnerResult> poll(double seconds) override;
+
+ private:
+  void work();
+
+  Trainer& trainer_;
+  int64_t version_;
+  int64_t trained_tokens_ = 0;  // in all
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<LearnerBatch> batch_;
+  std::optional<LearnerResult> result_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+// A batch as the trainer takes it.
+std::vector<Sample> samples_of(const LearnerBatch& batch);
+
+// Metrics of an update under their names in metrics.jsonl.
+MetricList metrics_of(const LossSpec& spec, const BatchResult& result);
+
+}  // namespace leeway

@@ -1,0 +1,30 @@
+// One run of `leeway train`: warm start, the loop, evaluation, files.
+#pragma once
+
+#include <string>
+
+#include "cli/run_files.h"
+#include "cli/run_setup.h"
+#include "leeway/presets.h"
+
+namespace leeway {
+
+// How a run ended, for the last screen and for scripts.
+struct RunSummary {
+  enum class End { finished, stopped, gave_up };
+  End end = End::finished;
+  std::string reason;  // gave_up
+  std::string folder;
+  int64_t sft_steps = 0, steps = 0, max_steps = 0;
+  double sft_seconds = 0.0, rl_seconds = 0.0, eval_seconds = 0.0, seconds = 0.0;
+  int64_t rollouts = 0, sampled_tokens = 0, trained_tokens = 0;
+  double sampler_busy = 0.0, trainer_busy = 0.0;  // shares of the loop's wall time
+  MetricList before, after;                       // evaluations
+  std::string weights;                            // folder of the last weights
+};
+
+// Throws Error for the user's mistakes before anything is written; what fails later is in the
+// summary. Progress goes to stderr.
+RunSummary run_training(const RunSetup& setup, const Catalog& catalog);
+
+}  // namespace leeway

@@ -1,0 +1,151 @@
+// What two or more keys must keep together.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+#include "config/run_reader.h"
+#include "leeway/error.h"
+
+namespace leeway {
+namespace {
+
+constexpr double kLeastTemperature = 1e-4;
+
+class Checks {
+ public:
+  Checks(const Document& document, const RunConfig& run, const LossSpec& loss)
+      : document_(document), run_(run), loss_(loss) {}
+
+  void model() const {
+    const ModelTable& m = run_.model;
+    if (!m.path.empty()) return;
+    require(m.num_attention_heads % m.num_key_value_heads == 0,
+            {"model.num_attention_heads", "model.num_key_value_heads"},
+            fmt::format("model.num_attention_heads ({}) must be a multiple of "
+                        "model.num_key_value_heads ({})",
+                        m.num_attention_heads, m.num_key_value_heads));
+    require(m.model_type != "llama" || m.hidden_size % m.num_attention_heads == 0,
+            {"model.num_attention_heads", "model.hidden_size", "model.model_type"},
+            fmt::format("with model.model_type = \"llama\", model.hidden_size ({}) must be a "
+                        "multiple of model.num_attention_heads ({})",
+                        m.hidden_size, m.num_attention_heads));
+    require(m.head_dim % 2 == 0, {"model.head_dim"}, "must be even: rotary embeddings turn pairs");
+  }
+
+  void trainer() const {
+    const TrainerTable& t = run_.trainer;
+    require(t.optimizer_steps != "minibatch" || t.minibatches > 1,
+            {"trainer.optimizer_steps", "trainer.minibatches"},
+            "trainer.optimizer_steps = \"minibatch\" is inert with trainer.minibatches = 1; raise "
+            "minibatches or leave optimizer_steps out");
+    if (loss_.reads(Stream::teacher)) {
+      require(!t.teacher.empty(), {"trainer.loss.teacher_tau", "trainer.loss.preset"},
+              "the loss reads a teacher's log-probabilities (teacher_tau); give trainer.teacher, a "
+              "Hugging Face folder");
+    } else {
+      require(t.teacher.empty(), {"trainer.teacher"},
+              "inert: the loss reads no teacher; set trainer.loss.teacher_tau, or leave it out");
+    }
+    require(t.reference == "initial" || loss_.reads(Stream::ref), {"trainer.reference"},
+            fmt::format("inert: trainer.loss.preset = \"{}\" reads no ref with these keys; take a "
+                        "loss that does (grpo with ref_kl), or leave it out",
+                        loss_.preset));
+    require(t.prox_forward == "auto" || loss_.reads(Stream::prox), {"trainer.prox_forward"},
+            fmt::format("inert: trainer.loss.preset = \"{}\" reads no prox with these keys; take a "
+                        "loss that does (ppo), or leave it out",
+                        loss_.preset));
+  }
+
+  void orchestrator() const {
+    const OrchestratorTable& o = run_.orchestrator;
+    require(o.max_inflight == 0 || o.max_inflight >= o.group_size,
+            {"orchestrator.max_inflight", "orchestrator.group_size"},
+            fmt::format("orchestrator.max_inflight ({}) must be 0 or at least "
+                        "orchestrator.group_size ({}): a group starts as a whole",
+                        o.max_inflight, o.group_size));
+    const double temperature = run_.rollout.temperature;
+    require(temperature == 0 || temperature >= kLeastTemperature, {"rollout.temperature"},
+            fmt::format("must be 0, which is greedy, or at least {}", kLeastTemperature));
+  }
+
+  void environment(size_t index) const {
+    const EnvironmentTable& e = run_.environments[index];
+    auto key = [&](const char* name) { return fmt::format("environment.{}.{}", index, name); };
+    identity(index, key("id"), key("name"));
+    if (e.name == "sort") {
+      require(e.min_length <= e.max_length, {key("min_length"), key("max_length")},
+              fmt::format("{} ({}) must not exceed {} ({})", key("min_length"), e.min_length,
+                          key("max_length"), e.max_length));
+    } else if (e.name == "jsonl") {
+      require(!e.data.empty(), {key("data"), key("name")},
+              fmt::format("a jsonl environment needs {}, a file", key("data")));
+      require(e.prompt_key != e.answer_key, {key("prompt_key"), key("answer_key")},
+              fmt::format("{} and {} must differ", key("prompt_key"), key("answer_key")));
+    } else {
+      sums(e, key("operators"), key("max_operand"), key("terms"));
+    }
+  }
+
+ private:
+  // Blames the first of `names` that was given. Defaults keep every rule, so that one was.
+  void require(bool condition, const std::vector<std::string>& names,
+               const std::string& problem) const {
+    if (condition) return;
+    for (const std::string& name : names) {
+      if (const Given* given = document_.find(name)) refuse(*given, problem);
+    }
+    LEEWAY_CHECK(false, fmt::format("a default breaks a rule: {}", problem));
+  }
+
+  void identity(size_t index, const std::string& id_key, const std::string& name_key) const {
+    const std::string& id = run_.environments[index].id;
+    const bool plain = std::all_of(id.begin(), id.end(), [](unsigned char c) {
+      return c == '_' || c == '-' || c == '.' || (c < 128 && std::isalnum(c) != 0);
+    });
+    require(plain && id != "all", {id_key},
+            "must be of letters, digits, '_', '-' and '.', and not \"all\": it is a part of "
+            "metric names");
+    for (size_t other = 0; other < index; ++other) {
+      require(run_.environments[other].id != id, {id_key, name_key},
+              fmt::format("environment.{}.id and {} are both \"{}\"; give them different ids",
+                          other, id_key, id));
+    }
+  }
+
+  void sums(const EnvironmentTable& e, const std::string& operators, const std::string& operand,
+            const std::string& terms) const {
+    std::string left = "+-*";
+    const bool known = std::all_of(e.operators.begin(), e.operators.end(), [&](char c) {
+      const size_t at = left.find(c);
+      if (at == std::string::npos) return false;
+      left.erase(at, 1);
+      return true;
+    });
+    require(known, {operators}, "must be of '+', '-' and '*', each at most once");
+    const bool product = e.operators.find('*') != std::string::npos;
+    const double bits =
+        static_cast<double>(e.terms) * std::log2(static_cast<double>(e.max_operand));
+    require(!product || bits < 62, {operand, terms, operators},
+            fmt::format("with '*' in {}, {} to the power of {} must stay below 2^62", operators,
+                        operand, terms));
+  }
+
+  const Document& document_;
+  const RunConfig& run_;
+  const LossSpec& loss_;
+};
+
+}  // namespace
+
+void check_run(const Document& document, const RunConfig& run, const LossSpec& loss) {
+  const Checks checks(document, run, loss);
+  checks.model();
+  checks.trainer();
+  checks.orchestrator();
+  for (size_t i = 0; i < run.environments.size(); ++i) checks.environment(i);
+}
+
+}  // namespace leeway

@@ -1,0 +1,202 @@
+// What keys must keep together: each contradiction and each key without effect is refused.
+
+#include <gtest/gtest.h>
+
+#include "config/test_support.h"
+
+namespace leeway {
+namespace {
+
+struct Case {
+  std::string text;
+  std::vector<std::string> says;
+};
+
+void expect_refused(const std::vector<Case>& cases) {
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.text);
+    expect_words(error_of(c.text), c.says);
+  }
+}
+
+void expect_taken(const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) EXPECT_EQ(error_of(text), "") << text;
+}
+
+TEST(RunChecks, AModelHasAFolderOrAShape) {
+  for (const char* key :
+       {"model_type = \"llama\"", "vocab_size = 9", "hidden_size = 96", "intermediate_size = 9",
+        "num_hidden_layers = 2", "num_attention_heads = 4", "num_key_value_heads = 2",
+        "head_dim = 24", "max_position_embeddings = 9", "rms_norm_eps = 1", "rope_theta = 9",
+        "tie_word_embeddings = false"}) {
+    expect_refused({{std::string("[model]\npath = \"m\"\n") + key + "\n",
+                     {"run.toml line 3: model.", key, "model.path = \"m\"", "leave out"}},
+                    {std::string("[model]\n") + key + "\npath = \"m\"\n", {"line 2", key}}});
+    expect_taken({std::string("[model]\n") + key + "\n",
+                  std::string("[model]\npath = \"\"\n") + key + "\n"});
+  }
+  expect_taken({"[model]\npath = \"m\"\ntokenizer = \"byte\"\n"});
+}
+
+TEST(RunChecks, HeadsOfAModelDivide) {
+  expect_refused(
+      {{"[model]\nnum_attention_heads = 3\nhidden_size = 9\n",
+        {"line 2", "model.num_attention_heads (3)", "multiple of model.num_key_value_heads (2)"}},
+       {"[model]\nnum_key_value_heads = 3\n", {"line 2: model.num_key_value_heads = 3"}},
+       {"[model]\nhidden_size = 97\n",
+        {"line 2", "model.hidden_size (97)", "model.num_attention_heads (4)"}},
+       {"[model]\nhead_dim = 23\n", {"line 2", "model.head_dim = 23", "even"}},
+       {"[model]\nmodel_type = \"gpt2\"\n", {"line 2", "llama, qwen2, qwen3"}}});
+  expect_taken({"[model]\nmodel_type = \"qwen3\"\nhidden_size = 97\n",
+                "[model]\nnum_attention_heads = 8\nnum_key_value_heads = 8\n"});
+}
+
+TEST(RunChecks, AFinalRateNeedsASchedule) {
+  for (const std::string table : {"trainer", "sft"}) {
+    expect_refused({{"[" + table + "]\nfinal_rate = 0\n",
+                     {"line 2", table + ".final_rate", "inert", table + ".schedule", "linear"}},
+                    {"[" + table + "]\nfinal_rate = 0.1\nschedule = \"constant\"\n", {"line 2"}}});
+    expect_taken({"[" + table + "]\nfinal_rate = 0.1\nschedule = \"cosine\"\n"});
+  }
+  // --set takes the effect of a file's key away: the message names the file's line.
+  const std::string message = error_of("[trainer]\nfinal_rate = 0.1\nschedule = \"linear\"\n",
+                                       {"trainer.schedule=constant"});
+  EXPECT_NE(message.find("run.toml line 2"), std::string::npos) << message;
+}
+
+TEST(RunChecks, LooksAtTheRewardNeedAReward) {
+  for (const std::string key : {"check_every", "check_from", "check_prompts"}) {
+    expect_refused(
+        {{"[sft]\n" + key + " = 5\n", {"line 2", "sft." + key, "inert", "sft.stop_at_reward"}},
+         {"[sft]\n" + key + " = 5\nstop_at_reward = 0\n", {"inert"}}});
+    expect_taken({"[sft]\n" + key + " = 5\nstop_at_reward = 0.5\n"});
+  }
+}
+
+TEST(RunChecks, StepsOfMinibatchesNeedMinibatches) {
+  expect_refused({{"[trainer]\noptimizer_steps = \"minibatch\"\n",
+                   {"line 2", "inert", "trainer.minibatches = 1"}},
+                  {"[trainer]\nminibatches = 1\noptimizer_steps = \"minibatch\"\n", {"line 3"}}});
+  expect_taken({"[trainer]\noptimizer_steps = \"minibatch\"\nminibatches = 2\n",
+                "[trainer]\noptimizer_steps = \"batch\"\n"});
+}
+
+TEST(RunChecks, ATeacherIsGivenWhereTheLossReadsOne) {
+  expect_refused({{"[trainer]\nteacher = \"t\"\n",
+                   {"line 2", "trainer.teacher = \"t\"", "inert", "trainer.loss.teacher_tau"}},
+                  {"[trainer.loss]\nteacher_tau = 0.5\n",
+                   {"line 2", "trainer.loss.teacher_tau = 0.5", "trainer.teacher"}},
+                  {"[trainer]\nteacher = \"t\"\n[trainer.loss]\nteacher_tau = 0\n", {"line 2"}}});
+  expect_taken({"[trainer]\nteacher = \"t\"\n[trainer.loss]\nteacher_tau = 0.5\n"});
+}
+
+TEST(RunChecks, AReferenceIsGivenWhereTheLossReadsOne) {
+  expect_refused({{"[trainer]\nreference = \"r\"\n",
+                   {"line 2", "trainer.reference = \"r\"", "inert", "trainer.loss.preset"}},
+                  {"[trainer]\nreference = \"r\"\n[trainer.loss]\npreset = \"grpo\"\n",
+                   {"line 2", "ref_kl"}}});
+  expect_taken({"[trainer]\nreference = \"initial\"\n",
+                "[trainer]\nreference = \"r\"\n[trainer.loss]\npreset = \"grpo\"\nref_kl = 0.1\n"});
+}
+
+TEST(RunChecks, AProximalForwardIsSetWhereTheLossReadsProx) {
+  for (const std::string value : {"always", "never"}) {
+    expect_refused({{"[trainer]\nprox_forward = \"" + value + "\"\n",
+                     {"line 2", "trainer.prox_forward", value, "inert", "\"icepop\""}}});
+    expect_taken(
+        {"[trainer]\nprox_forward = \"" + value + "\"\n[trainer.loss]\npreset = \"ppo\"\n"});
+  }
+  expect_taken({"[trainer]\nprox_forward = \"auto\"\n"});
+}
+
+TEST(RunChecks, AGroupFitsUnderWay) {
+  expect_refused({{"[orchestrator]\nmax_inflight = 7\n",
+                   {"line 2", "orchestrator.max_inflight (7)", "orchestrator.group_size (8)"}},
+                  {"[orchestrator]\ngroup_size = 0\n", {"line 2", "1 to"}}});
+  expect_taken({"[orchestrator]\nmax_inflight = 8\n"});
+}
+
+TEST(RunChecks, ATemperatureIsZeroOrNotTiny) {
+  expect_refused({{"[rollout]\ntemperature = 1e-9\n", {"line 2", "rollout.temperature", "0"}}});
+  expect_taken({"[rollout]\ntemperature = 0\n", "[rollout]\ntemperature = 1e-4\n"});
+}
+
+TEST(RunChecks, FilesOfRolloutsAreWrittenBeforeTheirGroupsCount) {
+  expect_refused({{"[output]\nrollouts_groups = 3\nrollouts_every = 0\n",
+                   {"line 2", "output.rollouts_groups", "inert", "output.rollouts_every"}}});
+}
+
+TEST(RunChecks, EnvironmentsTakeTheirOwnKeysOnly) {
+  const std::string sort = "[[environment]]\nname = \"sort\"\n";
+  const std::string sums = "[[environment]]\nname = \"arithmetic\"\n";
+  const std::string calculator = "[[environment]]\nname = \"calculator\"\n";
+  const std::string file = "[[environment]]\nname = \"jsonl\"\ndata = \"d\"\n";
+  const std::vector<std::string> of_sort = {"min_length = 5", "max_length = 5"};
+  const std::vector<std::string> of_sums = {"max_operand = 5", "terms = 3", "operators = \"*\""};
+  const std::vector<std::string> of_file = {"eval_data = \"e\"", "verifier = \"regex\"",
+                                            "prompt_key = \"p\"", "answer_key = \"a\""};
+  for (const std::string& key : of_sort) {
+    expect_taken({sort + key + "\n"});
+    expect_refused({{sums + key + "\n", {"line 3", key, "belongs to environment sort"}},
+                    {file + key + "\n", {"line 4", "environment sort", "\"jsonl\""}}});
+  }
+  for (const std::string& key : of_sums) {
+    expect_taken({sums + key + "\n", calculator + key + "\n"});
+    expect_refused({{sort + key + "\n", {"line 3", key, "arithmetic and calculator", "\"sort\""}}});
+  }
+  for (const std::string& key : of_file) {
+    expect_taken({file + key + "\n"});
+    expect_refused({{calculator + key + "\n", {"line 3", key, "belongs to environment jsonl"}}});
+  }
+  for (const std::string& environment : {sort, sums, calculator, file}) {
+    expect_taken({environment + "id = \"x-1.y_\"\nweight = 0.5\nformat_weight = 0.1\n"});
+  }
+}
+
+TEST(RunChecks, EnvironmentsAreWellFormed) {
+  const std::string sort = "[[environment]]\nname = \"sort\"\n";
+  const std::string sums = "[[environment]]\nname = \"arithmetic\"\n";
+  expect_refused(
+      {{"\n[[environment]]\n", {"line 2", "environment.0 has no name", "sort", "jsonl"}},
+       {"[[environment]]\nname = \"sorts\"\n", {"line 2", "did you mean sort?"}},
+       {sort + "min_length = 9\n",
+        {"line 3", "environment.0.min_length (9)", "environment.0.max_length (8)"}},
+       {sort + "max_length = 3\n", {"line 3", "environment.0.max_length = 3"}},
+       {sort + "max_length = 27\n", {"line 3", "1 to 26"}},
+       {"[[environment]]\nname = \"jsonl\"\n", {"line 2", "environment.0.data"}},
+       {"[[environment]]\nname = \"jsonl\"\ndata = \"\"\n", {"line 3", "environment.0.data"}},
+       {"[[environment]]\nname = \"jsonl\"\ndata = \"d\"\nprompt_key = \"answer\"\n",
+        {"line 4", "environment.0.answer_key", "differ"}},
+       {sums + "operators = \"\"\n", {"line 3", "operators", "not empty"}},
+       {sums + "operators = \"+/\"\n", {"line 3", "\"+/\"", "'*'"}},
+       {sums + "operators = \"+-+\"\n", {"line 3", "\"+-+\"", "once"}},
+       {sums + "operators = \"*\"\nmax_operand = 1000000\nterms = 4\n",
+        {"line 4", "environment.0.max_operand", "environment.0.terms", "2^62"}},
+       {sort + "weight = 0\n", {"line 3", "above 0"}},
+       {sort + "id = \"a/b\"\n", {"line 3", "\"a/b\"", "letters"}},
+       {sort + "id = \"all\"\n", {"line 3", "\"all\""}},
+       {sort + "id = \"a\"\n" + sums + "id = \"a\"\n",
+        {"line 6", "environment.0.id and environment.1.id", "\"a\""}},
+       {sort + "id = \"sort_2\"\n" + sort, {"line 5", "sort_2"}}});
+  expect_taken({sums + "operators = \"*-+\"\n", sums + "max_operand = 1000000\nterms = 4\n"});
+}
+
+TEST(RunChecks, EnvironmentsWithoutAnIdAreCalledByNameAndNumber) {
+  auto ids = [](const std::string& text) {
+    std::string out;
+    for (const EnvironmentTable& table :
+         parse_config(catalog, "a", text, {}, ConfigScope::whole).run.environments) {
+      out += table.id + " ";
+    }
+    return out;
+  };
+  const std::string sort = "[[environment]]\nname = \"sort\"\n";
+  const std::string sums = "[[environment]]\nname = \"arithmetic\"\n";
+  EXPECT_EQ(ids(sort), "sort ");
+  EXPECT_EQ(ids(sort + sums), "sort arithmetic ");
+  EXPECT_EQ(ids(sort + sums + sort), "sort_1 arithmetic sort_2 ");
+  EXPECT_EQ(ids(sort + "id = \"sort\"\n" + sort), "sort sort_2 ");
+}
+
+}  // namespace
+}  // namespace leeway

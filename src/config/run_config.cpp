@@ -1,0 +1,348 @@
+// What the keys of a run's configuration are: tables, bindings, allowed values and meanings.
+
+#include "config/run_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "config/fields.h"
+#include "config/given.h"
+
+namespace leeway {
+namespace {
+
+// Limits are far above any use and keep products of sizes, such as rollouts of a whole run, within
+// 63 bits.
+constexpr double kMostSteps = 1e8;
+constexpr double kMostPrompts = 1e6;
+constexpr double kMostRollouts = 1e4;  // of a prompt
+constexpr double kMostTokens = 0x1p30;
+constexpr double kMostThreads = 1024;
+constexpr double kMostSeed = 0x1p53 - 1;  // exact wherever JSON is read
+constexpr double kMostBytes = 0x1p50;
+
+const Range kNotNegative{.low = 0};
+const Range kPositive{.low = 0, .open_low = true};
+const Range kShare{.low = 0, .high = 1};
+const Range kShareBelowOne{.low = 0, .high = 1, .open_high = true};
+
+Field integer(const char* key, int64_t& value, double low, double high, const char* meaning) {
+  return {.key = key, .target = &value, .meaning = meaning, .range = {.low = low, .high = high}};
+}
+Field number(const char* key, double& value, const Range& range, const char* meaning) {
+  return {.key = key, .target = &value, .meaning = meaning, .range = range};
+}
+Field flag(const char* key, bool& value, const char* meaning) {
+  return {.key = key, .target = &value, .meaning = meaning};
+}
+Field text(const char* key, std::string& value, const char* meaning) {
+  return {.key = key, .target = &value, .meaning = meaning};
+}
+// Text that says something.
+Field word(const char* key, std::string& value, const char* meaning) {
+  return {.key = key, .target = &value, .meaning = meaning, .may_be_empty = false};
+}
+Field choice(const char* key, std::string& value, std::vector<std::string> choices,
+             const char* meaning) {
+  return {.key = key, .target = &value, .meaning = meaning, .choices = std::move(choices)};
+}
+
+Field inert_if(bool condition, const std::string& reason, Field field) {
+  if (condition) field.inert = reason;
+  return field;
+}
+
+std::vector<Field> model_fields(ModelTable& t) {
+  std::vector<Field> fields = {
+      text("path", t.path,
+           "A Hugging Face folder to start from; empty makes a model from scratch."),
+      text("tokenizer", t.tokenizer,
+           "`byte`, or a tokenizer.json; empty takes that of `path`, and `byte` from scratch."),
+  };
+  const std::string reason = fmt::format(
+      "shapes a model made from scratch, and model.path = {} brings its own shape; leave out one "
+      "of the two",
+      toml_string(t.path));
+  for (Field& field : std::vector<Field>{
+           choice("model_type", t.model_type, {"llama", "qwen2", "qwen3"},
+                  "Family of the decoder; qwen2 has biases on queries, keys and values, qwen3 "
+                  "norms on queries and keys."),
+           integer("vocab_size", t.vocab_size, 0, 0x1p30,
+                   "Number of token ids; 0 takes what the tokenizer needs."),
+           integer("hidden_size", t.hidden_size, 1, 0x1p20, "Width of the residual stream."),
+           integer("intermediate_size", t.intermediate_size, 1, 0x1p22,
+                   "Width inside the feed-forward part."),
+           integer("num_hidden_layers", t.num_hidden_layers, 1, 4096, "Number of layers."),
+           integer("num_attention_heads", t.num_attention_heads, 1, 4096,
+                   "Query heads; a multiple of `num_key_value_heads`, and a divisor of "
+                   "`hidden_size` for "
+                   "llama."),
+           integer("num_key_value_heads", t.num_key_value_heads, 1, 4096,
+                   "Key and value heads, shared by groups of query heads."),
+           integer("head_dim", t.head_dim, 2, 1024, "Width of a head; even."),
+           integer("max_position_embeddings", t.max_position_embeddings, 1, kMostTokens,
+                   "Longest sequence, prompt and completions together."),
+           number("rms_norm_eps", t.rms_norm_eps, kPositive,
+                  "Added to the mean square inside each norm."),
+           number("rope_theta", t.rope_theta, kPositive, "Base of the rotary frequencies."),
+           flag("tie_word_embeddings", t.tie_word_embeddings,
+                "Whether the output head is the embedding."),
+       }) {
+    fields.push_back(inert_if(!t.path.empty(), reason, std::move(field)));
+  }
+  return fields;
+}
+
+std::vector<Field> optimizer_fields(OptimizerTable& t, const std::string& path) {
+  return {
+      number("learning_rate", t.learning_rate, kNotNegative,
+             "AdamW's rate after the warm-up; 0 leaves the weights as they are."),
+      integer("warmup_steps", t.warmup_steps, 0, kMostSteps,
+              "Optimizer steps over which the rate rises from 0 to `learning_rate`."),
+      choice("schedule", t.schedule, {"constant", "linear", "cosine"},
+             "How the rate goes on after the warm-up, down to `final_rate` at the last step."),
+      inert_if(t.schedule == "constant",
+               fmt::format("inert with {}.schedule = \"constant\"; set schedule to \"linear\" or "
+                           "\"cosine\", or leave final_rate out",
+                           path),
+               number("final_rate", t.final_rate, kShare,
+                      "Share of `learning_rate` left at the end; for linear and cosine.")),
+      number("beta1", t.beta1, kShareBelowOne, "AdamW's decay of the first moment."),
+      number("beta2", t.beta2, kShareBelowOne, "AdamW's decay of the second moment."),
+      number("epsilon", t.epsilon, kPositive, "AdamW's addition to the denominator."),
+      number("weight_decay", t.weight_decay, kNotNegative,
+             "AdamW's decay of matrices; norms and biases have none."),
+      number("max_grad_norm", t.max_grad_norm, kNotNegative,
+             "Gradients of a larger norm are scaled down to it; 0 leaves them."),
+  };
+}
+
+std::vector<Field> sft_fields(SftTable& t) {
+  std::vector<Field> fields = {
+      integer("max_steps", t.max_steps, 1, kMostSteps, "Optimizer steps at most."),
+      integer("batch_size", t.batch_size, 1, kMostPrompts, "Demonstrations of a step."),
+      text("data", t.data,
+           "A JSONL file of demonstrations; empty takes those that the environments make."),
+      number("stop_at_reward", t.stop_at_reward, kNotNegative,
+             "Stops when sampled held-out prompts reach this mean reward; 0 goes on to the end."),
+  };
+  const std::string reason =
+      "inert without sft.stop_at_reward; give a reward to stop at, or leave it out";
+  for (Field& field : std::vector<Field>{
+           integer("check_every", t.check_every, 1, kMostSteps,
+                   "Steps between two looks at the reward."),
+           integer("check_from", t.check_from, 0, kMostSteps, "Step of the first look."),
+           integer("check_prompts", t.check_prompts, 1, kMostPrompts,
+                   "Held-out prompts sampled for a look."),
+       }) {
+    fields.push_back(inert_if(t.stop_at_reward == 0, reason, std::move(field)));
+  }
+  for (Field& field : optimizer_fields(t.optimizer, "sft")) fields.push_back(std::move(field));
+  return fields;
+}
+
+std::vector<Field> trainer_fields(TrainerTable& t) {
+  std::vector<Field> fields = {
+      integer("max_steps", t.max_steps, 1, kMostSteps, "Batches of rollouts to train on."),
+      integer("epochs", t.epochs, 1, 1000, "Passes over each batch."),
+      integer("minibatches", t.minibatches, 1, kMostPrompts, "Parts that a batch is cut into."),
+      choice("optimizer_steps", t.optimizer_steps, {"batch", "minibatch"},
+             "One optimizer step after all parts of a pass, or one after each part."),
+      integer("max_tokens", t.max_tokens, 1, kMostTokens,
+              "Tokens of one forward and backward pass at most."),
+      choice("prox_forward", t.prox_forward, {"auto", "always", "never"},
+             "Whether the policy before the update is evaluated for losses that read `prox`; auto "
+             "does so when more than one optimizer step follows."),
+      word("reference", t.reference,
+           "The policy that a penalty compares with: `initial`, the one at step 0, or a Hugging "
+           "Face folder; for losses that read `ref`."),
+      text("teacher", t.teacher,
+           "A Hugging Face folder; needed by losses with `teacher_tau`, refused for others."),
+      number("entropy_bonus", t.entropy_bonus, kNotNegative,
+             "Times the mean entropy, taken off the loss."),
+      choice("numerics", t.numerics, {"exact", "fast"},
+             "Exact gives the sampler's bits whatever is computed side by side; fast uses the "
+             "BLAS."),
+      flag("recompute_activations", t.recompute_activations,
+           "Whether layers are computed again in the backward pass instead of kept."),
+      integer("threads", t.threads, 0, kMostThreads,
+              "Threads of the trainer; 0 leaves it to the plan."),
+  };
+  for (Field& field : optimizer_fields(t.optimizer, "trainer")) fields.push_back(std::move(field));
+  return fields;
+}
+
+std::vector<Field> orchestrator_fields(OrchestratorTable& t) {
+  return {
+      integer("prompts_per_batch", t.prompts_per_batch, 1, kMostPrompts, "Groups of a batch."),
+      integer("group_size", t.group_size, 1, kMostRollouts, "Rollouts of a prompt."),
+      integer("max_off_policy_steps", t.max_off_policy_steps, 0, kMostSteps,
+              "How many updates a trained token may be behind; 0 is strictly on-policy."),
+      choice("schedule", t.schedule, {"lockstep", "free"},
+             "Lockstep repeats a run bit for bit; free lets sampling run ahead as it can."),
+      integer("max_inflight", t.max_inflight, 0, kMostPrompts,
+              "Rollouts under way at most; 0 for as many as staleness allows."),
+      integer("max_turns", t.max_turns, 1, 10000, "Turns of a rollout at most."),
+      {.key = "max_error_reschedule_attempts",
+       .target = &t.max_error_reschedule_attempts,
+       .meaning = "Rounds with a failure after which a group is given up.",
+       .range = {.low = 1, .high = 1e6}},
+      choice("advantage", t.advantage,
+             {"group_mean", "group_deviation", "leave_one_out", "max_rl", "reinforce_pp"},
+             "How the rewards of a group become advantages."),
+      number("length_penalty", t.length_penalty, kNotNegative,
+             "Taken off the longest of a group's best rollouts, less off shorter ones; 0 is off."),
+      flag("filter_zero_advantages", t.filter_zero_advantages,
+           "Whether groups whose advantages are all 0 are left out of the batch."),
+  };
+}
+
+std::vector<Field> renderer_fields(RendererConfig& t) {
+  const std::string reason = "inert without orchestrator.renderer.name; give the renderer's name";
+  const bool nameless = t.name.empty();
+  return {
+      text("name", t.name, "The chat renderer, such as `qwen3`; empty for plain text."),
+      inert_if(nameless && t.preserve_all_thinking, reason,
+               flag("preserve_all_thinking", t.preserve_all_thinking,
+                    "Whether past thinking is always kept.")),
+      inert_if(nameless && t.preserve_thinking_between_tool_calls, reason,
+               flag("preserve_thinking_between_tool_calls", t.preserve_thinking_between_tool_calls,
+                    "Whether thinking after the last user message is kept if a tool message "
+                    "follows.")),
+  };
+}
+
+std::vector<Field> rollout_fields(RolloutTable& t) {
+  return {
+      integer("max_new_tokens", t.max_new_tokens, 1, kMostTokens,
+              "Sampled tokens of a turn at most."),
+      number("temperature", t.temperature, kNotNegative,
+             "Divides the logits; 0 is greedy, else at least 1e-4."),
+      integer("top_k", t.top_k, 0, kMostTokens,
+              "Samples among this many likeliest tokens; 0 among all, which training needs."),
+      number("top_p", t.top_p, {.low = 0, .high = 1, .open_low = true},
+             "Samples among the likeliest tokens of this total probability; training needs 1."),
+      number("min_p", t.min_p, kShare,
+             "Samples among tokens of at least this share of the likeliest one's probability; "
+             "training needs 0."),
+      choice("precision", t.precision, {"float32", "bf16", "int8"}, "Of the sampler's weights."),
+      choice("kv_after_swap", t.kv_after_swap, {"keep", "recompute"},
+             "What becomes of the keys and values of unfinished rollouts when weights change."),
+      text("stop", t.stop,
+           "Text whose last token ends a completion; empty leaves it to renderer and model."),
+      integer("kv_bytes", t.kv_bytes, 1, kMostBytes, "Memory for keys and values."),
+      integer("max_sequences", t.max_sequences, 1, 65536, "Sequences sampled at a time at most."),
+      integer("threads", t.threads, 0, kMostThreads,
+              "Threads of the sampler; 0 leaves it to the plan."),
+  };
+}
+
+std::vector<Field> eval_fields(EvalTable& t) {
+  return {
+      integer("every", t.every, 0, kMostSteps,
+              "Steps between evaluations; 0 evaluates before the first and after the last only."),
+      integer("prompts", t.prompts, 1, kMostPrompts, "Held-out prompts of an evaluation."),
+      integer("samples", t.samples, 1, kMostRollouts,
+              "Samples of each prompt at `rollout.temperature`."),
+      flag("greedy", t.greedy, "Whether one more sample is taken at temperature 0."),
+  };
+}
+
+std::vector<Field> output_fields(OutputTable& t) {
+  return {
+      flag("tensorboard", t.tensorboard, "Whether metrics are written for TensorBoard too."),
+      integer("rollouts_every", t.rollouts_every, 0, kMostSteps,
+              "Steps between two files of rollouts; 0 writes none."),
+      inert_if(t.rollouts_every == 0,
+               "inert with output.rollouts_every = 0; let rollouts be written, or leave it out",
+               integer("rollouts_groups", t.rollouts_groups, 0, kMostPrompts,
+                       "Groups in such a file; 0 for all.")),
+      integer("checkpoint_every", t.checkpoint_every, 0, kMostSteps,
+              "Steps between two checkpoints; 0 makes one at the end only."),
+      integer("keep_checkpoints", t.keep_checkpoints, 1, 1e6,
+              "Checkpoints kept; older ones are removed."),
+  };
+}
+
+}  // namespace
+
+std::vector<Section> describe(RunConfig& run, RendererConfig& renderer) {
+  return {
+      {.path = "",
+       .about = "Keys before the first table.",
+       .fields = {word("output_dir", run.output_dir, "The run's folder."),
+                  integer("seed", run.seed, 0, kMostSeed,
+                          "Decides prompts, weights made from scratch and samples.")}},
+      {.path = "model",
+       .about = "The policy at step 0: a folder, or the shape of a model made from scratch. With\n"
+                "`path`, keys of the shape are refused.",
+       .fields = model_fields(run.model)},
+      {.path = "sft",
+       .about = "A supervised start before RL, and the whole job of `leeway sft`. It takes place\n"
+                "if the table is there, even an empty one.",
+       .fields = sft_fields(run.sft),
+       .present = run.sft.enabled,
+       .given = &run.sft.enabled},
+      {.path = "trainer",
+       .about = "What is done with a batch of rollouts.",
+       .fields = trainer_fields(run.trainer)},
+      {.path = "trainer.loss", .about = "`preset`, and the keys of that preset.", .open = true},
+      {.path = "orchestrator",
+       .about = "Which rollouts are made, when, and what becomes of their rewards.",
+       .fields = orchestrator_fields(run.orchestrator)},
+      {.path = "orchestrator.renderer",
+       .about = "How conversations become tokens.",
+       .fields = renderer_fields(renderer),
+       .present = !renderer.name.empty()},
+      {.path = "rollout",
+       .about = "How tokens are sampled.",
+       .fields = rollout_fields(run.rollout)},
+      {.path = "eval", .about = "Rewards on held-out prompts.", .fields = eval_fields(run.eval)},
+      {.path = "output", .about = "What a run writes.", .fields = output_fields(run.output)},
+  };
+}
+
+Section describe(EnvironmentTable& t, size_t index) {
+  auto of = [&](std::vector<std::string> owners, Field field) {
+    if (std::find(owners.begin(), owners.end(), t.name) == owners.end()) {
+      field.inert = fmt::format(
+          "belongs to environment {}, and environment.{}.name is {}; leave "
+          "it out",
+          fmt::join(owners, " and "), index, toml_string(t.name));
+    }
+    field.owners = std::move(owners);
+    return field;
+  };
+  const std::vector<std::string> sums = {"arithmetic", "calculator"};
+  Section section;
+  section.path = fmt::format("environment.{}", index);
+  section.about = "Where prompts and rewards come from: one table for each environment.";
+  section.fields = {
+      choice("name", t.name, {"sort", "arithmetic", "calculator", "jsonl"},
+             "The kind of environment; must be given."),
+      text("id", t.id,
+           "Its name in metrics, unlike all others; empty takes `name`, numbered from 1 if that "
+           "comes twice."),
+      number("weight", t.weight, kPositive, "Share of prompts, relative to the other weights."),
+      of({"sort"}, integer("min_length", t.min_length, 1, 26, "Letters at least.")),
+      of({"sort"}, integer("max_length", t.max_length, 1, 26, "Letters at most.")),
+      of(sums, integer("max_operand", t.max_operand, 1, 1e9, "Largest number in a task.")),
+      of(sums, integer("terms", t.terms, 2, 16, "Numbers in a task.")),
+      of(sums, word("operators", t.operators, "Some of `+`, `-` and `*`, each once.")),
+      of({"jsonl"}, text("data", t.data,
+                         "File of training prompts, one JSON object a line; must "
+                         "be given.")),
+      of({"jsonl"}, text("eval_data", t.eval_data,
+                         "File of held-out prompts; empty keeps some of `data` out of training.")),
+      of({"jsonl"}, choice("verifier", t.verifier, {"exact", "numeric", "regex", "choice"},
+                           "How an answer is compared with the expected one.")),
+      of({"jsonl"}, word("prompt_key", t.prompt_key, "Key of the prompt in a line.")),
+      of({"jsonl"}, word("answer_key", t.answer_key, "Key of the expected answer in a line.")),
+      number("format_weight", t.format_weight, kNotNegative,
+             "Reward for a well-formed answer, right or wrong; 0 is off."),
+  };
+  return section;
+}
+
+}  // namespace leeway

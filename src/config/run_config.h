@@ -1,0 +1,153 @@
+// The tables of a run's configuration as typed values, one struct per table. Field names are the
+// TOML keys; the initial values here are the defaults, and there are no others.
+//
+// What a key means, its range and its table stand in run_config.cpp, in `describe`, which reading,
+// the effective dump and docs/configuration.md share.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace leeway {
+
+// [model]: a Hugging Face folder, or the shape of a model made from scratch (never both).
+struct ModelTable {
+  std::string path;       // empty: from scratch
+  std::string tokenizer;  // "byte", a tokenizer.json; empty: that of `path`, else "byte"
+  // From scratch, keys of config.json. vocab_size 0: what the tokenizer needs.
+  std::string model_type = "llama";
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 96;
+  int64_t intermediate_size = 192;
+  int64_t num_hidden_layers = 2;
+  int64_t num_attention_heads = 4;
+  int64_t num_key_value_heads = 2;
+  int64_t head_dim = 24;
+  int64_t max_position_embeddings = 512;
+  double rms_norm_eps = 1e-6;
+  double rope_theta = 10000.0;
+  bool tie_word_embeddings = false;
+};
+
+// Keys that [trainer] and [sft] share.
+struct OptimizerTable {
+  double learning_rate = 1e-3;
+  int64_t warmup_steps = 0;           // optimizer steps from 0 to the full rate
+  std::string schedule = "constant";  // constant | linear | cosine, from the end of the warm-up on
+  double final_rate = 0.0;            // share of learning_rate at the end of linear and cosine
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.0;   // on matrices; not on norms and biases
+  double max_grad_norm = 1.0;  // 0: no clipping
+};
+
+// [sft]: supervised warm start before RL, or the whole job of `leeway sft`.
+struct SftTable {
+  bool enabled = false;  // true where the file has the table
+  int64_t max_steps = 100;
+  int64_t batch_size = 128;     // demonstrations of a step
+  std::string data;             // JSONL; empty: demonstrations that the environments make
+  double stop_at_reward = 0.0;  // 0: off. Ends when held-out prompts reach this mean reward
+  int64_t check_every = 5;      // steps between two looks, with stop_at_reward
+  int64_t check_from = 25;      // the first
+  int64_t check_prompts = 256;
+  OptimizerTable optimizer;  // keys stand in [sft] itself
+};
+
+// [trainer]
+struct TrainerTable {
+  int64_t max_steps = 100;                // rollout batches trained
+  int64_t epochs = 1;                     // passes over each batch
+  int64_t minibatches = 1;                // parts of a batch
+  std::string optimizer_steps = "batch";  // batch | minibatch: one step after all parts, or each
+  int64_t max_tokens = 16384;             // of one forward and backward pass
+  std::string prox_forward = "auto";      // auto | always | never
+  std::string reference = "initial";      // the policy at step 0, or a Hugging Face folder
+  std::string teacher;                    // a Hugging Face folder; for teacher_tau
+  double entropy_bonus = 0.0;
+  std::string numerics = "exact";  // exact | fast
+  bool recompute_activations = false;
+  int64_t threads = 0;       // 0: by plan
+  OptimizerTable optimizer;  // keys stand in [trainer] itself
+};
+
+// [orchestrator]
+struct OrchestratorTable {
+  int64_t prompts_per_batch = 32;
+  int64_t group_size = 8;             // rollouts of a prompt
+  int64_t max_off_policy_steps = 1;   // 0: strictly on-policy
+  std::string schedule = "lockstep";  // lockstep | free
+  int64_t max_inflight = 0;           // rollouts; 0: as many as staleness allows
+  int64_t max_turns = 8;              // of a rollout
+  std::optional<int64_t> max_error_reschedule_attempts = 3;  // "unlimited": none
+  std::string advantage = "group_mean";                      // advantages.h
+  double length_penalty = 0.0;                               // length shaping; 0: off
+  bool filter_zero_advantages = false;
+};
+
+// [rollout]: how tokens are sampled.
+struct RolloutTable {
+  int64_t max_new_tokens = 64;  // of a turn
+  double temperature = 1.0;
+  // Truncated sampling; refused by `leeway train`, whose trainer sees the whole distribution.
+  int64_t top_k = 0;
+  double top_p = 1.0;
+  double min_p = 0.0;
+  std::string precision = "float32";   // float32 | bf16 | int8
+  std::string kv_after_swap = "keep";  // keep | recompute
+  std::string stop;                    // text whose last token ends a completion; "": renderer, eos
+  int64_t kv_bytes = int64_t{1} << 30;
+  int64_t max_sequences = 256;
+  int64_t threads = 0;  // 0: by plan
+};
+
+// [eval]
+struct EvalTable {
+  int64_t every = 0;  // training steps between evaluations; 0: before the first and after the last
+  int64_t prompts = 256;
+  int64_t samples = 1;  // of each prompt, at rollout.temperature
+  bool greedy = true;   // and one more at temperature 0
+};
+
+// [output]
+struct OutputTable {
+  bool tensorboard = false;
+  int64_t rollouts_every = 10;   // steps; 0: never
+  int64_t rollouts_groups = 4;   // groups written then; 0: all
+  int64_t checkpoint_every = 0;  // steps; 0: at the end only
+  int64_t keep_checkpoints = 2;
+};
+
+// [[environment]]: one or more; keys depend on `name`.
+struct EnvironmentTable {
+  std::string name;     // sort | arithmetic | calculator | jsonl
+  std::string id;       // in metric names; empty: the name, numbered if it comes twice
+  double weight = 1.0;  // share of prompts
+  int64_t min_length = 4, max_length = 8;  // sort: letters
+  int64_t max_operand = 99;                // arithmetic, calculator
+  int64_t terms = 2;                       // arithmetic, calculator: numbers in a sum
+  std::string operators = "+-";            // arithmetic, calculator: of + - *
+  std::string data, eval_data;             // jsonl: files
+  std::string verifier = "exact";          // jsonl: exact | numeric | regex | choice
+  std::string prompt_key = "prompt", answer_key = "answer";  // jsonl
+  double format_weight = 0.0;  // reward part for a well-formed answer; 0: off
+};
+
+// The whole file, but for [trainer.loss] and [orchestrator.renderer], which Config holds.
+struct RunConfig {
+  std::string output_dir = "runs/leeway";
+  int64_t seed = 1;
+  ModelTable model;
+  SftTable sft;
+  TrainerTable trainer;
+  OrchestratorTable orchestrator;
+  RolloutTable rollout;
+  EvalTable eval;
+  OutputTable output;
+  std::vector<EnvironmentTable> environments;
+};
+
+}  // namespace leeway

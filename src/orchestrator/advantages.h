@@ -1,0 +1,54 @@
+// From the rewards of a group (one prompt, N rollouts) to advantages.
+//
+//   group_mean         A = r - mean(r)
+//   group_deviation    A = (r - mean) / deviation, the unbiased one           (GRPO)
+//   leave_one_out      A = r - mean of the others = (r - mean) N / (N - 1)    (RLOO)
+//   max_rl             A = (r - mean) / mean; 0 where the mean is not positive
+//   reinforce_pp       A = (r - mean) / deviation of r - mean over all rollouts of the batch, the
+//                      population's; 0 where it is 0                 (REINFORCE++ baseline)
+//
+// A group of one has no baseline: its advantage is 0 for all kinds. A group whose rewards are all
+// equal has advantages 0 for all kinds, exactly. Both are counted.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace leeway {
+
+enum class AdvantageKind { group_mean, group_deviation, leave_one_out, max_rl, reinforce_pp };
+// Throws Error for an unknown name, with the nearest.
+AdvantageKind parse_advantage_kind(std::string_view name);
+std::vector<std::string> advantage_kind_names();
+
+struct AdvantageOptions {
+  AdvantageKind kind = AdvantageKind::group_mean;
+  // Length shaping, before anything else: r' = r - length_penalty * (length - shortest) / (longest
+  // - shortest) over the rollouts with the group's best reward, where that is positive; 0: off. The
+  // rewards of others stay, and so do all rewards of a group without a success: a short wrong
+  // answer gains nothing.
+  double length_penalty = 0.0;
+};
+
+struct GroupRewards {
+  std::vector<double> rewards;
+  std::vector<int64_t> lengths;  // sampled tokens of each; looked at with length_penalty alone
+};
+
+struct AdvantageResult {
+  std::vector<std::vector<double>> advantages;  // as the groups
+  int64_t singleton_groups = 0;
+  int64_t zero_variance_groups = 0;  // two or more rollouts, all shaped rewards equal
+};
+
+// The advantages of a group do not depend on the order of its rollouts, nor on the order of the
+// groups, to the last bit. Throws Error for an empty group and for a reward that is not finite,
+// naming group and rollout; for a length_penalty that is negative or not finite; and for rewards so
+// large that an advantage is not finite.
+AdvantageResult compute_advantages(std::span<const GroupRewards> groups,
+                                   const AdvantageOptions& options);
+
+}  // namespace leeway

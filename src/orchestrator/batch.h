@@ -1,0 +1,36 @@
+// From finished groups to what the learner is given, and what is known of the batch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "orchestrator/advantages.h"
+#include "orchestrator/interfaces.h"
+#include "orchestrator/scheduler.h"
+
+namespace leeway {
+
+struct BatchOptions {
+  AdvantageOptions advantage;
+  bool filter_zero_advantages = false;
+  float temperature = 1.0f;
+};
+
+// A batch with everything that was put into it. Rollouts are numbered through all groups.
+struct PreparedBatch {
+  LearnerBatch learner;
+  std::vector<Group> groups;
+  std::vector<std::vector<double>> advantages;  // [group][rollout]
+  std::vector<size_t> first_sample;  // [rollouts + 1] into learner.samples; filtered ones have none
+  MetricList metrics;                // reward/*, off_policy_level/*, .. (docs/runs.md)
+  int64_t sampled_tokens = 0;
+};
+
+// Splits each rollout into training samples and gives it its group's advantage. `step` is the
+// number of the update (1, 2, ..), made by weights of version step - 1; `ids` are the
+// environments'.
+PreparedBatch prepare_batch(int64_t step, std::vector<Group> groups,
+                            const std::vector<std::string>& ids, const BatchOptions& options);
+
+}  // namespace leeway

@@ -1,0 +1,75 @@
+#include "orchestrator/demonstrations.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/files.h"
+#include "leeway/error.h"
+#include "text/messages_json.h"
+#include "text/renderers/json_value.h"
+
+namespace leeway {
+namespace {
+
+std::string text_of(const JsonValue& object, const char* key) {
+  const JsonValue* value = object.find(key);
+  if (value == nullptr) {
+    throw Error(fmt::format(
+        "has no \"{}\"; a line holds \"messages\", or \"prompt\" and \"completion\"", key));
+  }
+  if (!value->is(JsonValue::Kind::string) || value->text.empty()) {
+    throw Error(fmt::format("\"{}\" must be a string that is not empty", key));
+  }
+  return value->text;
+}
+
+Example read_demonstration(std::string_view line) {
+  const JsonValue object = read_json("JSON", line);
+  if (!object.is(JsonValue::Kind::object)) throw Error("is no JSON object");
+  Example example;
+  if (object.find("messages") == nullptr) {
+    example.messages = {{.role = Role::user, .content = text_of(object, "prompt")}};
+    example.demonstration = {{.role = Role::assistant, .content = text_of(object, "completion")}};
+    return example;
+  }
+  RenderRequest request = read_render_request("JSON", line);
+  const auto first =
+      std::find_if(request.messages.begin(), request.messages.end(),
+                   [](const Message& message) { return message.role == Role::assistant; });
+  if (first == request.messages.end()) {
+    throw Error("\"messages\" has no assistant message: there is nothing to learn");
+  }
+  if (first == request.messages.begin()) {
+    throw Error("\"messages\" begins with an assistant message: nothing predicts it");
+  }
+  example.demonstration.assign(first, request.messages.end());
+  example.messages.assign(request.messages.begin(), first);
+  example.tools_json = request.options.tools_json;
+  return example;
+}
+
+}  // namespace
+
+std::vector<Example> load_demonstrations(const std::string& path) {
+  const std::string text = read_file(path);
+  std::vector<Example> examples;
+  size_t number = 0;
+  for (size_t start = 0; start < text.size();) {
+    const size_t end = std::min(text.find('\n', start), text.size());
+    const std::string_view line = std::string_view(text).substr(start, end - start);
+    start = end + 1;
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    try {
+      examples.push_back(read_demonstration(line));
+      examples.back().index = examples.size() - 1;
+    } catch (const Error& error) {
+      throw Error(fmt::format("{} line {}: {}", path, number, error.what()));
+    }
+  }
+  if (examples.empty()) throw Error(path + ": holds no demonstration");
+  return examples;
+}
+
+}  // namespace leeway

@@ -1,0 +1,151 @@
+#include "orchestrator/loop.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace leeway {
+namespace {
+
+constexpr double kSamplingSlice = 0.005;  // seconds between two looks at the learner
+constexpr double kWaitSlice = 0.05;       // seconds for which an idle loop waits for the learner
+
+class Loop {
+ public:
+  Loop(RolloutScheduler& scheduler, Learner& learner, const Clock& clock,
+       const std::vector<std::string>& ids, const LoopOptions& options, const LoopEvents& events)
+      : scheduler_(scheduler),
+        learner_(learner),
+        clock_(clock),
+        ids_(ids),
+        options_(options),
+        events_(events),
+        begin_(clock.now()),
+        last_step_(begin_),
+        learner_idle_since_(begin_) {}
+
+  LoopResult run() {
+    LoopResult result;
+    while (result.steps < options_.max_steps) {
+      const bool stop = events_.should_stop();
+      if (stop && !in_progress_) {
+        result.end = LoopResult::End::stopped;
+        return result;
+      }
+      if (!stop) start_learner();
+      if (!stop) sample();
+      if (scheduler_.totals().drops_in_a_row >= options_.most_drops_in_a_row) {
+        return give_up(result,
+                       fmt::format("{} groups in a row were given up; the last failure was "
+                                   "{}",
+                                   scheduler_.totals().drops_in_a_row, scheduler_.last_failure()));
+      }
+      if (!in_progress_) continue;
+      const bool idle = stop || scheduler_.running() == 0;
+      std::optional<LearnerResult> learned = learner_.poll(idle ? kWaitSlice : 0.0);
+      if (!learned) continue;
+      if (!learned->failure.empty()) return give_up(result, learned->failure);
+      result.steps = learned->version;
+      finish_step(std::move(*learned));
+    }
+    return result;
+  }
+
+ private:
+  static LoopResult give_up(LoopResult result, std::string reason) {
+    result.end = LoopResult::End::gave_up;
+    result.reason = std::move(reason);
+    return result;
+  }
+
+  void start_learner() {
+    if (in_progress_) return;
+    std::optional<std::vector<Group>> groups = scheduler_.take_batch();
+    if (!groups) return;
+    in_progress_ = prepare_batch(++step_, std::move(*groups), ids_, options_.batch);
+    wait_ = clock_.now() - learner_idle_since_;
+    learner_.start(in_progress_->learner);
+  }
+
+  void sample() {
+    const double before = clock_.now();
+    scheduler_.pump(kSamplingSlice);
+    if (scheduler_.running() > 0) sampling_ += clock_.now() - before;
+  }
+
+  void finish_step(LearnerResult learned) {
+    StepRecord record;
+    record.step = step_;
+    record.batch = std::move(*in_progress_);
+    in_progress_.reset();
+    record.learned = std::move(learned);
+    learner_idle_since_ = clock_.now();
+    scheduler_.offer_weights(record.learned.weights, record.learned.version);
+    add_metrics(record);
+    // The learner does not wait for whatever is done with the record.
+    if (step_ < options_.max_steps && !events_.should_stop()) start_learner();
+    events_.on_step(record);
+  }
+
+  void add_metrics(StepRecord& record) {
+    const double now = clock_.now(), seconds = std::max(now - last_step_, 1e-9);
+    MetricList& out = record.metrics;
+    out = record.batch.metrics;
+    out.insert(out.end(), record.learned.metrics.begin(), record.learned.metrics.end());
+    const ScheduleCounts counts = scheduler_.take_counts();
+    const auto by_environment = [&](const std::string& name, const std::vector<int64_t>& values) {
+      int64_t all = 0;
+      for (int64_t value : values) all += value;
+      out.emplace_back(name + "/all", static_cast<double>(all));
+      for (size_t e = 0; e < values.size(); ++e) {
+        out.emplace_back(name + "/" + ids_[e], static_cast<double>(values[e]));
+      }
+    };
+    by_environment("errored_rollouts", counts.errored);
+    by_environment("empty_rollouts", counts.empty);
+    by_environment("dropped_groups", counts.dropped_groups);
+    const auto number = [&](const char* name, auto value) {
+      out.emplace_back(name, static_cast<double>(value));
+    };
+    number("cancelled_rollouts/all", counts.cancelled_stale + counts.cancelled_dropped);
+    number("cancelled_rollouts/stale", counts.cancelled_stale);
+    number("cancelled_rollouts/dropped", counts.cancelled_dropped);
+    const ScheduleTotals& totals = scheduler_.totals();
+    number("progress/prompts", totals.groups_batched);
+    number("progress/rollouts", totals.completed);
+    number("progress/sampled_tokens", totals.sampled_tokens);
+    number("perf/sampled_tokens_per_second",
+           static_cast<double>(totals.sampled_tokens - sampled_before_) / seconds);
+    number("perf/sampler_busy", std::min(1.0, sampling_ / seconds));
+    number("perf/trainer_busy", std::min(1.0, record.learned.busy_seconds / seconds));
+    number("time/wait_for_batch", wait_);
+    number("time/step", seconds);
+    number("time/elapsed", now - begin_);
+    sampled_before_ = totals.sampled_tokens;
+    sampling_ = 0.0;
+    last_step_ = now;
+  }
+
+  RolloutScheduler& scheduler_;
+  Learner& learner_;
+  const Clock& clock_;
+  const std::vector<std::string>& ids_;
+  const LoopOptions& options_;
+  const LoopEvents& events_;
+  std::optional<PreparedBatch> in_progress_;
+  int64_t step_ = 0;
+  double begin_, last_step_, learner_idle_since_;
+  double wait_ = 0.0, sampling_ = 0.0;
+  int64_t sampled_before_ = 0;
+};
+
+}  // namespace
+
+LoopResult run_loop(RolloutScheduler& scheduler, Learner& learner, const Clock& clock,
+                    const std::vector<std::string>& environment_ids, const LoopOptions& options,
+                    const LoopEvents& events) {
+  return Loop(scheduler, learner, clock, environment_ids, options, events).run();
+}
+
+}  // namespace leeway

@@ -1,0 +1,192 @@
+#include "orchestrator/rollouts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/rng.h"
+#include "leeway/error.h"
+
+namespace leeway {
+
+int64_t Rollout::sampled_tokens() const {
+  int64_t count = 0;
+  for (const TrajectoryStep& step : steps) count += static_cast<int64_t>(step.completion.size());
+  return count;
+}
+
+int32_t Rollout::oldest_version() const {
+  int32_t oldest = std::numeric_limits<int32_t>::max();
+  for (const TrajectoryStep& step : steps) {
+    for (int32_t version : step.versions) oldest = std::min(oldest, version);
+  }
+  return oldest;
+}
+
+const char* name_of(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::environment_error: return "environment_error";
+    case FailureKind::empty: return "empty";
+    case FailureKind::exception: return "exception";
+    case FailureKind::sampler_error: return "sampler_error";
+  }
+  return "";
+}
+
+struct RolloutDriver::Running {
+  int64_t rollout = 0;
+  uint64_t seed = 0;  // of its own, for turns after the first
+  Example example;
+  std::unique_ptr<Episode> episode;
+  std::vector<Message> history;
+  std::vector<int32_t> prompt;  // of the turn in progress
+  Rollout result;
+};
+
+RolloutDriver::RolloutDriver(const Conversation& conversation, Sampler& sampler,
+                             const RolloutSettings& settings)
+    : conversation_(conversation), sampler_(sampler), settings_(settings) {}
+
+RolloutDriver::~RolloutDriver() = default;
+
+void RolloutDriver::start(const Environment& environment, const Example& example,
+                          const std::vector<int64_t>& rollouts, uint64_t seed) {
+  Rng seeds(seed);
+  for (int64_t rollout : rollouts) {
+    LEEWAY_CHECK(!rollouts_.contains(rollout), "a rollout's number is used once at a time");
+    auto running = std::make_unique<Running>();
+    running->rollout = rollout;
+    running->seed = seeds.next();
+    running->example = example;
+    running->history = example.messages;
+    rollouts_.emplace(rollout, std::move(running));
+  }
+  try {
+    for (int64_t rollout : rollouts) rollouts_.at(rollout)->episode = environment.start(example);
+    submit(rollouts, conversation_.first_prompt(example), seed);
+  } catch (const std::exception& error) {
+    for (int64_t rollout : rollouts) fail(rollout, FailureKind::exception, error.what());
+  }
+}
+
+void RolloutDriver::submit(const std::vector<int64_t>& rollouts, const std::vector<int32_t>& prompt,
+                           uint64_t seed) {
+  const int64_t room = settings_.max_length - static_cast<int64_t>(prompt.size());
+  if (room <= 0) {
+    throw Error(fmt::format("the prompt has {} tokens, the model {} positions", prompt.size(),
+                            settings_.max_length));
+  }
+  SampleRequest request;
+  request.prompt = prompt;
+  request.samples = static_cast<int64_t>(rollouts.size());
+  request.max_new_tokens = std::min(room, settings_.max_new_tokens);
+  request.temperature = settings_.temperature;
+  request.stop_ids = conversation_.stop_ids();
+  request.seed = seed;
+  const int64_t number = sampler_.submit(request);
+  waits_[number] = {rollouts, request.samples};
+  for (int64_t rollout : rollouts) rollouts_.at(rollout)->prompt = prompt;
+}
+
+bool RolloutDriver::cancel(int64_t rollout, const std::string& reason) {
+  if (!rollouts_.contains(rollout)) return false;
+  for (auto wait = waits_.begin(); wait != waits_.end(); ++wait) {
+    auto& members = wait->second.rollouts;
+    const auto place = std::find(members.begin(), members.end(), rollout);
+    if (place == members.end()) continue;
+    *place = -1;
+    const bool wanted =
+        std::any_of(members.begin(), members.end(), [&](int64_t member) { return member >= 0; });
+    if (!wanted) {
+      sampler_.cancel(wait->first);
+      waits_.erase(wait);
+    }
+    break;
+  }
+  RolloutOutcome outcome;
+  outcome.outcome = Outcome::cancelled;
+  outcome.message = reason;
+  end(rollout, std::move(outcome));
+  return true;
+}
+
+std::vector<RolloutOutcome> RolloutDriver::poll(double seconds) {
+  for (SampleResult& result : sampler_.poll(outcomes_.empty() ? seconds : 0.0)) {
+    const auto wait = waits_.find(result.request);
+    if (wait == waits_.end()) continue;
+    int64_t& member = wait->second.rollouts.at(static_cast<size_t>(result.sample));
+    const int64_t rollout = member;
+    member = -1;
+    if (--wait->second.open == 0) waits_.erase(wait);
+    if (rollout >= 0) take(*rollouts_.at(rollout), std::move(result));
+  }
+  return std::exchange(outcomes_, {});
+}
+
+void RolloutDriver::take(Running& running, SampleResult&& result) {
+  if (result.finish == SampleResult::Finish::failed) {
+    return fail(running.rollout, FailureKind::sampler_error, result.failure);
+  }
+  if (result.ids.empty()) {
+    return fail(running.rollout, FailureKind::empty, "the reply has no token");
+  }
+  const bool truncated = result.finish == SampleResult::Finish::length;
+  TrajectoryStep& step = running.result.steps.emplace_back();
+  step.prompt = running.prompt;
+  step.completion = std::move(result.ids);
+  step.logprobs = std::move(result.logprobs);
+  step.versions = std::move(result.versions);
+  try {
+    const Reply reply = conversation_.read(step.completion, truncated, running.example);
+    running.result.text = reply.text;
+    const Turn turn = running.episode->respond(reply);
+    if (turn.kind == Turn::Kind::failed) {
+      return fail(running.rollout, FailureKind::environment_error, turn.failure);
+    }
+    if (turn.kind == Turn::Kind::reward) return complete(running, turn.rewards, truncated);
+
+    running.history.push_back(message_of(reply));
+    running.history.insert(running.history.end(), turn.messages.begin(), turn.messages.end());
+    const auto turns = static_cast<int64_t>(running.result.steps.size());
+    const std::vector<int32_t> prompt = conversation_.next_prompt(
+        step.prompt, step.completion, running.history, turn.messages, running.example);
+    // A rollout that would go on without room for it has not done its task: no reward.
+    const bool room = static_cast<int64_t>(prompt.size()) < settings_.max_length;
+    if (turns >= settings_.max_turns || !room) return complete(running, {}, true);
+    submit({running.rollout}, prompt, running.seed + static_cast<uint64_t>(turns));
+  } catch (const std::exception& error) {
+    fail(running.rollout, FailureKind::exception, error.what());
+  }
+}
+
+void RolloutDriver::complete(Running& running, const std::vector<RewardPart>& rewards,
+                             bool truncated) {
+  RolloutOutcome outcome;
+  running.result.rewards = rewards;
+  running.result.truncated = truncated;
+  for (const RewardPart& part : rewards) running.result.reward += part.weight * part.value;
+  if (!std::isfinite(running.result.reward)) {
+    return fail(running.rollout, FailureKind::environment_error,
+                fmt::format("the reward is {}", running.result.reward));
+  }
+  outcome.result = std::move(running.result);
+  end(running.rollout, std::move(outcome));
+}
+
+void RolloutDriver::fail(int64_t rollout, FailureKind kind, const std::string& message) {
+  RolloutOutcome outcome;
+  outcome.outcome = Outcome::failed;
+  outcome.kind = kind;
+  outcome.message = message;
+  end(rollout, std::move(outcome));
+}
+
+void RolloutDriver::end(int64_t rollout, RolloutOutcome&& outcome) {
+  outcome.rollout = rollout;
+  outcomes_.push_back(std::move(outcome));
+  rollouts_.erase(rollout);
+}
+
+}  // namespace leeway

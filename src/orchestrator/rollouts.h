@@ -1,0 +1,94 @@
+// Rollouts in progress: prompts go to the sampler, replies to their environment, until the
+// environment ends them.
+//
+// Invariant: every rollout that is started gives exactly one RolloutOutcome: completed, failed or
+// cancelled. A failure keeps its real message and is never a reward.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config/run_config.h"
+#include "orchestrator/conversation.h"
+#include "orchestrator/environment.h"
+#include "orchestrator/interfaces.h"
+
+namespace leeway {
+
+// A finished rollout.
+struct Rollout {
+  std::vector<TrajectoryStep> steps;  // one per turn of the policy
+  std::vector<RewardPart> rewards;
+  double reward = 0.0;
+  bool truncated = false;  // a length limit or max_turns ended it
+  std::string text;        // of the last reply
+
+  int64_t sampled_tokens() const;
+  int32_t oldest_version() const;  // of its tokens
+};
+
+enum class Outcome { completed, failed, cancelled };
+enum class FailureKind { environment_error, empty, exception, sampler_error };
+const char* name_of(FailureKind kind);
+
+struct RolloutOutcome {
+  int64_t rollout = 0;  // what `start` was told
+  Outcome outcome = Outcome::completed;
+  Rollout result;  // completed
+  FailureKind kind = FailureKind::environment_error;
+  std::string message;  // failed: what went wrong; cancelled: the reason
+};
+
+// How replies are sampled.
+struct RolloutSettings {
+  float temperature = 1.0f;
+  int64_t max_new_tokens = 64;  // of a turn
+  int64_t max_turns = 8;
+  int64_t max_length = 0;  // of prompt and replies together: the model's positions
+};
+
+// Used by one thread. Everything it is made with must outlive it.
+class RolloutDriver {
+ public:
+  RolloutDriver(const Conversation& conversation, Sampler& sampler,
+                const RolloutSettings& settings);
+  ~RolloutDriver();
+
+  // Starts rollouts of one example, whose first replies come from one prompt; `rollouts` are the
+  // caller's numbers, none of which may be in progress. What they sample follows from `seed` and
+  // their place in the list.
+  void start(const Environment& environment, const Example& example,
+             const std::vector<int64_t>& rollouts, uint64_t seed);
+  // Ends a rollout as cancelled; unknown or finished: false. Members of a request that others
+  // still use are let run out unseen.
+  bool cancel(int64_t rollout, const std::string& reason);
+
+  // Outcomes since the last call; lets the sampler work for up to about `seconds`.
+  std::vector<RolloutOutcome> poll(double seconds);
+  int64_t running() const { return static_cast<int64_t>(rollouts_.size()); }
+
+ private:
+  struct Running;
+  struct Wait {
+    std::vector<int64_t> rollouts;  // by sample; -1: no longer wanted
+    int64_t open = 0;
+  };
+  void submit(const std::vector<int64_t>& rollouts, const std::vector<int32_t>& prompt,
+              uint64_t seed);
+  void take(Running& running, SampleResult&& result);
+  void end(int64_t rollout, RolloutOutcome&& outcome);
+  void fail(int64_t rollout, FailureKind kind, const std::string& message);
+  void complete(Running& running, const std::vector<RewardPart>& rewards, bool truncated);
+
+  const Conversation& conversation_;
+  Sampler& sampler_;
+  RolloutSettings settings_;
+  std::map<int64_t, std::unique_ptr<Running>> rollouts_;
+  std::map<int64_t, Wait> waits_;  // by request
+  std::vector<RolloutOutcome> outcomes_;
+};
+
+}  // namespace leeway

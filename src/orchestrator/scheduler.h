@@ -1,0 +1,124 @@
+// Which prompts are sampled when, and which finished groups make a batch.
+//
+// A group is one prompt and `group_size` rollouts. A group takes `group_size` places from the
+// moment it is opened until it is dropped, or for good once its batch is handed out.
+//
+// Admission: groups with rollouts to retry are served first; a new group opens while
+//   places taken + group_size <= (max_off_policy_steps + version + 1) * batch, and
+//   running + group_size      <= max_inflight,
+// where version is that of the sampler's weights and batch = prompts_per_batch * group_size.
+//
+// Staleness: batch number b (0, 1, ..) is trained by weights of version b. No token older than
+// b - max_off_policy_steps is ever in it: running groups that would be too old are cancelled before
+// weights are swapped, finished ones are dropped when a batch is made.
+//
+// Schedules: `free` swaps weights as soon as they are there, and batches take groups as they
+// finish. `lockstep` swaps when everything admitted has ended, and batches take groups in the order
+// of their numbers: batch b is sampled by version max(0, b - max_off_policy_steps) alone, and a run
+// can be repeated bit for bit.
+//
+// Invariant: admitted = completed + failed + cancelled + running, at any time.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/run_config.h"
+#include "orchestrator/environment.h"
+#include "orchestrator/interfaces.h"
+#include "orchestrator/rollouts.h"
+
+namespace leeway {
+
+// One prompt with its finished rollouts.
+struct Group {
+  int64_t number = 0;      // of the draw
+  size_t environment = 0;  // member of the mix
+  Example example;
+  std::vector<Rollout> rollouts;
+};
+
+// Counts since the last `take_counts`, by environment where a vector stands.
+struct ScheduleCounts {
+  explicit ScheduleCounts(size_t environments = 0)
+      : errored(environments), empty(environments), dropped_groups(environments) {}
+  std::vector<int64_t> errored, empty, dropped_groups;
+  int64_t cancelled_stale = 0, cancelled_dropped = 0;
+};
+
+// Totals since the start.
+struct ScheduleTotals {
+  int64_t admitted = 0, completed = 0, failed = 0, cancelled = 0;  // rollouts
+  int64_t groups_opened = 0, groups_dropped = 0, groups_stale = 0, groups_batched = 0;
+  int64_t sampled_tokens = 0;  // of completed rollouts
+  int64_t drops_in_a_row = 0;  // groups given up since one finished
+};
+
+// Used by one thread. What it is made with must outlive it.
+class RolloutScheduler {
+ public:
+  RolloutScheduler(const OrchestratorTable& table, uint64_t seed, int64_t max_batches, EnvironmentMix& mix,
+            RolloutDriver& driver, Sampler& sampler);
+
+  // Admits what may be admitted, lets the sampler work for up to about `seconds`, takes outcomes.
+  void pump(double seconds);
+
+  // The next batch, when enough groups have finished.
+  std::optional<std::vector<Group>> take_batch();
+
+  // New weights from the learner; they are swapped in as the schedule says. Versions rise by one.
+  void offer_weights(const PolicyWeights& weights, int64_t version);
+  // Of the weights that sample.
+  int64_t version() const { return version_; }
+
+  ScheduleCounts take_counts();
+  const ScheduleTotals& totals() const { return totals_; }
+  int64_t running() const { return driver_.running(); }
+  // Message of the last failure, and of the last group given up, for people. May be empty.
+  const std::string& last_failure() const { return last_failure_; }
+
+ private:
+  struct Open {
+    Group group;
+    std::vector<int64_t> running;  // rollouts
+    int64_t missing = 0;           // rollouts to be started
+    int64_t round = 0;             // of the dispatch in progress
+    int64_t failed_rounds = 0;
+    int64_t last_failed_round = -1;
+    int64_t started_version = 0;  // when its first rollout began
+  };
+  struct Place {
+    int64_t group;
+    int64_t round;
+  };
+  int64_t batch_places() const { return table_.prompts_per_batch * table_.group_size; }
+  int64_t places_taken() const;
+  void admit();
+  void dispatch(Open& open);
+  void take(RolloutOutcome&& outcome);
+  void finish_failed(Open& open, const Place& place, const RolloutOutcome& outcome);
+  void drop(int64_t group, const std::string& reason);
+  void swap_weights();
+  bool too_old(int32_t oldest_version) const;
+
+  OrchestratorTable table_;
+  uint64_t seed_;
+  int64_t max_batches_;
+  EnvironmentMix& mix_;
+  RolloutDriver& driver_;
+  Sampler& sampler_;
+  int64_t version_ = 0, batches_taken_ = 0, next_group_ = 0, next_rollout_ = 0;
+  std::map<int64_t, Open> open_;     // by group number
+  std::map<int64_t, Place> places_;  // by rollout
+  std::deque<Group> finished_;       // in the order they ended
+  std::deque<std::pair<int64_t, PolicyWeights>> offered_;
+  ScheduleCounts counts_;
+  ScheduleTotals totals_;
+  std::string last_failure_;
+};
+
+}  // namespace leeway

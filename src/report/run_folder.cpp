@@ -1,0 +1,354 @@
+// Reads the files of a run folder line by line and turns rows into columns: a page of thousands of
+// steps would otherwise repeat every metric's name on each of them.
+
+#include "report/run_folder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "leeway/error.h"
+
+namespace leeway {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kNoValue = std::numeric_limits<double>::quiet_NaN();
+
+// The rows of one JSONL file.
+struct Table {
+  std::vector<double> step;
+  std::map<std::string, std::vector<double>> columns;  // kNoValue where a row has none
+
+  void cut_from(double first_step) {
+    const auto end = std::lower_bound(step.begin(), step.end(), first_step);
+    step.erase(end, step.end());
+    for (auto& [name, values] : columns) values.resize(step.size());
+  }
+};
+
+bool is_file(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path, ignored);
+}
+
+// Calls `use` with every whole object of the file until it returns false. A last line without its
+// line break counts if it is a whole object, for nothing can follow the closing brace.
+void for_each_object(const std::string& path,
+                     const std::function<bool(const std::string&, rapidjson::Document&)>& use) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw Error(fmt::format("{}: cannot open", path));
+  std::string line;
+  for (size_t number = 1; std::getline(file, line); ++number) {
+    const bool is_cut_off = file.eof();
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const std::string place = fmt::format("{} line {}", path, number);
+    rapidjson::Document document;
+    try {
+      document = parse_json("", line);
+      if (!document.IsObject()) throw Error(": is no JSON object.");
+    } catch (const Error& error) {
+      if (is_cut_off && line.starts_with('{')) return;
+      // The parser sees one line, so it calls every line the first.
+      std::string_view what = error.what();
+      constexpr std::string_view kFirstLine = " line 1";
+      if (what.starts_with(kFirstLine)) what.remove_prefix(kFirstLine.size());
+      throw Error(fmt::format("{}{} Every line must be one whole JSON object.", place, what));
+    }
+    if (!use(place, document)) return;
+  }
+  if (file.bad()) throw Error(fmt::format("{}: cannot read", path));
+}
+
+std::string_view text_of(const rapidjson::Value& value) {
+  return {value.GetString(), value.GetStringLength()};
+}
+
+double step_of(const std::string& place, const rapidjson::Value& row) {
+  const auto step = row.FindMember("step");
+  if (step == row.MemberEnd() || !step->value.IsNumber() || !(step->value.GetDouble() >= 0)) {
+    throw Error(fmt::format("{}: has no \"step\" that is a number from 0 on", place));
+  }
+  return step->value.GetDouble();
+}
+
+Table read_table(const fs::path& path) {
+  Table table;
+  if (!is_file(path)) return table;
+  for_each_object(path.string(), [&](const std::string& place, rapidjson::Document& row) {
+    const double step = step_of(place, row);
+    if (!table.step.empty() && step <= table.step.back()) table.cut_from(step);
+    table.step.push_back(step);
+    for (const auto& member : row.GetObject()) {
+      const std::string name(text_of(member.name));
+      if (name == "step") continue;
+      if (!member.value.IsNumber() && !member.value.IsNull()) {
+        throw Error(fmt::format("{}: \"{}\" must be a number or null", place, name));
+      }
+      std::vector<double>& values = table.columns[name];
+      values.resize(table.step.size(), kNoValue);
+      values.back() = member.value.IsNull() ? kNoValue : member.value.GetDouble();
+    }
+    for (auto& [name, values] : table.columns) values.resize(table.step.size(), kNoValue);
+    return true;
+  });
+  return table;
+}
+
+void write_numbers(JsonWriter& json, const std::vector<double>& values) {
+  json.begin_array();
+  for (const double value : values) json.value(value);
+  json.end_array();
+}
+
+void write_table(JsonWriter& json, const Table& table) {
+  json.begin_object().key("step");
+  write_numbers(json, table.step);
+  json.key("columns").begin_object();
+  for (const auto& [name, values] : table.columns) {
+    json.key(name);
+    write_numbers(json, values);
+  }
+  json.end_object().end_object();
+}
+
+// Writes a parsed value anew, so that NaN, which Python writes and no browser reads, becomes null.
+// The depth is bounded, as the parser's is not.
+void write_value(JsonWriter& json, const std::string& place, const rapidjson::Value& value,
+                 int depth = 0) {
+  if (depth > 16) throw Error(fmt::format("{}: is nested too deeply for a rollout", place));
+  if (value.IsObject()) {
+    json.begin_object();
+    for (const auto& member : value.GetObject()) {
+      json.key(text_of(member.name));
+      write_value(json, place, member.value, depth + 1);
+    }
+    json.end_object();
+  } else if (value.IsArray()) {
+    json.begin_array();
+    for (const auto& item : value.GetArray()) write_value(json, place, item, depth + 1);
+    json.end_array();
+  } else if (value.IsString()) {
+    json.value(text_of(value));
+  } else if (value.IsBool()) {
+    json.value(value.GetBool());
+  } else if (value.IsNumber()) {
+    json.value(value.GetDouble());
+  } else {
+    json.null();
+  }
+}
+
+// Tokens of a rollout; throws Error unless its lists have one entry per token.
+size_t checked_tokens(const std::string& place, const rapidjson::Value& rollout) {
+  const auto samples = rollout.FindMember("samples");
+  if (samples == rollout.MemberEnd() || !samples->value.IsArray()) {
+    throw Error(fmt::format("{}: has no list \"samples\"", place));
+  }
+  size_t total = 0;
+  for (const auto& sample : samples->value.GetArray()) {
+    const auto has_list = [&](const char* key) {
+      return sample.HasMember(key) && sample[key].IsArray();
+    };
+    if (!sample.IsObject() || !has_list("tokens")) {
+      throw Error(fmt::format("{}: a sample has no list \"tokens\"", place));
+    }
+    const size_t tokens = sample["tokens"].Size();
+    for (const char* key : {"ids", "loss_mask", "rollout", "pi", "kept", "versions"}) {
+      if (!sample.HasMember(key)) continue;
+      if (!has_list(key) || sample[key].Size() != tokens) {
+        throw Error(
+            fmt::format("{}: \"{}\" of a sample must be a list of {} entries, one per token", place,
+                        key, tokens));
+      }
+    }
+    total += tokens;
+  }
+  return total;
+}
+
+struct RolloutFile {
+  double step;
+  std::string path;
+};
+
+// step_N.jsonl, by N. Other names are left alone: they are not the run's.
+std::vector<RolloutFile> rollout_files(const fs::path& folder) {
+  std::vector<RolloutFile> files;
+  std::error_code missing;
+  for (const auto& entry : fs::directory_iterator(folder, missing)) {
+    const std::string name = entry.path().filename().string();
+    constexpr std::string_view kBefore = "step_", kAfter = ".jsonl";
+    if (!name.starts_with(kBefore) || !name.ends_with(kAfter)) continue;
+    const char* end = name.data() + name.size() - kAfter.size();
+    int64_t step = 0;
+    const auto read = std::from_chars(name.data() + kBefore.size(), end, step);
+    if (read.ec != std::errc() || read.ptr != end) continue;
+    files.push_back({static_cast<double>(step), entry.path().string()});
+  }
+  std::sort(files.begin(), files.end(),
+            [](const RolloutFile& a, const RolloutFile& b) { return a.step < b.step; });
+  return files;
+}
+
+// The first, the last and others at even distances between them, `count` at most.
+std::vector<RolloutFile> spread(const std::vector<RolloutFile>& files, size_t count) {
+  if (files.size() <= count) return files;
+  if (count <= 1) return {files.back()};
+  std::vector<RolloutFile> chosen;
+  for (size_t k = 0; k < count; ++k) chosen.push_back(files[k * (files.size() - 1) / (count - 1)]);
+  return chosen;
+}
+
+// The last file, which most people look for, may take half of what is allowed; the others share the
+// rest. Rollouts come in the order of the run.
+void write_rollouts(JsonWriter& json, const std::vector<RolloutFile>& files,
+                    const RolloutLimits& limits) {
+  const std::vector<RolloutFile> chosen = spread(files, limits.files);
+  json.begin_array();
+  size_t tokens_taken = 0;
+  for (size_t k = 0; k < chosen.size(); ++k) {
+    const size_t last = chosen.size() - 1;
+    const size_t share = last == 0 ? 1 : 2 * (k == last ? 1 : last);
+    const size_t most = std::max<size_t>(1, limits.rollouts / share);
+    const size_t most_tokens = tokens_taken + limits.tokens / share;
+    size_t taken = 0;
+    for_each_object(chosen[k].path, [&](const std::string& place, rapidjson::Document& rollout) {
+      step_of(place, rollout);
+      const size_t tokens = checked_tokens(place, rollout);
+      if (taken > 0 && tokens_taken + tokens > most_tokens) return true;
+      write_value(json, place, rollout);
+      tokens_taken += tokens;
+      return ++taken < most;
+    });
+  }
+  json.end_array();
+}
+
+std::string text_or_nothing(const fs::path& path) {
+  return is_file(path) ? read_file(path.string()) : "";
+}
+
+std::string_view trimmed(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \t\r");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
+}
+
+// Where the comment of a line starts, or its end: a # inside quotes is part of a value.
+size_t comment_start(std::string_view line) {
+  char quote = 0;
+  for (size_t i = 0; i < line.size(); ++i) {
+    const char c = line[i];
+    if (quote != 0) {
+      if (c == '\\' && quote == '"') ++i;
+      if (c == quote) quote = 0;
+    } else if (c == '"' || c == '\'') {
+      quote = c;
+    } else if (c == '#') {
+      return i;
+    }
+  }
+  return line.size();
+}
+
+}  // namespace
+
+std::vector<ConfigEntry> config_entries(std::string_view toml) {
+  std::vector<ConfigEntry> entries;
+  std::map<std::string, size_t> tables_of;  // how often each [[name]] has come
+  std::string prefix;
+  while (!toml.empty()) {
+    const size_t end = std::min(toml.find('\n'), toml.size());
+    const std::string_view whole = toml.substr(0, end);
+    toml.remove_prefix(std::min(end + 1, toml.size()));
+    const size_t comment = comment_start(whole);
+    const std::string_view line = trimmed(whole.substr(0, comment));
+    if (line.starts_with("[[") && line.ends_with("]]")) {
+      const std::string name(trimmed(line.substr(2, line.size() - 4)));
+      prefix = fmt::format("{}[{}].", name, tables_of[name]++);
+      continue;
+    }
+    if (line.starts_with("[") && line.ends_with("]")) {
+      prefix = fmt::format("{}.", trimmed(line.substr(1, line.size() - 2)));
+      continue;
+    }
+    const size_t equals = line.find('=');
+    if (equals == std::string_view::npos) continue;
+    const std::string_view origin =
+        comment < whole.size() ? trimmed(whole.substr(comment + 1)) : std::string_view();
+    entries.push_back({prefix + std::string(trimmed(line.substr(0, equals))),
+                       std::string(trimmed(line.substr(equals + 1))), std::string(origin)});
+  }
+  return entries;
+}
+
+std::string run_folder_json(const std::string& folder, const std::string& name,
+                            const RolloutLimits& limits) {
+  const fs::path path(folder);
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) throw Error(fmt::format("{}: there is no such folder", folder));
+  if (!is_file(path / "metrics.jsonl") && !is_file(path / "sft.jsonl") &&
+      !is_file(path / "eval.jsonl")) {
+    throw Error(fmt::format("{}: has no metrics.jsonl; is it a run folder?", folder));
+  }
+  const std::string config = text_or_nothing(path / "config.toml");
+  const std::vector<RolloutFile> files = rollout_files(path / "rollouts");
+  JsonWriter json;
+  json.begin_object().key("name").value(name).key("path").value(folder);
+  for (const char* table : {"metrics", "eval", "sft"}) {
+    json.key(table);
+    write_table(json, read_table(path / (std::string(table) + ".jsonl")));
+  }
+  json.key("objective").value(text_or_nothing(path / "objective.txt"));
+  json.key("config").value(config).key("config_entries").begin_array();
+  for (const ConfigEntry& entry : config_entries(config)) {
+    json.begin_object().key("key").value(entry.key).key("value").value(entry.value);
+    json.key("origin").value(entry.origin).end_object();
+  }
+  json.end_array().key("rollouts");
+  write_rollouts(json, files, limits);
+  json.key("rollout_steps").begin_array();
+  for (const RolloutFile& file : files) json.value(file.step);
+  json.end_array().end_object();
+  return json.text();
+}
+
+std::vector<std::string> run_names(std::span<const std::string> folders) {
+  std::vector<std::string> names;
+  for (const std::string& folder : folders) {
+    std::error_code failed;
+    fs::path path = fs::weakly_canonical(folder, failed);
+    if (failed) path = fs::path(folder);
+    if (!path.has_filename()) path = path.parent_path();
+    names.push_back(path.has_filename() ? path.filename().string() : folder);
+  }
+  const std::vector<std::string> last_parts = names;
+  for (size_t k = 0; k < names.size(); ++k) {
+    if (std::count(last_parts.begin(), last_parts.end(), last_parts[k]) > 1) names[k] = folders[k];
+  }
+  return names;
+}
+
+std::string run_folders_json(std::span<const std::string> folders, const RolloutLimits& limits) {
+  const std::vector<std::string> names = run_names(folders);
+  std::string json = "{\"runs\": [";
+  for (size_t k = 0; k < folders.size(); ++k) {
+    if (k > 0) json += ", ";
+    json += run_folder_json(folders[k], names[k], limits);
+  }
+  return json + "]}";
+}
+
+}  // namespace leeway

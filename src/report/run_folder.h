@@ -1,0 +1,54 @@
+// A run folder, read for the page of `leeway report`. docs/runs.md describes the files.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace leeway {
+
+// How much of `rollouts/` goes into a page, per run. Metrics are never left out.
+struct RolloutLimits {
+  size_t files = 8;
+  size_t rollouts = 64;
+  size_t tokens = 200000;  // of all rollouts together; the first is taken whatever its length
+};
+
+// One setting of an effective configuration, all three as text. `key` is the whole path, such as
+// trainer.loss.preset or environment[0].name; `origin` is what the comment behind the value says.
+struct ConfigEntry {
+  std::string key, value, origin;
+};
+
+// The settings of a config.toml as a run writes it: one per line. Lines of another shape are left
+// out, since the page shows the whole text beside them.
+std::vector<ConfigEntry> config_entries(std::string_view toml);
+
+// One JSON object for the page:
+//
+//   {"name", "path",
+//    "metrics", "eval", "sft": {"step": [..], "columns": {"reward/all/mean": [..], ..}},
+//    "objective", "config": text, "config_entries": [{"key", "value", "origin"}, ..],
+//    "rollouts": [objects of the files], "rollout_steps": [steps of all files]}
+//
+// Every column is as long as its "step"; null stands where a line has null, NaN or no such name.
+// Where a step comes again, as after a resume, it replaces the lines from that step on. Of the
+// rollouts, the last file and others spread evenly over the run are read.
+//
+// A file that is missing gives empty lists and texts, but one of metrics.jsonl, eval.jsonl and
+// sft.jsonl must be there. A last line that is cut off is left out: the run is still writing it.
+// Throws Error with file and line for anything else that is not the format.
+std::string run_folder_json(const std::string& folder, const std::string& name,
+                            const RolloutLimits& limits = {});
+
+// What to call each of several folders: the last part of the path, or, where that does not tell two
+// apart, the path as it was given.
+std::vector<std::string> run_names(std::span<const std::string> folders);
+
+// {"runs": [run_folder_json of each folder]}, the input of run_page.
+std::string run_folders_json(std::span<const std::string> folders,
+                             const RolloutLimits& limits = {});
+
+}  // namespace leeway

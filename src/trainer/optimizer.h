@@ -1,0 +1,45 @@
+// AdamW over all parameters, with the norm of the gradient and the learning rate's course.
+#pragma once
+
+#include <cstdint>
+
+#include "base/thread_pool.h"
+#include "config/run_config.h"
+#include "model/parameters.h"
+
+namespace leeway {
+
+// The rate of optimizer step `step` (1, 2, ..) of `total`: rises linearly over `warmup_steps`, then
+// stays (constant) or falls to final_rate * learning_rate at step `total`, along a line or half a
+// cosine. Beyond `total` it stays where it ended.
+double learning_rate(const OptimizerTable& table, int64_t step, int64_t total);
+
+// The Euclidean norm of all gradients, summed in double in one order, whatever the threads. Not
+// finite if any number is not.
+double gradient_norm(ThreadPool& pool, const Parameters& gradients);
+
+// Decoupled weight decay, on matrices only (Loshchilov and Hutter), with bias correction:
+//   p <- p (1 - rate * weight_decay);   m <- b1 m + (1 - b1) g;   v <- b2 v + (1 - b2) g^2
+//   p <- p - rate * (m / (1 - b1^n)) / (sqrt(v / (1 - b2^n)) + epsilon)
+class AdamW {
+ public:
+  explicit AdamW(const ModelConfig& config);
+
+  // One step with gradients times `scale`. Does not change the gradients.
+  void step(ThreadPool& pool, const OptimizerTable& table, double rate, double scale,
+            const Parameters& gradients, Parameters& parameters);
+
+  int64_t steps() const { return steps_; }
+  // For saving and loading.
+  Parameters& first_moment() { return m_; }
+  Parameters& second_moment() { return v_; }
+  const Parameters& first_moment() const { return m_; }
+  const Parameters& second_moment() const { return v_; }
+  void set_steps(int64_t steps) { steps_ = steps; }
+
+ private:
+  Parameters m_, v_;
+  int64_t steps_ = 0;
+};
+
+}  // namespace leeway

@@ -1,0 +1,81 @@
+#include "trainer/state_files.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "leeway/error.h"
+#include "model/safetensors.h"
+
+namespace leeway {
+namespace {
+
+constexpr const char* kMoments[] = {"m.", "v."};
+
+void read_moment(const SafetensorsFile& file, const std::string& prefix, Parameters& into) {
+  for (size_t i = 0; i < into.table().size(); ++i) {
+    const ParameterInfo& info = into.table()[i];
+    const std::string name = prefix + info.name;
+    const StoredTensor* tensor = file.find(name);
+    if (tensor == nullptr) throw Error(fmt::format("{}: has no tensor {}", file.path(), name));
+    if (tensor->shape != info.shape) {
+      throw Error(fmt::format("{}: {} has another shape than the policy's", file.path(), name));
+    }
+    copy_as_float(*tensor, file.path(), into.of(i));
+    for (float value : into.of(i)) {
+      if (std::isfinite(value)) continue;
+      throw Error(fmt::format("{}: {} holds a number that is not finite", file.path(), name));
+    }
+  }
+}
+
+}  // namespace
+
+void save_state(const std::string& folder, const Parameters& policy, const AdamW& optimizer) {
+  save_parameters(policy, folder);
+  std::vector<TensorToSave> tensors;
+  const Parameters* moments[] = {&optimizer.first_moment(), &optimizer.second_moment()};
+  for (size_t k = 0; k < 2; ++k) {
+    for (size_t i = 0; i < policy.table().size(); ++i) {
+      const ParameterInfo& info = policy.table()[i];
+      tensors.push_back({kMoments[k] + info.name, info.shape, moments[k]->of(i)});
+    }
+  }
+  write_safetensors(folder + "/optimizer.safetensors", tensors);
+  JsonWriter json;
+  json.begin_object().key("format").value(1.0);
+  json.key("optimizer_steps").value(static_cast<double>(optimizer.steps())).end_object();
+  write_file_atomically(folder + "/trainer.json", json.text() + "\n");
+}
+
+void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer) {
+  const std::string name = folder + "/trainer.json";
+  const auto document = parse_json(name, read_file(name));
+  if (!document.IsObject() || !document.HasMember("format") ||
+      !document["format"].IsNumber() || document["format"].GetDouble() != 1.0) {
+    throw Error(name + ": is no trainer state of format 1");
+  }
+  if (!document.HasMember("optimizer_steps") || !document["optimizer_steps"].IsNumber() ||
+      document["optimizer_steps"].GetDouble() < 0.0) {
+    throw Error(name + ": optimizer_steps is missing or no count");
+  }
+  Parameters loaded = load_parameters(folder);
+  const auto same = [](const ParameterInfo& a, const ParameterInfo& b) {
+    return a.name == b.name && a.shape == b.shape;
+  };
+  if (!std::equal(loaded.table().begin(), loaded.table().end(), policy.table().begin(),
+                  policy.table().end(), same)) {
+    throw Error(fmt::format("{}: holds another model than the one that is trained", folder));
+  }
+  const SafetensorsFile file(folder + "/optimizer.safetensors");
+  AdamW read(policy.config());
+  read_moment(file, kMoments[0], read.first_moment());
+  read_moment(file, kMoments[1], read.second_moment());
+  read.set_steps(static_cast<int64_t>(document["optimizer_steps"].GetDouble()));
+  policy = std::move(loaded);
+  optimizer = std::move(read);
+}
+
+}  // namespace leeway

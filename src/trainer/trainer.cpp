@@ -1,0 +1,440 @@
+#include "trainer/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "core/participation.h"
+#include "leeway/error.h"
+#include "leeway/evaluator.h"
+#include "trainer/minibatches.h"
+#include "trainer/state_files.h"
+
+namespace leeway {
+namespace {
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// Whether a token's gradient can depend on tokens of other micro-batches, so that all
+// log-probabilities must be there first.
+bool needs_whole_batch(const LossSpec& spec) {
+  return spec.denominator_depends_on_pi() ||
+         spec.weight_normalisation != WeightNormalisation::none || spec.m2_threshold ||
+         spec.covariance_selection || spec.reduction.kind == ReductionKind::padded_length_mean ||
+         (spec.reduction.kind == ReductionKind::fixed_length && spec.reduction.fixed_length == 0.0);
+}
+
+// Whether the loss looks at tokens that are not trained, as some code bases do.
+bool looks_at_every_row(const LossSpec& spec) {
+  const auto everywhere = [](const Correction& correction) {
+    return !correction.weight || correction.weight->over == Positions::all;
+  };
+  return spec.positions == Positions::all || spec.ratio.over == Positions::all ||
+         std::any_of(spec.corrections.begin(), spec.corrections.end(), everywhere);
+}
+
+std::unique_ptr<Parameters> load_other_policy(const std::string& key, const std::string& folder,
+                                              const ModelConfig& policy) {
+  auto other = std::make_unique<Parameters>(load_parameters(folder));
+  if (other->config().vocab_size != policy.vocab_size) {
+    throw Error(fmt::format("trainer.{} = \"{}\": has a vocabulary of {}, the policy one of {}", key,
+                            folder, other->config().vocab_size, policy.vocab_size));
+  }
+  return other;
+}
+
+TokenValues zeros_like(std::span<const Sample> samples) {
+  TokenValues values(samples.size());
+  for (size_t i = 0; i < samples.size(); ++i) values[i].resize(samples[i].ids.size());
+  return values;
+}
+
+}  // namespace
+
+void PassResult::merge(PassResult&& other) {
+  loss += other.loss;
+  metrics.merge(other.metrics);
+  entropy += other.entropy;
+  tokens += other.tokens;
+  trained_tokens += other.trained_tokens;
+  micro_batches += other.micro_batches;
+  largest_micro_batch = std::max(largest_micro_batch, other.largest_micro_batch);
+  if (logprobs.empty()) logprobs.resize(other.logprobs.size());
+  for (size_t i = 0; i < other.logprobs.size(); ++i) {
+    if (logprobs[i].empty()) logprobs[i] = std::move(other.logprobs[i]);
+  }
+  if (failure.empty()) failure = std::move(other.failure);
+}
+
+int64_t optimizer_steps_per_batch(const TrainerTable& table) {
+  return table.epochs * (table.optimizer_steps == "minibatch" ? table.minibatches : 1);
+}
+
+struct Trainer::Impl {
+  Impl(Parameters initial, LossSpec loss, TrainerTable settings)
+      : pool(static_cast<int>(settings.threads)),
+        evaluator(1),
+        policy(std::move(initial)),
+        gradients(policy.config()),
+        optimizer(policy.config()),
+        spec(std::move(loss)),
+        table(std::move(settings)) {
+    if (table.numerics == "fast") require_blas();
+    options.numerics = table.numerics == "fast" ? Numerics::fast : Numerics::exact;
+    options.recompute_activations = table.recompute_activations;
+    every_row = looks_at_every_row(spec);
+    if (spec.reads(Stream::ref)) {
+      reference = table.reference == "initial"
+                      ? std::make_unique<Parameters>(policy)
+                      : load_other_policy("reference", table.reference, policy.config());
+    }
+    if (spec.reads(Stream::teacher)) {
+      LEEWAY_CHECK(!table.teacher.empty(), "the configuration names a teacher where one is read");
+      teacher = load_other_policy("teacher", table.teacher, policy.config());
+    }
+  }
+
+  std::vector<MicroBatch> micro_batches(std::span<const Sample> samples,
+                                        const PolicyStreams& streams,
+                                        std::span<const size_t> only) const {
+    return make_micro_batches(samples, streams, table.max_tokens, every_row, only);
+  }
+
+  HeadProblem head_of(const Parameters& weights, const MicroBatch& batch) {
+    HeadProblem problem;
+    problem.tokens = batch.size();
+    problem.hidden_size = weights.config().hidden_size;
+    problem.vocabulary = weights.config().vocab_size;
+    problem.hidden = rows_of(hidden.data(), problem.hidden_size);
+    problem.weight = rows_of(network_of(weights).head, problem.hidden_size);
+    problem.targets = batch.targets;
+    problem.rows = batch.rows;
+    problem.all_rows = false;
+    problem.temperature = batch.temperature;
+    return problem;
+  }
+
+  // Hidden states of a micro-batch; with `activations`, what the backward pass needs.
+  void decode(const Parameters& weights, const MicroBatch& batch, Activations* kept) {
+    const size_t numbers = static_cast<size_t>(batch.size() * weights.config().hidden_size);
+    if (hidden.size() < numbers) hidden.resize(numbers);
+    training_forward(pool, weights, batch.packed(), options,
+                     std::span<float>(hidden).first(numbers), kept);
+    logprobs.resize(static_cast<size_t>(batch.size()));
+    entropy.resize(logprobs.size());
+  }
+
+  void backward(const MicroBatch& batch) {
+    training_backward(pool, policy, batch.packed(), d_hidden_of(batch), activations, gradients);
+  }
+  std::span<float> d_hidden_of(const MicroBatch& batch) {
+    const size_t numbers = static_cast<size_t>(batch.size() * policy.config().hidden_size);
+    if (d_hidden.size() < numbers) d_hidden.resize(numbers);
+    return std::span<float>(d_hidden).first(numbers);
+  }
+  std::span<float> d_head() {
+    const auto& config = policy.config();
+    return {network_of(gradients).head, static_cast<size_t>(config.vocab_size * config.hidden_size)};
+  }
+
+  TokenValues score(const Parameters& weights, std::span<const Sample> samples) {
+    check_samples(policy.config(), samples);
+    TokenValues values = zeros_like(samples);
+    for (const MicroBatch& batch : micro_batches(samples, {}, {})) {
+      decode(weights, batch, nullptr);
+      head_logprobs(pool, head_of(weights, batch), logprobs, {});
+      scatter(batch, logprobs, values);
+    }
+    return values;
+  }
+
+  // A micro-batch whose gradient needs nothing of others.
+  void pass_alone(const MicroBatch& batch, bool prox_is_pi, std::optional<double> denominator,
+                  double entropy_gradient, PassResult& result) {
+    decode(policy, batch, &activations);
+    const HeadProblem problem = head_of(policy, batch);
+    const BatchView<float> view = batch.view(logprobs, prox_is_pi);
+    if (entropy_gradient == 0.0) {
+      const HeadResult head = policy_head(pool, problem, spec, view, denominator, logprobs, entropy,
+                                          d_hidden_of(batch), d_head());
+      result.loss += head.loss;
+      result.metrics.merge(head.metrics);
+    } else {
+      head_logprobs(pool, problem, logprobs, entropy);
+      g.resize(logprobs.size());
+      result.loss += evaluator.evaluate(spec, view, g, denominator, &result.metrics);
+      pass_gradient(batch, problem, g, entropy_gradient);
+    }
+    backward(batch);
+    note_values(batch, result);
+  }
+
+  void pass_gradient(const MicroBatch& batch, const HeadProblem& problem,
+                     std::span<const float> gradient,
+                     double entropy_gradient) {
+    g_entropy.assign(entropy_gradient == 0.0 ? 0 : gradient.size(), 0.0f);
+    for (size_t t = 0; t < g_entropy.size(); ++t) {
+      if (batch.mask[t] != 0) g_entropy[t] = static_cast<float>(entropy_gradient);
+    }
+    head_backward(pool, problem, gradient, g_entropy, d_hidden_of(batch), d_head());
+  }
+
+  // Two passes: all log-probabilities, the loss of the whole batch, then gradients.
+  void pass_together(const std::vector<MicroBatch>& batches, bool prox_is_pi,
+                     std::optional<double> denominator, double entropy_gradient,
+                     PassResult& result) {
+    MicroBatch joined;
+    std::vector<float> pi;
+    joined.cu_seqlens.push_back(0);
+    for (const MicroBatch& batch : batches) {
+      decode(policy, batch, nullptr);
+      head_logprobs(pool, head_of(policy, batch), logprobs, entropy);
+      pi.insert(pi.end(), logprobs.begin(), logprobs.end());
+      const int64_t first = joined.cu_seqlens.back();
+      for (size_t s = 1; s < batch.cu_seqlens.size(); ++s) {
+        joined.cu_seqlens.push_back(first + batch.cu_seqlens[s]);
+      }
+      const auto add = [](auto& to, const auto& from) {
+        to.insert(to.end(), from.begin(), from.end());
+      };
+      add(joined.rollout, batch.rollout);
+      add(joined.prox, batch.prox);
+      add(joined.ref, batch.ref);
+      add(joined.teacher, batch.teacher);
+      add(joined.advantages, batch.advantages);
+      add(joined.mask, batch.mask);
+      add(joined.versions, batch.versions);
+      add(joined.rollout_ids, batch.rollout_ids);
+    }
+    std::vector<float> gradient(pi.size());
+    result.loss += evaluator.evaluate(spec, joined.view(pi, prox_is_pi), gradient, denominator,
+                                      &result.metrics);
+    size_t first = 0;
+    for (const MicroBatch& batch : batches) {
+      const size_t count = static_cast<size_t>(batch.size());
+      decode(policy, batch, &activations);
+      const HeadProblem problem = head_of(policy, batch);
+      head_logprobs(pool, problem, logprobs, entropy);
+      pass_gradient(batch, problem, std::span<const float>(gradient).subspan(first, count),
+                    entropy_gradient);
+      backward(batch);
+      note_values(batch, result);
+      first += count;
+    }
+  }
+
+  // Entropies and log-probabilities of the pass just made.
+  void note_values(const MicroBatch& batch, PassResult& result) const {
+    scatter(batch, logprobs, result.logprobs);
+    for (size_t t = 0; t < batch.mask.size(); ++t) {
+      if (batch.mask[t] != 0) result.entropy += entropy[t];
+    }
+  }
+
+  double denominator_of(const std::vector<MicroBatch>& batches) const {
+    if (spec.reduction.kind == ReductionKind::sum) return 1.0;
+    double total = 0.0;
+    for (const MicroBatch& batch : batches) {
+      const BatchView<float> view = batch.view(batch.advantages, true);
+      total += count_denominator(spec, view, participating(spec, view));
+    }
+    return total;
+  }
+
+  PassResult pass(std::span<const Sample> samples, const PolicyStreams& streams,
+                  std::span<const size_t> only, std::optional<double> denominator,
+                  std::optional<int64_t> trained_of_step) {
+    PassResult result;
+    result.logprobs = zeros_like(samples);
+    const std::vector<MicroBatch> batches = micro_batches(samples, streams, only);
+    for (const MicroBatch& batch : batches) {
+      result.tokens += batch.size();
+      result.trained_tokens += std::count(batch.mask.begin(), batch.mask.end(), uint8_t{1});
+      result.largest_micro_batch = std::max(result.largest_micro_batch, batch.size());
+    }
+    result.micro_batches = static_cast<int64_t>(batches.size());
+    if (batches.empty()) return result;
+    const double trained =
+        static_cast<double>(trained_of_step ? *trained_of_step : result.trained_tokens);
+    const double entropy_gradient = table.entropy_bonus == 0.0 ? 0.0 : -table.entropy_bonus / trained;
+    try {
+      if (needs_whole_batch(spec) && batches.size() > 1) {
+        pass_together(batches, streams.prox_is_pi, denominator, entropy_gradient, result);
+      } else {
+        if (!denominator && !needs_whole_batch(spec)) denominator = denominator_of(batches);
+        for (const MicroBatch& batch : batches) {
+          pass_alone(batch, streams.prox_is_pi, denominator, entropy_gradient, result);
+        }
+      }
+      result.loss -= table.entropy_bonus * result.entropy / trained;
+      if (!std::isfinite(result.loss)) result.failure = fmt::format("the loss is {}", result.loss);
+    } catch (const Error& error) {
+      // The inputs were checked: what is left is a number that is not finite.
+      result.failure = error.what();
+    }
+    return result;
+  }
+
+  ThreadPool pool;
+  Evaluator evaluator;
+  Parameters policy, gradients;
+  AdamW optimizer;
+  LossSpec spec;
+  TrainerTable table;
+  TrainingOptions options;
+  bool every_row = false;
+  std::unique_ptr<Parameters> reference, teacher;
+  Activations activations;
+  AlignedVector<float> hidden, d_hidden;
+  std::vector<float> logprobs, entropy, g, g_entropy;
+};
+
+Trainer::Trainer(Parameters initial, LossSpec spec, TrainerTable table)
+    : impl_(std::make_unique<Impl>(std::move(initial), std::move(spec), std::move(table))) {}
+Trainer::~Trainer() = default;
+
+const Parameters& Trainer::parameters() const { return impl_->policy; }
+const LossSpec& Trainer::spec() const { return impl_->spec; }
+int64_t Trainer::optimizer_steps() const { return impl_->optimizer.steps(); }
+
+TokenValues Trainer::forward(std::span<const Sample> samples) {
+  return impl_->score(impl_->policy, samples);
+}
+
+TokenValues Trainer::ref_forward(std::span<const Sample> samples) {
+  LEEWAY_CHECK(impl_->reference != nullptr, "the loss reads ref");
+  return impl_->score(*impl_->reference, samples);
+}
+
+TokenValues Trainer::teacher_forward(std::span<const Sample> samples) {
+  LEEWAY_CHECK(impl_->teacher != nullptr, "the loss reads teacher");
+  return impl_->score(*impl_->teacher, samples);
+}
+
+PassResult Trainer::forward_backward(std::span<const Sample> samples, const PolicyStreams& streams,
+                                     std::optional<double> denominator) {
+  check_samples(impl_->policy.config(), samples);
+  return impl_->pass(samples, streams, {}, denominator, {});
+}
+
+double Trainer::denominator_of_samples(std::span<const Sample> samples) {
+  check_samples(impl_->policy.config(), samples);
+  return impl_->denominator_of(impl_->micro_batches(samples, {}, {}));
+}
+
+OptimResult Trainer::optim_step() {
+  OptimResult result;
+  const OptimizerTable& settings = impl_->table.optimizer;
+  result.grad_norm = gradient_norm(impl_->pool, impl_->gradients);
+  if (std::isfinite(result.grad_norm)) {
+    const double scale = settings.max_grad_norm > 0.0 && result.grad_norm > settings.max_grad_norm
+                             ? settings.max_grad_norm / result.grad_norm
+                             : 1.0;
+    result.learning_rate =
+        learning_rate(settings, impl_->optimizer.steps() + 1,
+                      impl_->table.max_steps * optimizer_steps_per_batch(impl_->table));
+    impl_->optimizer.step(impl_->pool, settings, result.learning_rate, scale, impl_->gradients,
+                          impl_->policy);
+  } else {
+    result.failure = fmt::format("the norm of the gradient is {}", result.grad_norm);
+  }
+  std::fill(impl_->gradients.flat().begin(), impl_->gradients.flat().end(), 0.0f);
+  return result;
+}
+
+BatchResult Trainer::train_batch(std::span<const Sample> samples) {
+  Impl& impl = *impl_;
+  check_samples(impl.policy.config(), samples);
+  BatchResult result;
+  PolicyStreams streams;
+  const auto timed = [](double& seconds, auto&& work) {
+    const Stopwatch watch;
+    auto value = work();
+    seconds += watch.seconds();
+    return value;
+  };
+  if (impl.reference) {
+    streams.ref = timed(result.ref_seconds, [&] { return ref_forward(samples); });
+  }
+  if (impl.teacher) {
+    streams.teacher = timed(result.teacher_seconds, [&] { return teacher_forward(samples); });
+  }
+  const int64_t steps = optimizer_steps_per_batch(impl.table);
+  if (impl.spec.reads(Stream::prox)) {
+    if (impl.table.prox_forward == "never") {
+      for (const Sample& sample : samples) streams.prox.push_back(sample.rollout);
+    } else if (impl.table.prox_forward == "always" || steps > 1) {
+      streams.prox = timed(result.prox_seconds, [&] { return forward(samples); });
+    } else {
+      streams.prox_is_pi = true;
+    }
+  }
+
+  const bool step_each = impl.table.optimizer_steps == "minibatch";
+  const std::vector<MicroBatch> whole = impl.micro_batches(samples, streams, {});
+  const double denominator = impl.denominator_of(whole);
+  int64_t trained = 0;
+  for (const MicroBatch& batch : whole) {
+    trained += std::count(batch.mask.begin(), batch.mask.end(), uint8_t{1});
+  }
+  if (trained == 0) return result;
+  // Where the whole batch is one step, a spec that looks across it must see it in one piece.
+  const int64_t parts =
+      !step_each && needs_whole_batch(impl.spec) ? 1 : impl.table.minibatches;
+  const auto step = [&] {
+    const OptimResult optim = timed(result.step_seconds, [&] { return optim_step(); });
+    if (!optim.failure.empty()) {
+      result.failure = optim.failure;
+      return false;
+    }
+    result.grad_norm += optim.grad_norm;
+    result.largest_grad_norm = std::max(result.largest_grad_norm, optim.grad_norm);
+    result.learning_rate = optim.learning_rate;
+    ++result.optimizer_steps;
+    return true;
+  };
+  for (int64_t epoch = 0; epoch < impl.table.epochs; ++epoch) {
+    const auto minibatches =
+        split_minibatches(samples, parts, static_cast<uint64_t>(impl.optimizer.steps() + epoch));
+    for (const std::vector<size_t>& minibatch : minibatches) {
+      PassResult pass = timed(result.pass_seconds, [&] {
+        return impl.pass(samples, streams, minibatch,
+                         step_each || needs_whole_batch(impl.spec) ? std::nullopt
+                                                                   : std::optional(denominator),
+                         step_each ? std::nullopt : std::optional(trained));
+      });
+      result.passes.merge(std::move(pass));
+      if (!result.passes.failure.empty()) {
+        result.failure = result.passes.failure;
+        std::fill(impl.gradients.flat().begin(), impl.gradients.flat().end(), 0.0f);
+        return result;
+      }
+      if (step_each && !step()) return result;
+    }
+    if (!step_each && !step()) return result;
+  }
+  const double taken = static_cast<double>(std::max<int64_t>(1, result.optimizer_steps));
+  result.loss = result.passes.loss / taken;
+  result.grad_norm /= taken;
+  return result;
+}
+
+void Trainer::save(const std::string& folder) const {
+  save_state(folder, impl_->policy, impl_->optimizer);
+}
+
+void Trainer::load(const std::string& folder) {
+  load_state(folder, impl_->policy, impl_->optimizer);
+}
+
+}  // namespace leeway

@@ -1,0 +1,114 @@
+// The trainer: samples in, better weights out.
+//
+//   batch -> ref_forward, teacher_forward if the loss reads them
+//         -> prox_forward: auto | always | never
+//         -> epochs x minibatches: forward_backward      (gradients add up)
+//         -> optim_step: clip, AdamW                     after all minibatches, or after each
+//
+// `train_batch` is that whole flow; its parts are public, for loops of one's own
+// (examples/trainer_loop.cpp).
+//
+// Invariants:
+// - How a batch is cut into micro-batches changes nothing but memory: denominators are those of all
+//   samples of an optimizer step, metrics are joined sums.
+// - Work is done for tokens that need it: rows after the last trained token are not computed, and
+//   the head sees trained tokens only.
+// - A pass or a step that is not finite changes no weight: it is reported, and the weights are the
+//   last good ones.
+//
+// Threads: one call at a time per object; each call uses all of the trainer's threads.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/run_config.h"
+#include "leeway/metrics.h"
+#include "model/parameters.h"
+#include "trainer/micro_batch.h"
+#include "trainer/optimizer.h"
+#include "trainer/sample.h"
+
+namespace leeway {
+
+// One or more forward and backward passes. Joined by `merge`.
+struct PassResult {
+  double loss = 0.0;
+  MetricSums metrics;
+  double entropy = 0.0;  // sum over trained tokens
+  int64_t tokens = 0;    // computed
+  int64_t trained_tokens = 0;
+  int64_t micro_batches = 0, largest_micro_batch = 0;
+  TokenValues logprobs;  // of the samples, by the policy before the step
+  std::string failure;   // not empty: a number was not finite; gradients are of no use
+  void merge(PassResult&& other);
+};
+
+struct OptimResult {
+  double grad_norm = 0.0;  // before clipping
+  double learning_rate = 0.0;
+  std::string failure;  // not empty: the norm was not finite, and nothing was changed
+};
+
+// What `train_batch` did. Seconds are wall time.
+struct BatchResult {
+  PassResult passes;      // all of them; logprobs are the first epoch's
+  double loss = 0.0;      // mean over optimizer steps
+  double grad_norm = 0.0, largest_grad_norm = 0.0, learning_rate = 0.0;
+  int64_t optimizer_steps = 0;
+  double ref_seconds = 0, teacher_seconds = 0, prox_seconds = 0, pass_seconds = 0, step_seconds = 0;
+  std::string failure;  // not empty: training stopped before the step that would have used it
+};
+
+class Trainer {
+ public:
+  // `spec` is trained with; `table` says how. Loads a reference or teacher folder that the loss
+  // needs. Throws Error: a folder that cannot be read or does not fit the policy's vocabulary, a
+  // BLAS that is not there (numerics = "fast").
+  Trainer(Parameters initial, LossSpec spec, TrainerTable table);
+  ~Trainer();
+
+  const Parameters& parameters() const;
+  const LossSpec& spec() const;
+  int64_t optimizer_steps() const;  // taken so far
+
+  // Log-probabilities of trained tokens, under the current policy. Throws Error (check_samples).
+  TokenValues forward(std::span<const Sample> samples);
+  // The same under the reference or the teacher; aborts if the loss does not read it.
+  TokenValues ref_forward(std::span<const Sample> samples);
+  TokenValues teacher_forward(std::span<const Sample> samples);
+
+  // Adds the gradient of the loss over `samples`. `denominator` is that of all samples of the
+  // optimizer step if these are only some of them (`denominator_of_samples`).
+  PassResult forward_backward(std::span<const Sample> samples, const PolicyStreams& streams,
+                              std::optional<double> denominator = {});
+  double denominator_of_samples(std::span<const Sample> samples);
+
+  // Clips, steps, sets gradients to zero (also after a failure).
+  OptimResult optim_step();
+
+  // The whole flow of the table for one batch.
+  BatchResult train_batch(std::span<const Sample> samples);
+
+  // Weights as a Hugging Face folder with the optimizer's state beside them; and back. Throws Error
+  // for a folder that is not one, or of another model.
+  void save(const std::string& folder) const;
+  void load(const std::string& folder);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Optimizer steps that a batch takes.
+int64_t optimizer_steps_per_batch(const TrainerTable& table);
+
+// What of the loss cannot act in this set-up, in words for the user; empty: everything can.
+// `on_policy`: rollouts come from the weights that train on them, in the same numerics.
+std::vector<std::string> inert_parts(const LossSpec& spec, const TrainerTable& table,
+                                     bool on_policy);
+
+}  // namespace leeway
