@@ -15,9 +15,7 @@ build:
 	@ninja -C $(BUILD) -j $(JOBS)
 
 demo: build
-	$(BUILD)/leeway loss compare --target-masked 0.5% --html $(BUILD)/compare.html
-	@echo "Open $(BUILD)/compare.html for the charts. Next: leeway loss explain icepop; leeway loss" \
-	  "compare --batch YOURS.json (docs/formats.md)."
+	$(BUILD)/leeway train
 
 test: build
 	@scripts/run_tests $(BUILD) $(JOBS)

@@ -40,5 +40,7 @@ void add_generate(CLI::App& app, Program& program);
 void add_trajectory(CLI::App& app, Program& program);
 void add_report(CLI::App& app, Program& program);
 void add_train(CLI::App& app, Program& program);
+void add_sft(CLI::App& app, Program& program);
+void add_eval(CLI::App& app, Program& program);
 
 }  // namespace leeway

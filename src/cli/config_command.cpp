@@ -3,6 +3,7 @@
 #include "cli/commands.h"
 #include "cli/configured_renderer.h"
 #include "cli/output.h"
+#include "cli/quick_start.h"
 #include "config/config.h"
 #include "leeway/error.h"
 
@@ -23,7 +24,8 @@ void add_config(CLI::App& app, Program& program) {
                    "trainer.max_steps=50; may be repeated, the last of a key counts")
       ->type_name("KEY=VALUE");
   command->add_flag("--json", options->json, "Print JSON");
-  command->add_flag("--example", options->example, "Print the built-in configuration instead");
+  command->add_flag("--example", options->example,
+                    "Print the configuration of the quick start instead");
   command->add_flag("--reference", options->reference,
                     "Print the reference page docs/configuration.md instead");
   command->callback([&program, options] {
@@ -40,9 +42,14 @@ void add_config(CLI::App& app, Program& program) {
     if (!options->file.empty() && options->example) {
       throw Error("config: --example takes no file");
     }
-    const Config config = parse_config(program.catalog, options->file,
-                                       options->example ? "" : read_file(options->file),
-                                       options->sets, ConfigScope::whole);
+    // As it is written, with its comments, unless something is asked of it.
+    if (options->example && options->sets.empty() && !options->json) {
+      return print(quick_start_config());
+    }
+    const Config config = parse_config(
+        program.catalog, options->example ? kQuickStartName : options->file,
+        options->example ? std::string(quick_start_config()) : read_file(options->file),
+        options->sets, ConfigScope::whole);
     if (!config.renderer.name.empty()) make_configured_renderer(config.renderer, nullptr);
     if (!options->json) return print(config_toml(config));
     JsonWriter json;

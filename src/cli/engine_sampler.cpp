@@ -13,7 +13,10 @@ int64_t EngineSampler::submit(const SampleRequest& request) {
   return engine_.submit({.prompt = request.prompt,
                          .samples = request.samples,
                          .max_new_tokens = request.max_new_tokens,
-                         .sampling = {.temperature = request.temperature},
+                         .sampling = {.temperature = request.temperature,
+                                      .top_k = request.top_k,
+                                      .top_p = request.top_p,
+                                      .min_p = request.min_p},
                          .stop_ids = request.stop_ids,
                          .seed = request.seed});
 }

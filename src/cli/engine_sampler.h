@@ -1,4 +1,5 @@
-// The engine of this process as the orchestrator's sampler. Its passes run on the thread that polls.
+// The engine of this process as the orchestrator's sampler. Its passes run on the thread that
+// polls.
 #pragma once
 
 #include <map>

@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
   leeway::Program program;
   CLI::App app(
       "Leeway: reinforcement-learning post-training when the data is off-policy.\n"
-      "Start with `leeway loss compare`, which shows what each correction does to a batch.");
+      "Start with `leeway train`: a small model learns to sort letters in seconds.");
   app.name("leeway");
   app.require_subcommand(1);
   app.set_version_flag("--version", LEEWAY_VERSION);
@@ -61,6 +61,8 @@ int main(int argc, char** argv) {
   leeway::add_render(app, program);
   leeway::add_trajectory(app, program);
   leeway::add_train(app, program);
+  leeway::add_sft(app, program);
+  leeway::add_eval(app, program);
   leeway::add_report(app, program);
   leeway::add_config(app, program);
   try {

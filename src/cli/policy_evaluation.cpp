@@ -41,8 +41,7 @@ EvaluationResult evaluate_policy(const RunSetup& setup, const Parameters& weight
   };
   run(static_cast<float>(setup.config.run.rollout.temperature), table.samples);
   if (table.greedy) run(0.0f, 1);
-  result.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   result.metrics.emplace_back("time/eval", result.seconds);
   return result;
 }

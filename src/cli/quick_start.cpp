@@ -16,8 +16,6 @@ extern "C" const char leeway_quick_start_end[];
 
 namespace leeway {
 
-std::string_view quick_start_config() {
-  return {leeway_quick_start_begin, leeway_quick_start_end};
-}
+std::string_view quick_start_config() { return {leeway_quick_start_begin, leeway_quick_start_end}; }
 
 }  // namespace leeway

@@ -140,8 +140,8 @@ void RunFiles::write_eval(int64_t step, const MetricList& metrics) {
   append_metrics(eval_, "eval.jsonl", step, metrics);
 }
 
-void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup,
-                              const LossSpec& spec, int64_t groups) {
+void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup, const LossSpec& spec,
+                              int64_t groups) {
   const PreparedBatch& batch = record.batch;
   const size_t count = batch.groups.size();
   const size_t wanted = groups <= 0 ? count : std::min(count, static_cast<size_t>(groups));

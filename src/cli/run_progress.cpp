@@ -35,9 +35,8 @@ void RunProgress::step(int64_t step, int64_t total, const std::string& text) {
   last_ = now;
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
   const double left = elapsed / static_cast<double>(step) * static_cast<double>(total - step);
-  const std::string line =
-      fmt::format("step {:>{}}/{}  {}  {:.0f} s left", step, fmt::formatted_size("{}", total),
-                  total, text, left);
+  const std::string line = fmt::format("step {:>{}}/{}  {}  {:.0f} s left", step,
+                                       fmt::formatted_size("{}", total), total, text, left);
   if (files_ != nullptr) files_->log(line);
   if (!terminal || step == total) {
     clear();

@@ -2,10 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-
 #include "cli/configured_renderer.h"
 #include "leeway/error.h"
+#include "orchestrator/demonstrations.h"
 
 namespace leeway {
 namespace {
@@ -50,7 +49,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const RunConfig& run, const std::strin
 
 }  // namespace
 
-RunSetup::RunSetup(Config configuration)
+RunSetup::RunSetup(Config configuration, bool needs_environments)
     : config(std::move(configuration)),
       tokenizer(make_tokenizer(config.run, config.renderer.name)),
       weights(make_weights(config.run, *tokenizer)) {
@@ -65,16 +64,41 @@ RunSetup::RunSetup(Config configuration)
     throw Error(fmt::format("model.vocab_size = {}: the tokenizer's stop token has the id {}",
                             weights.config().vocab_size, id));
   }
+  if (run.sft.enabled && !run.sft.data.empty()) read_demonstrations();
+  if (run.environments.empty()) {
+    if (!needs_environments) return;
+    throw Error(
+        "the configuration has no [[environment]]; give one with name = \"sort\", \"arithmetic\", "
+        "\"calculator\" or \"jsonl\"");
+  }
   environments = std::make_unique<EnvironmentMix>(
       make_environments(run.environments, static_cast<uint64_t>(run.seed)));
   for (const EnvironmentMix::Member& member : environments->members()) {
     environment_ids.push_back(member.id);
     if (member.environment->needs_renderer() && renderer == nullptr) {
-      throw Error(fmt::format(
-          "environment {}: has several turns and needs a chat format; give "
-          "orchestrator.renderer.name, one of {}",
-          member.id, fmt::join(renderer_names(), ", ")));
+      throw Error(
+          fmt::format("environment {}: has several turns and needs a chat format; give "
+                      "orchestrator.renderer.name, one of {}",
+                      member.id, fmt::join(renderer_names(), ", ")));
     }
+    if (run.sft.enabled && run.sft.data.empty() &&
+        member.environment->example(Split::train, 0).demonstration.empty()) {
+      throw Error(fmt::format(
+          "[sft]: the environment {} has no demonstrations; give sft.data, a JSONL file of them",
+          member.id));
+    }
+  }
+}
+
+void RunSetup::read_demonstrations() {
+  const std::string& file = config.run.sft.data;
+  const int64_t positions = weights.config().max_position_embeddings;
+  for (const Example& example : load_demonstrations(file)) {
+    demonstrations.push_back(conversation->demonstration(example));
+    const auto size = static_cast<int64_t>(demonstrations.back().ids.size());
+    if (size <= positions) continue;
+    throw Error(fmt::format("{}: demonstration {} has {} tokens, the model {} positions", file,
+                            example.index + 1, size, positions));
   }
 }
 
@@ -97,6 +121,9 @@ RolloutSettings RunSetup::rollout_settings(float temperature) const {
   settings.temperature = temperature;
   settings.max_new_tokens = config.run.rollout.max_new_tokens;
   settings.max_turns = config.run.orchestrator.max_turns;
+  settings.top_k = config.run.rollout.top_k;
+  settings.top_p = static_cast<float>(config.run.rollout.top_p);
+  settings.min_p = static_cast<float>(config.run.rollout.min_p);
   settings.max_length = weights.config().max_position_embeddings;
   return settings;
 }

@@ -15,21 +15,27 @@
 namespace leeway {
 
 struct RunSetup {
-  // Throws Error: no environment, a file that cannot be read, an environment that needs a renderer
-  // where none is configured, a tokenizer larger than the model's vocabulary.
-  explicit RunSetup(Config configuration);
+  // `needs_environments`: whether the job is nothing without one. Throws Error: none where one is
+  // needed, a file that cannot be read, an environment that needs a renderer where none is
+  // configured, a stop token outside the model's vocabulary, an [sft] table without demonstrations
+  // or with one that is longer than the model.
+  explicit RunSetup(Config configuration, bool needs_environments = true);
 
   Config config;
   std::unique_ptr<Tokenizer> tokenizer;
   Parameters weights;                  // of the policy before anything is trained
   std::unique_ptr<Renderer> renderer;  // may be null
   std::unique_ptr<Conversation> conversation;
-  std::unique_ptr<EnvironmentMix> environments;
+  std::unique_ptr<EnvironmentMix> environments;  // null where none are configured
   std::vector<std::string> environment_ids;
+  std::vector<TrainingSample> demonstrations;  // of the file sft.data; empty: the environments'
 
   // `threads` where the table says 0.
   EngineOptions engine_options(int threads) const;
   RolloutSettings rollout_settings(float temperature) const;
+
+ private:
+  void read_demonstrations();
 };
 
 }  // namespace leeway

@@ -4,75 +4,65 @@
 
 #include <chrono>
 #include <numeric>
+#include <optional>
 
 #include "base/rng.h"
 #include "cli/policy_evaluation.h"
 #include "cli/trainer_learner.h"
 #include "leeway/error.h"
-#include "orchestrator/demonstrations.h"
 #include "trainer/trainer.h"
 
 namespace leeway {
 namespace {
 
-// Demonstrations one after the other, without end.
+// Demonstrations one after the other, without end: of the file, in epochs of random order, or fresh
+// from the environments.
 class Demonstrations {
  public:
   explicit Demonstrations(const RunSetup& setup)
-      : setup_(setup),
-        // Other examples than RL will see, of the same training split.
-        mix_(make_environments(setup.config.run.environments,
-                               static_cast<uint64_t>(setup.config.run.seed) + 1)),
-        rng_(static_cast<uint64_t>(setup.config.run.seed)) {
-    if (!setup.config.run.sft.data.empty()) {
-      examples_ = load_demonstrations(setup.config.run.sft.data);
+      : setup_(setup), rng_(static_cast<uint64_t>(setup.config.run.seed)) {
+    // Other examples than RL will see, of the same training split.
+    if (setup.demonstrations.empty()) {
+      mix_.emplace(make_environments(setup.config.run.environments,
+                                     static_cast<uint64_t>(setup.config.run.seed) + 1));
     }
   }
 
   Sample next() {
-    const Example example = examples_.empty() ? from_environments() : from_file();
-    TrainingSample demonstration = setup_.conversation->demonstration(example);
+    const TrainingSample demonstration = mix_ ? from_environments() : from_file();
     Sample sample;
-    sample.ids = std::move(demonstration.ids);
-    sample.loss_mask = std::move(demonstration.loss_mask);
+    sample.ids = demonstration.ids;
+    sample.loss_mask = demonstration.loss_mask;
     sample.advantages = {1.0f};
-    const auto positions = static_cast<size_t>(setup_.weights.config().max_position_embeddings);
-    if (sample.ids.size() > positions) {
-      throw Error(fmt::format("demonstration {} has {} tokens, the model {} positions",
-                              example.index, sample.ids.size(), positions));
-    }
     return sample;
   }
 
  private:
-  Example from_file() {
+  const TrainingSample& from_file() {
     if (order_.empty()) {
-      order_.resize(examples_.size());
+      order_.resize(setup_.demonstrations.size());
       std::iota(order_.begin(), order_.end(), size_t{0});
       for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[rng_.below(i)]);
     }
     const size_t place = order_.back();
     order_.pop_back();
-    return examples_[place];
+    return setup_.demonstrations[place];
   }
-  Example from_environments() {
-    const EnvironmentMix::Draw draw = mix_.draw(drawn_++);
-    const EnvironmentMix::Member& member = mix_.members()[draw.member];
-    Example example = member.environment->example(Split::train, draw.example);
+  TrainingSample from_environments() {
+    const EnvironmentMix::Draw draw = mix_->draw(drawn_++);
+    const EnvironmentMix::Member& member = mix_->members()[draw.member];
+    const Example example = member.environment->example(Split::train, draw.example);
     if (example.demonstration.empty()) {
-      throw Error(fmt::format(
-          "sft: the environment {} has no demonstration of example {}; give sft.data, a JSONL "
-          "file of demonstrations",
-          member.id, draw.example));
+      throw Error(fmt::format("sft: example {} of the environment {} has no demonstration",
+                              draw.example, member.id));
     }
-    return example;
+    return setup_.conversation->demonstration(example);
   }
 
   const RunSetup& setup_;
-  EnvironmentMix mix_;
   Rng rng_;
+  std::optional<EnvironmentMix> mix_;
   uint64_t drawn_ = 0;
-  std::vector<Example> examples_;
   std::vector<size_t> order_;
 };
 

@@ -13,10 +13,10 @@ struct SftResult {
   Parameters weights;
   int64_t steps = 0;
   double seconds = 0.0;
-  double loss = 0.0;      // of the last step
-  int64_t tokens = 0;     // of all training passes
-  bool stopped = false;   // by Ctrl-C
-  std::string failure;    // not empty: gave up before a step; weights are the last good ones
+  double loss = 0.0;     // of the last step
+  int64_t tokens = 0;    // of all training passes
+  bool stopped = false;  // by Ctrl-C
+  std::string failure;   // not empty: gave up before a step; weights are the last good ones
 };
 
 // Trains setup.weights as [sft] says, writing sft.jsonl. Demonstrations come from the file of

@@ -82,10 +82,11 @@ std::string summary_text(const RunSummary& summary, bool quick_start) {
     out += "\n";
   }
   const double rl = std::max(summary.rl_seconds, 1e-9);
-  out += fmt::format("{} of {} steps, {} rollouts in {:.1f} s: sft {:.1f} s, rl {:.1f} s, eval "
-                     "{:.1f} s\n",
-                     summary.steps, summary.max_steps, summary.rollouts, summary.seconds,
-                     summary.sft_seconds, summary.rl_seconds, summary.eval_seconds);
+  out += fmt::format(
+      "{} of {} steps, {} rollouts in {:.1f} s: sft {:.1f} s, rl {:.1f} s, eval "
+      "{:.1f} s\n",
+      summary.steps, summary.max_steps, summary.rollouts, summary.seconds, summary.sft_seconds,
+      summary.rl_seconds, summary.eval_seconds);
   out += fmt::format(
       "rl: {:.0f} sampled and {:.0f} trained tokens/s; sampler busy {:.0f} %, trainer {:.0f} %\n",
       static_cast<double>(summary.sampled_tokens) / rl,

@@ -60,9 +60,8 @@ MetricList metrics_of(const LossSpec& spec, const BatchResult& result) {
   out.emplace_back("entropy", ratio(passes.entropy, static_cast<double>(passes.trained_tokens)));
   out.emplace_back("grad_norm", result.grad_norm);
   out.emplace_back("learning_rate", result.learning_rate);
-  for (const auto& [name, value] :
-       finalize_metrics(spec, passes.metrics, true, spec.reads(Stream::ref),
-                        spec.reads(Stream::teacher))) {
+  for (const auto& [name, value] : finalize_metrics(
+           spec, passes.metrics, true, spec.reads(Stream::ref), spec.reads(Stream::teacher))) {
     out.emplace_back(name == "mismatch_kl"       ? "mismatch_kl/all/mean"
                      : name == "mismatch_kl_max" ? "mismatch_kl/all/max"
                                                  : name,

@@ -52,11 +52,17 @@ ThreadPlan plan_threads(const RunConfig& run) {
           run.trainer.threads > 0 ? static_cast<int>(run.trainer.threads) : cores};
 }
 
-void refuse_truncated_sampling(const RolloutTable& table) {
-  const char* key = table.top_k > 0      ? "top_k"
-                    : table.top_p < 1.0  ? "top_p"
+// What cannot be trained on: tokens of another distribution than the trainer's, or no draw at all.
+void refuse_sampling(const RolloutTable& table) {
+  if (table.temperature == 0.0) {
+    throw Error(
+        "rollout.temperature = 0: greedy rollouts of a prompt are all the same, so that there is "
+        "nothing to learn; give a temperature above 0");
+  }
+  const char* key = table.top_k > 0     ? "top_k"
+                    : table.top_p < 1.0 ? "top_p"
                     : table.min_p > 0.0 ? "min_p"
-                                         : nullptr;
+                                        : nullptr;
   if (key == nullptr) return;
   throw Error(fmt::format(
       "rollout.{}: a training run with truncated sampling is refused: its tokens come from another "
@@ -88,8 +94,10 @@ class Run {
       if (!sft.failure.empty()) give_up(sft.failure);
       if (sft.stopped) summary_.end = RunSummary::End::stopped;
     }
-    if (summary_.end == RunSummary::End::finished) train(std::move(weights));
-    else save(weights, 0);
+    if (summary_.end == RunSummary::End::finished)
+      train(std::move(weights));
+    else
+      save(weights, 0);
     summary_.seconds = clock_.now() - begin;
     write_report();
     return summary_;
@@ -104,8 +112,7 @@ class Run {
   void say_what_is_inert() {
     const bool on_policy = run_.orchestrator.max_off_policy_steps == 0 &&
                            run_.trainer.numerics == "exact" && run_.rollout.precision == "float32";
-    for (const std::string& part :
-         inert_parts(setup_.config.loss_spec, run_.trainer, on_policy)) {
+    for (const std::string& part : inert_parts(setup_.config.loss_spec, run_.trainer, on_policy)) {
       progress_.note("note: " + part);
     }
   }
@@ -121,7 +128,7 @@ class Run {
     RolloutDriver driver(*setup_.conversation, sampler,
                          setup_.rollout_settings(static_cast<float>(run_.rollout.temperature)));
     RolloutScheduler scheduler(run_.orchestrator, static_cast<uint64_t>(run_.seed), table.max_steps,
-                        *setup_.environments, driver, sampler);
+                               *setup_.environments, driver, sampler);
     Trainer trainer(std::move(weights), setup_.config.loss_spec, table);
     LoopOptions options;
     options.max_steps = table.max_steps;
@@ -183,7 +190,7 @@ class Run {
       const bool last = record.step == run_.trainer.max_steps;
       evaluate(record.step, *latest_, last ? 0 : threads);
     }
-    if (output.checkpoint_every > 0 && record.step % output.checkpoint_every == 0) {
+    if (output.weights_every > 0 && record.step % output.weights_every == 0) {
       save(*latest_, record.step);
     }
   }
@@ -237,7 +244,7 @@ class Run {
 }  // namespace
 
 RunSummary run_training(const RunSetup& setup, const Catalog& catalog) {
-  refuse_truncated_sampling(setup.config.run.rollout);
+  refuse_sampling(setup.config.run.rollout);
   return Run(setup, catalog).run();
 }
 

@@ -66,6 +66,11 @@ class Checks {
             fmt::format("orchestrator.max_inflight ({}) must be 0 or at least "
                         "orchestrator.group_size ({}): a group starts as a whole",
                         o.max_inflight, o.group_size));
+    require(run_.rollout.max_sequences >= o.group_size,
+            {"rollout.max_sequences", "orchestrator.group_size"},
+            fmt::format("rollout.max_sequences ({}) must be at least orchestrator.group_size ({}): "
+                        "the rollouts of a group share their prompt's pass",
+                        run_.rollout.max_sequences, o.group_size));
     const double temperature = run_.rollout.temperature;
     require(temperature == 0 || temperature >= kLeastTemperature, {"rollout.temperature"},
             fmt::format("must be 0, which is greedy, or at least {}", kLeastTemperature));

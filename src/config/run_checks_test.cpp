@@ -149,8 +149,10 @@ TEST(RunChecks, EnvironmentsTakeTheirOwnKeysOnly) {
     expect_refused({{calculator + key + "\n", {"line 3", key, "belongs to environment jsonl"}}});
   }
   for (const std::string& environment : {sort, sums, calculator, file}) {
-    expect_taken({environment + "id = \"x-1.y_\"\nweight = 0.5\nformat_weight = 0.1\n"});
+    expect_taken({environment + "id = \"x-1.y_\"\nweight = 0.5\n"});
   }
+  expect_taken({calculator + "format_weight = 0.1\n", file + "format_weight = 0.1\n"});
+  expect_refused({{sort + "format_weight = 0.1\n", {"line 3", "calculator and jsonl"}}});
 }
 
 TEST(RunChecks, EnvironmentsAreWellFormed) {

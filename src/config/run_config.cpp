@@ -258,10 +258,8 @@ std::vector<Field> output_fields(OutputTable& t) {
                "inert with output.rollouts_every = 0; let rollouts be written, or leave it out",
                integer("rollouts_groups", t.rollouts_groups, 0, kMostPrompts,
                        "Groups in such a file; 0 for all.")),
-      integer("checkpoint_every", t.checkpoint_every, 0, kMostSteps,
-              "Steps between two checkpoints; 0 makes one at the end only."),
-      integer("keep_checkpoints", t.keep_checkpoints, 1, 1e6,
-              "Checkpoints kept; older ones are removed."),
+      integer("weights_every", t.weights_every, 0, kMostSteps,
+              "Steps between two folders of weights; 0 writes those of the end only."),
   };
 }
 
@@ -339,8 +337,9 @@ Section describe(EnvironmentTable& t, size_t index) {
                            "How an answer is compared with the expected one.")),
       of({"jsonl"}, word("prompt_key", t.prompt_key, "Key of the prompt in a line.")),
       of({"jsonl"}, word("answer_key", t.answer_key, "Key of the expected answer in a line.")),
-      number("format_weight", t.format_weight, kNotNegative,
-             "Reward for a well-formed answer, right or wrong; 0 is off."),
+      of({"calculator", "jsonl"},
+         number("format_weight", t.format_weight, kNotNegative,
+                "Reward for a well-formed answer, right or wrong; 0 is off.")),
   };
   return section;
 }

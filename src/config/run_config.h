@@ -117,8 +117,7 @@ struct OutputTable {
   bool tensorboard = false;
   int64_t rollouts_every = 10;   // steps; 0: never
   int64_t rollouts_groups = 4;   // groups written then; 0: all
-  int64_t checkpoint_every = 0;  // steps; 0: at the end only
-  int64_t keep_checkpoints = 2;
+  int64_t weights_every = 0;     // steps; 0: at the end only
 };
 
 // [[environment]]: one or more; keys depend on `name`.
@@ -133,7 +132,7 @@ struct EnvironmentTable {
   std::string data, eval_data;             // jsonl: files
   std::string verifier = "exact";          // jsonl: exact | numeric | regex | choice
   std::string prompt_key = "prompt", answer_key = "answer";  // jsonl
-  double format_weight = 0.0;  // reward part for a well-formed answer; 0: off
+  double format_weight = 0.0;  // calculator, jsonl: reward part for a well-formed answer; 0: off
 };
 
 // The whole file, but for [trainer.loss] and [orchestrator.renderer], which Config holds.

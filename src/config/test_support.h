@@ -163,15 +163,13 @@ greedy = false
 tensorboard = true
 rollouts_every = 3
 rollouts_groups = 0
-checkpoint_every = 9
-keep_checkpoints = 1
+weights_every = 9
 [[environment]]
 name = "sort"
 id = "letters"
 weight = 2
 min_length = 1
 max_length = 26
-format_weight = 0.1
 [[environment]]
 name = "calculator"
 id = "c"

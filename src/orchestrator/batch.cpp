@@ -113,7 +113,7 @@ PreparedBatch prepare_batch(int64_t step, std::vector<Group> groups,
   AdvantageResult advantages = compute_advantages(rewards, options.advantage);
 
   Summary summary(ids);
-  int64_t filtered = 0, samples = 0;
+  int64_t filtered = 0, trained = 0;
   int32_t number = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
     const std::vector<double>& own = advantages.advantages[g];
@@ -127,8 +127,8 @@ PreparedBatch prepare_batch(int64_t step, std::vector<Group> groups,
       summary.add(groups[g].environment, rollout, step - 1);
       SplitTrajectory split = split_trajectory(rollout.steps);
       summary.add(split);
-      samples += static_cast<int64_t>(split.samples.size());
       if (leave_out) continue;
+      ++trained;
       for (TrainingSample& sample : split.samples) {
         batch.learner.samples.push_back({std::move(sample), own[r], number, options.temperature});
       }
@@ -142,8 +142,8 @@ PreparedBatch prepare_batch(int64_t step, std::vector<Group> groups,
   count("singleton_groups", advantages.singleton_groups);
   count("zero_advantage_groups", advantages.zero_variance_groups);
   count("filtered_groups", filtered);
-  count("batch/rollouts", number);
-  count("batch/samples", samples);
+  count("batch/rollouts", trained);
+  count("batch/samples", static_cast<int64_t>(batch.learner.samples.size()));
   batch.groups = std::move(groups);
   batch.advantages = std::move(advantages.advantages);
   return batch;

@@ -1,5 +1,7 @@
 #include "orchestrator/conversation.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "leeway/error.h"
@@ -31,9 +33,7 @@ Conversation::Conversation(const Tokenizer& tokenizer, const Renderer* renderer,
                            const std::string& stop, std::span<const int32_t> eos)
     : tokenizer_(tokenizer), renderer_(renderer), stop_ids_(eos.begin(), eos.end()) {
   const auto add = [&](int32_t id) {
-    if (std::find(stop_ids_.begin(), stop_ids_.end(), id) == stop_ids_.end()) {
-      stop_ids_.push_back(id);
-    }
+    if (!ends_reply(id)) stop_ids_.push_back(id);
   };
   if (renderer_ != nullptr) {
     for (int32_t id : renderer_->stop_token_ids()) add(id);
@@ -42,9 +42,12 @@ Conversation::Conversation(const Tokenizer& tokenizer, const Renderer* renderer,
   if (stop_ids_.empty()) {
     throw Error(
         "nothing ends a reply: give rollout.stop (\"\\n\"), a renderer, or a model whose "
-        "config.json "
-        "has an eos_token_id");
+        "config.json has an eos_token_id");
   }
+}
+
+bool Conversation::ends_reply(int32_t id) const {
+  return std::find(stop_ids_.begin(), stop_ids_.end(), id) != stop_ids_.end();
 }
 
 std::vector<int32_t> Conversation::first_prompt(const Example& example) const {
@@ -63,7 +66,10 @@ Reply Conversation::read(std::span<const int32_t> completion, bool truncated,
   if (renderer_ != nullptr) {
     reply.response = renderer_->parse_response(completion, options_of(example, true));
   } else {
-    reply.response.content = reply.text;
+    const bool close = !completion.empty() && ends_reply(completion.back()) &&
+                       tokenizer_.is_special(completion.back());
+    reply.response.content =
+        close ? tokenizer_.decode(completion.first(completion.size() - 1)) : reply.text;
   }
   return reply;
 }
@@ -91,9 +97,16 @@ TrainingSample Conversation::demonstration(const Example& example) const {
     sample.ids = std::move(rendered.ids);
     sample.loss_mask = std::move(rendered.loss_mask);
   } else {
+    if (example.messages.size() > 1 || example.demonstration.size() > 1) {
+      throw Error(fmt::format(
+          "demonstration {}: a conversation of {} messages needs a chat format; give "
+          "orchestrator.renderer.name",
+          example.index, example.messages.size() + example.demonstration.size()));
+    }
     sample.ids = first_prompt(example);
-    const std::vector<int32_t> answer =
+    std::vector<int32_t> answer =
         tokenizer_.encode(example.demonstration.front().content, SpecialTokens::as_text);
+    if (answer.empty() || !ends_reply(answer.back())) answer.push_back(stop_ids_.front());
     sample.loss_mask.assign(sample.ids.size(), 0);
     sample.ids.insert(sample.ids.end(), answer.begin(), answer.end());
     sample.loss_mask.resize(sample.ids.size(), 1);

@@ -28,6 +28,7 @@ class Conversation {
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
 
   std::vector<int32_t> first_prompt(const Example& example) const;
+  // Without a renderer, the content is the text, but for a special token that ended the reply.
   Reply read(std::span<const int32_t> completion, bool truncated, const Example& example) const;
 
   // The prompt after `messages` follow a turn. `history` holds everything said so far, the reply
@@ -39,10 +40,14 @@ class Conversation {
                                    const std::vector<Message>& messages,
                                    const Example& example) const;
 
-  // Prompt and demonstration as one training sample, with loss on what the policy would sample.
+  // Prompt and demonstration as one training sample, with loss on what the policy would sample:
+  // ids and loss_mask alone are filled. Without a renderer, a demonstration that no stop token ends
+  // gets the first of them. Throws Error for several messages without a renderer.
   TrainingSample demonstration(const Example& example) const;
 
  private:
+  bool ends_reply(int32_t id) const;
+
   const Tokenizer& tokenizer_;
   const Renderer* renderer_;
   std::vector<int32_t> stop_ids_;

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "leeway/error.h"
+#include "orchestrator/split.h"
 
 namespace leeway {
 namespace {
@@ -43,17 +44,15 @@ Estimate estimate(const std::vector<double>& per_prompt) {
   LEEWAY_CHECK(!per_prompt.empty(), "an estimate needs a value");
   const double n = static_cast<double>(per_prompt.size()), mean = mean_of(per_prompt);
   double squares = 0.0;
-  bool unit = true;
-  for (double value : per_prompt) {
-    squares += (value - mean) * (value - mean);
-    unit = unit && value >= 0.0 && value <= 1.0;
-  }
-  const double of_mean = n > 1 ? squares / (n - 1) / n : 0.0;  // variance
-  if (!unit) {
-    const double half = kQuantile * std::sqrt(of_mean);
+  for (double value : per_prompt) squares += (value - mean) * (value - mean);
+  const auto [least, most] = std::minmax_element(per_prompt.begin(), per_prompt.end());
+  if (*least < 0.0 || *most > 1.0) {
+    const double half = n > 1 ? kQuantile * std::sqrt(squares / (n - 1) / n) : 0.0;
     return {mean, mean - half, mean + half};
   }
-  const double effective = of_mean > 0.0 ? std::max(1.0, mean * (1.0 - mean) / of_mean) : n;
+  // Of zeros and ones: n itself. Equal values are compared as such: their squares may be dust.
+  const double effective =
+      *least < *most ? std::max(1.0, mean * (1.0 - mean) / (squares / n / n)) : n;
   const double z = kQuantile * kQuantile / effective;
   const double centre = (mean + z / 2) / (1 + z);
   const double half =
@@ -89,7 +88,7 @@ std::vector<PromptResult> sample_held_out(
       rollout += options.samples;
       results.push_back({.environment = e});
       driver.start(environment, environment.example(Split::held_out, i), rollouts,
-                   options.seed + i * 0x9e3779b97f4a7c15u + e);
+                   mixed_seed({options.seed, e, i}));
     }
   }
   std::string last_failure;

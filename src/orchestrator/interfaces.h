@@ -23,6 +23,9 @@ struct SampleRequest {
   float temperature = 1.0f;  // 0: greedy
   std::vector<int32_t> stop_ids;
   uint64_t seed = 0;
+  // Truncated sampling, for evaluation: 0, 1, 0 are off.
+  int64_t top_k = 0;
+  float top_p = 1.0f, min_p = 0.0f;
 };
 
 // How one sample of a request ended.

@@ -85,6 +85,9 @@ void RolloutDriver::submit(const std::vector<int64_t>& rollouts, const std::vect
   request.temperature = settings_.temperature;
   request.stop_ids = conversation_.stop_ids();
   request.seed = seed;
+  request.top_k = settings_.top_k;
+  request.top_p = settings_.top_p;
+  request.min_p = settings_.min_p;
   const int64_t number = sampler_.submit(request);
   waits_[number] = {rollouts, request.samples};
   for (int64_t rollout : rollouts) rollouts_.at(rollout)->prompt = prompt;

@@ -48,6 +48,8 @@ struct RolloutSettings {
   int64_t max_new_tokens = 64;  // of a turn
   int64_t max_turns = 8;
   int64_t max_length = 0;  // of prompt and replies together: the model's positions
+  int64_t top_k = 0;
+  float top_p = 1.0f, min_p = 0.0f;
 };
 
 // Used by one thread. Everything it is made with must outlive it.

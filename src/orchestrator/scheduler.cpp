@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
-#include "base/rng.h"
 #include "leeway/error.h"
+#include "orchestrator/split.h"
 
 namespace leeway {
 
@@ -34,20 +35,30 @@ void RolloutScheduler::pump(double seconds) {
 }
 
 void RolloutScheduler::admit() {
-  for (auto& [number, open] : open_) {
-    if (open.missing > 0) dispatch(open);
-  }
-  const int64_t most = std::min(table_.max_off_policy_steps + version_ + 1, max_batches_);
   const int64_t room =
       table_.max_inflight > 0 ? table_.max_inflight : std::numeric_limits<int64_t>::max();
+  int64_t waiting = 0;  // retries whose group has rollouts that must end first
+  for (auto& [number, open] : open_) {
+    const auto missing = static_cast<int64_t>(open.missing.size());
+    if (missing == 0) continue;
+    if (lockstep() && !open.running.empty()) {
+      waiting += missing;
+      continue;
+    }
+    if (driver_.running() + missing > room) return;
+    dispatch(open);
+  }
+  const int64_t most = std::min(table_.max_off_policy_steps + version_ + 1, max_batches_);
   while (places_taken() + table_.group_size <= most * batch_places() &&
-         driver_.running() + table_.group_size <= room) {
+         driver_.running() + waiting + table_.group_size <= room) {
     const int64_t number = next_group_++;
     const EnvironmentMix::Draw draw = mix_.draw(static_cast<uint64_t>(number));
     Open& open = open_[number];
     open.group.number = number;
     open.group.environment = draw.member;
-    open.missing = table_.group_size;
+    open.group.rollouts.resize(static_cast<size_t>(table_.group_size));
+    open.missing.resize(static_cast<size_t>(table_.group_size));
+    std::iota(open.missing.begin(), open.missing.end(), int64_t{0});
     open.started_version = version_;
     open.group.example =
         mix_.members()[draw.member].environment->example(Split::train, draw.example);
@@ -57,39 +68,46 @@ void RolloutScheduler::admit() {
 }
 
 void RolloutScheduler::dispatch(Open& open) {
-  std::vector<int64_t> rollouts(static_cast<size_t>(open.missing));
-  for (int64_t& rollout : rollouts) {
-    rollout = next_rollout_++;
-    places_[rollout] = {open.group.number, open.round};
+  std::vector<int64_t> members = std::exchange(open.missing, {}), rollouts;
+  std::sort(members.begin(), members.end());
+  for (int64_t member : members) {
+    rollouts.push_back(next_rollout_++);
+    places_[rollouts.back()] = {open.group.number, open.round, member};
   }
   open.running.insert(open.running.end(), rollouts.begin(), rollouts.end());
-  totals_.admitted += open.missing;
-  open.missing = 0;
-  Rng mixed(seed_ ^ static_cast<uint64_t>(open.group.number) * 0x9e3779b97f4a7c15u);
-  const uint64_t seed = mixed.next() + static_cast<uint64_t>(open.round);
-  driver_.start(*mix_.members()[open.group.environment].environment, open.group.example, rollouts,
-                seed);
+  totals_.admitted += static_cast<int64_t>(rollouts.size());
+  const Environment& environment = *mix_.members()[open.group.environment].environment;
+  const auto group = static_cast<uint64_t>(open.group.number);
+  if (open.round == 0) {
+    driver_.start(environment, open.group.example, rollouts, mixed_seed({seed_, group}));
+    return;
+  }
+  // Each retry has a seed of its own, whichever others fail with it.
+  for (size_t i = 0; i < members.size(); ++i) {
+    const uint64_t seed = mixed_seed({seed_, group, static_cast<uint64_t>(open.round),
+                                      static_cast<uint64_t>(members[i])});
+    driver_.start(environment, open.group.example, {rollouts[i]}, seed);
+  }
 }
 
 void RolloutScheduler::take(RolloutOutcome&& outcome) {
   const auto found = places_.find(outcome.rollout);
-  LEEWAY_CHECK(found != places_.end(), "an outcome belongs to a rollout that was admitted");
+  if (found == places_.end()) {
+    LEEWAY_CHECK(outcome.outcome == Outcome::cancelled, "an outcome is of an admitted rollout");
+    return;  // counted when its group was given up
+  }
   const Place place = found->second;
   places_.erase(found);
-  switch (outcome.outcome) {
-    case Outcome::completed: ++totals_.completed; break;
-    case Outcome::failed: ++totals_.failed; break;
-    case Outcome::cancelled: ++totals_.cancelled; break;
-  }
+  LEEWAY_CHECK(outcome.outcome != Outcome::cancelled, "groups are given up as a whole");
+  ++(outcome.outcome == Outcome::completed ? totals_.completed : totals_.failed);
   const auto group = open_.find(place.group);
-  if (group == open_.end()) return;  // given up before this one ended
+  if (group == open_.end()) return;  // given up before this one was looked at
   Open& open = group->second;
   std::erase(open.running, outcome.rollout);
   if (outcome.outcome == Outcome::failed) return finish_failed(open, place, outcome);
-  LEEWAY_CHECK(outcome.outcome == Outcome::completed, "groups are given up as a whole");
   totals_.sampled_tokens += outcome.result.sampled_tokens();
-  open.group.rollouts.push_back(std::move(outcome.result));
-  if (static_cast<int64_t>(open.group.rollouts.size()) < table_.group_size) return;
+  open.group.rollouts[static_cast<size_t>(place.member)] = std::move(outcome.result);
+  if (++open.finished < table_.group_size) return;
   finished_.push_back(std::move(open.group));
   totals_.drops_in_a_row = 0;
   open_.erase(group);
@@ -111,19 +129,25 @@ void RolloutScheduler::finish_failed(Open& open, const Place& place, const Rollo
     ++counts_.dropped_groups[environment];
     ++totals_.groups_dropped;
     ++totals_.drops_in_a_row;
-    counts_.cancelled_dropped += static_cast<int64_t>(open.running.size());
-    drop(open.group.number, "dropped");
+    counts_.cancelled_dropped += drop(open.group.number, "dropped");
     return;
   }
   open.round = open.last_failed_round + 1;
-  ++open.missing;
+  open.missing.push_back(place.member);
 }
 
-void RolloutScheduler::drop(int64_t group, const std::string& reason) {
+int64_t RolloutScheduler::drop(int64_t group, const std::string& reason) {
   const auto found = open_.find(group);
   const std::vector<int64_t> running = std::move(found->second.running);
   open_.erase(found);
-  for (int64_t rollout : running) driver_.cancel(rollout, reason);
+  int64_t cancelled = 0;
+  for (int64_t rollout : running) {
+    if (!driver_.cancel(rollout, reason)) continue;  // it has ended: its outcome is on the way
+    places_.erase(rollout);
+    ++cancelled;
+  }
+  totals_.cancelled += cancelled;
+  return cancelled;
 }
 
 bool RolloutScheduler::too_old(int32_t oldest_version) const {
@@ -139,7 +163,7 @@ std::optional<std::vector<Group>> RolloutScheduler::take_batch() {
   });
   const auto count = static_cast<size_t>(table_.prompts_per_batch);
   if (finished_.size() < count || batches_taken_ >= max_batches_) return std::nullopt;
-  if (table_.schedule == "lockstep") {
+  if (lockstep()) {
     std::sort(finished_.begin(), finished_.end(),
               [](const Group& a, const Group& b) { return a.number < b.number; });
     const bool earlier_runs = !open_.empty() && open_.begin()->first < finished_[count - 1].number;
@@ -162,23 +186,21 @@ void RolloutScheduler::offer_weights(const PolicyWeights& weights, int64_t versi
 
 void RolloutScheduler::swap_weights() {
   if (offered_.empty()) return;
-  const bool lockstep = table_.schedule == "lockstep";
-  if (lockstep &&
+  if (lockstep() &&
       (!open_.empty() ||
        places_taken() <
            std::min(table_.max_off_policy_steps + version_ + 1, max_batches_) * batch_places())) {
     return;  // this version has rollouts to give
   }
-  if (!lockstep) offered_.erase(offered_.begin(), offered_.end() - 1);  // the newest
+  if (!lockstep()) offered_.erase(offered_.begin(), offered_.end() - 1);  // the newest
   // Stale work ends before the swap: it must not take a step with the new weights.
   std::vector<int64_t> stale;
   for (const auto& [number, open] : open_) {
     if (too_old(static_cast<int32_t>(open.started_version))) stale.push_back(number);
   }
   for (int64_t number : stale) {
-    counts_.cancelled_stale += static_cast<int64_t>(open_.at(number).running.size());
     ++totals_.groups_stale;
-    drop(number, "stale");
+    counts_.cancelled_stale += drop(number, "stale");
   }
   version_ = offered_.front().first;
   sampler_.update_weights(offered_.front().second, version_);

@@ -14,8 +14,9 @@
 //
 // Schedules: `free` swaps weights as soon as they are there, and batches take groups as they
 // finish. `lockstep` swaps when everything admitted has ended, and batches take groups in the order
-// of their numbers: batch b is sampled by version max(0, b - max_off_policy_steps) alone, and a run
-// can be repeated bit for bit.
+// of their numbers: batch b is sampled by version max(0, b - max_off_policy_steps) alone. A group
+// then retries when all of its rollouts have ended, so that how long anything takes decides
+// nothing: a run can be repeated bit for bit.
 //
 // Invariant: admitted = completed + failed + cancelled + running, at any time.
 #pragma once
@@ -83,9 +84,10 @@ class RolloutScheduler {
 
  private:
   struct Open {
-    Group group;
+    Group group;                   // rollouts by member: an outcome's time decides nothing
+    int64_t finished = 0;          // of them
     std::vector<int64_t> running;  // rollouts
-    int64_t missing = 0;           // rollouts to be started
+    std::vector<int64_t> missing;  // members to be started
     int64_t round = 0;             // of the dispatch in progress
     int64_t failed_rounds = 0;
     int64_t last_failed_round = -1;
@@ -94,14 +96,17 @@ class RolloutScheduler {
   struct Place {
     int64_t group;
     int64_t round;
+    int64_t member;
   };
+  bool lockstep() const { return table_.schedule == "lockstep"; }
   int64_t batch_places() const { return table_.prompts_per_batch * table_.group_size; }
   int64_t places_taken() const;
   void admit();
   void dispatch(Open& open);
   void take(RolloutOutcome&& outcome);
   void finish_failed(Open& open, const Place& place, const RolloutOutcome& outcome);
-  void drop(int64_t group, const std::string& reason);
+  // Gives the group up; how many of its rollouts were cancelled.
+  int64_t drop(int64_t group, const std::string& reason);
   void swap_weights();
   bool too_old(int32_t oldest_version) const;
 

@@ -82,6 +82,12 @@ const page = (function () {
   const column = (run, table, name) => (run[table] && run[table].columns[name]) || null;
   const steps = (run, table = 'metrics') => (run[table] ? run[table].step : []);
   // The last value of a metric and its step; a step without one is passed over.
+  // The middle value of a column: one step in which one side idles does not speak for the run.
+  function median(run, name) {
+    const values = (run.metrics.columns[name] || []).filter(Number.isFinite).sort((a, b) => a - b);
+    return values.length > 0 ? values[Math.floor(values.length / 2)] : null;
+  }
+
   function last(run, name, table = 'metrics') {
     const values = column(run, table, name) || [];
     for (let at = values.length - 1; at >= 0; --at) {
@@ -134,8 +140,8 @@ const page = (function () {
     const value = (name) => last(run, name).value;
     const evaluated = last(run, 'eval/all/reward/mean', 'eval');
     const between = interval(run, 'eval/all/reward');
-    const trained = rate(value('perf/trained_tokens_per_second'));
-    const trainer = percent(value('perf/trainer_busy'), 0);
+    const trained = rate(median(run, 'perf/trained_tokens_per_second'));
+    const trainer = percent(median(run, 'perf/trainer_busy'), 0);
     return [
       {name: 'Steps', value: progress(run), about: is_number(value('time/elapsed'))
           ? duration(value('time/elapsed')) + ' in all' : ''},
@@ -152,9 +158,9 @@ const page = (function () {
               percent(value('is_masked_high'), 2), below: 'of trained tokens'},
       {name: 'Staleness', value: number(value('off_policy_level/all/mean')),
        about: 'versions; most ' + number(value('off_policy_level/all/max')), below: 'versions'},
-      {name: 'Tokens/s', value: rate(value('perf/sampled_tokens_per_second')),
+      {name: 'Tokens/s', value: rate(median(run, 'perf/sampled_tokens_per_second')),
        about: 'sampled; trained ' + trained, behind: '/ ' + trained, below: 'sampled / trained'},
-      {name: 'Busy', value: percent(value('perf/sampler_busy'), 0),
+      {name: 'Busy', value: percent(median(run, 'perf/sampler_busy'), 0),
        about: 'sampler; trainer ' + trainer, behind: '/ ' + trainer, below: 'sampler / trainer'},
     ];
   }

@@ -48,14 +48,13 @@ std::vector<std::string> inert_parts(const LossSpec& spec, const TrainerTable& t
   };
   std::vector<std::string> parts;
   const auto note = [&](const std::string& part, const Pair& pair) {
-    parts.push_back(
-        fmt::format("{} is always 1 ({}): {}", ratio_text(pair), reason(pair), part));
+    parts.push_back(fmt::format("{} is always 1 ({}): {}", ratio_text(pair), reason(pair), part));
   };
   const bool bounded = spec.surrogate.clip.low > -kInfinity || spec.surrogate.clip.high < kInfinity;
   const bool clips = spec.surrogate.kind == SurrogateKind::clipped ||
                      (spec.surrogate.kind == SurrogateKind::detached_ratio && bounded);
   if (same.equal(spec.ratio.pair)) {
-    if (clips) note("the clip cannot act", spec.ratio.pair);
+    if (clips || spec.ratio.signed_log_clip) note("the clip cannot act", spec.ratio.pair);
     if (spec.surrogate.kind == SurrogateKind::soft_gate) {
       note("the soft gate is the same for all tokens", spec.ratio.pair);
     }
@@ -63,13 +62,16 @@ std::vector<std::string> inert_parts(const LossSpec& spec, const TrainerTable& t
   for (const Gate& gate : spec.gates) {
     if (same.equal(gate.pair)) note("the mask drops no token", gate.pair);
   }
+  const Pair aged{Stream::prox, Stream::rollout};
+  if (spec.m2_threshold && same.equal(aged)) note("M2PO's mask drops no token", aged);
   for (const Correction& correction : spec.corrections) {
     if (correction.weight && same.equal(correction.weight->pair)) {
       note(fmt::format("the weight {} changes nothing", correction.name), correction.weight->pair);
     }
   }
   for (const Penalty& penalty : spec.penalties) {
-    if (same.equal(penalty.pair)) note("the penalty on it is 0, and so is its gradient", penalty.pair);
+    if (same.equal(penalty.pair))
+      note("the penalty on it is 0, and so is its gradient", penalty.pair);
   }
   return parts;
 }

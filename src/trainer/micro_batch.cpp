@@ -30,7 +30,7 @@ void append(MicroBatch& batch, size_t number, const Sample& sample, const Policy
     batch.targets.push_back(sample.ids[t]);
     batch.mask.push_back(sample.loss_mask[t]);
     batch.advantages.push_back(sample.advantage(t));
-    batch.versions.push_back(sample.versions.empty() ? -1 : sample.versions[t]);
+    if (!sample.versions.empty()) batch.versions.push_back(sample.versions[t]);
     if (!sample.rollout.empty()) batch.rollout.push_back(sample.rollout[t]);
     if (sample.loss_mask[t] != 0 || every_row) {
       batch.rows.push_back(first + static_cast<int64_t>(t) - 1);

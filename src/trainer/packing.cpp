@@ -51,8 +51,13 @@ std::vector<Bin> longest_first(std::span<const size_t> order, std::span<const in
 std::vector<std::vector<size_t>> pack(std::span<const int64_t> sizes, int64_t budget) {
   LEEWAY_CHECK(budget > 0, "a bin holds something");
   std::vector<size_t> order;
+  std::vector<std::vector<size_t>> out;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] > 0) order.push_back(i);
+    if (sizes[i] > budget) {
+      out.push_back({i});
+    } else if (sizes[i] > 0) {
+      order.push_back(i);
+    }
   }
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return sizes[a] > sizes[b]; });
@@ -60,7 +65,6 @@ std::vector<std::vector<size_t>> pack(std::span<const int64_t> sizes, int64_t bu
   std::vector<Bin> balanced = longest_first(order, sizes, bins.size());
   if (largest(balanced) <= largest(bins)) bins = std::move(balanced);
 
-  std::vector<std::vector<size_t>> out;
   for (Bin& bin : bins) {
     std::sort(bin.items.begin(), bin.items.end());
     out.push_back(std::move(bin.items));

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -13,8 +15,11 @@ namespace leeway {
 namespace {
 
 constexpr const char* kMoments[] = {"m.", "v."};
+constexpr double kLargestCount = 0x1p53;  // whole numbers up to here are doubles
 
-void read_moment(const SafetensorsFile& file, const std::string& prefix, Parameters& into) {
+// `squares`: no number of the moment is negative.
+void read_moment(const SafetensorsFile& file, const std::string& prefix, bool squares,
+                 Parameters& into) {
   for (size_t i = 0; i < into.table().size(); ++i) {
     const ParameterInfo& info = into.table()[i];
     const std::string name = prefix + info.name;
@@ -25,10 +30,27 @@ void read_moment(const SafetensorsFile& file, const std::string& prefix, Paramet
     }
     copy_as_float(*tensor, file.path(), into.of(i));
     for (float value : into.of(i)) {
-      if (std::isfinite(value)) continue;
-      throw Error(fmt::format("{}: {} holds a number that is not finite", file.path(), name));
+      if (!std::isfinite(value)) {
+        throw Error(fmt::format("{}: {} holds a number that is not finite", file.path(), name));
+      }
+      if (squares && value < 0.0f) {
+        throw Error(fmt::format("{}: {} holds a negative number", file.path(), name));
+      }
     }
   }
+}
+
+// The same parameters, put to the same use.
+bool same_model(const Parameters& a, const Parameters& b) {
+  const auto same = [](const ParameterInfo& x, const ParameterInfo& y) {
+    return x.name == y.name && x.shape == y.shape;
+  };
+  const auto use = [](const ModelConfig& config) {
+    return std::tuple(config.family, config.num_attention_heads, config.num_key_value_heads,
+                      config.head_dim, config.rms_norm_eps, config.rope_theta, config.llama3_rope);
+  };
+  return std::equal(a.table().begin(), a.table().end(), b.table().begin(), b.table().end(), same) &&
+         use(a.config()) == use(b.config());
 }
 
 }  // namespace
@@ -53,27 +75,26 @@ void save_state(const std::string& folder, const Parameters& policy, const AdamW
 void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer) {
   const std::string name = folder + "/trainer.json";
   const auto document = parse_json(name, read_file(name));
-  if (!document.IsObject() || !document.HasMember("format") ||
-      !document["format"].IsNumber() || document["format"].GetDouble() != 1.0) {
+  if (!document.IsObject() || !document.HasMember("format") || !document["format"].IsNumber() ||
+      document["format"].GetDouble() != 1.0) {
     throw Error(name + ": is no trainer state of format 1");
   }
-  if (!document.HasMember("optimizer_steps") || !document["optimizer_steps"].IsNumber() ||
-      document["optimizer_steps"].GetDouble() < 0.0) {
+  const double steps =
+      document.HasMember("optimizer_steps") && document["optimizer_steps"].IsNumber()
+          ? document["optimizer_steps"].GetDouble()
+          : -1.0;
+  if (!(steps >= 0.0 && steps <= kLargestCount) || steps != std::floor(steps)) {
     throw Error(name + ": optimizer_steps is missing or no count");
   }
   Parameters loaded = load_parameters(folder);
-  const auto same = [](const ParameterInfo& a, const ParameterInfo& b) {
-    return a.name == b.name && a.shape == b.shape;
-  };
-  if (!std::equal(loaded.table().begin(), loaded.table().end(), policy.table().begin(),
-                  policy.table().end(), same)) {
+  if (!same_model(loaded, policy)) {
     throw Error(fmt::format("{}: holds another model than the one that is trained", folder));
   }
   const SafetensorsFile file(folder + "/optimizer.safetensors");
   AdamW read(policy.config());
-  read_moment(file, kMoments[0], read.first_moment());
-  read_moment(file, kMoments[1], read.second_moment());
-  read.set_steps(static_cast<int64_t>(document["optimizer_steps"].GetDouble()));
+  read_moment(file, kMoments[0], false, read.first_moment());
+  read_moment(file, kMoments[1], true, read.second_moment());
+  read.set_steps(static_cast<int64_t>(steps));
   policy = std::move(loaded);
   optimizer = std::move(read);
 }

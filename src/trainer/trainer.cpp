@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
+#include <utility>
 
 #include "core/participation.h"
 #include "leeway/error.h"
@@ -14,6 +16,10 @@
 
 namespace leeway {
 namespace {
+
+// A gradient's square is a float32 number below this; otherwise the second moment would hold
+// infinity for good.
+constexpr double kLargestNorm = 1e19;
 
 class Stopwatch {
  public:
@@ -25,21 +31,27 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+// The longest sequence of the batch, masked tokens and all, is part of the denominator.
+bool divides_by_longest(const LossSpec& spec) {
+  return spec.reduction.kind == ReductionKind::padded_length_mean ||
+         (spec.reduction.kind == ReductionKind::fixed_length && spec.reduction.fixed_length == 0.0);
+}
+
 // Whether a token's gradient can depend on tokens of other micro-batches, so that all
 // log-probabilities must be there first.
 bool needs_whole_batch(const LossSpec& spec) {
   return spec.denominator_depends_on_pi() ||
          spec.weight_normalisation != WeightNormalisation::none || spec.m2_threshold ||
-         spec.covariance_selection || spec.reduction.kind == ReductionKind::padded_length_mean ||
-         (spec.reduction.kind == ReductionKind::fixed_length && spec.reduction.fixed_length == 0.0);
+         spec.covariance_selection || divides_by_longest(spec);
 }
 
-// Whether the loss looks at tokens that are not trained, as some code bases do.
+// Whether the loss looks at tokens that are not trained, as some code bases do, or at their number.
 bool looks_at_every_row(const LossSpec& spec) {
   const auto everywhere = [](const Correction& correction) {
     return !correction.weight || correction.weight->over == Positions::all;
   };
   return spec.positions == Positions::all || spec.ratio.over == Positions::all ||
+         divides_by_longest(spec) ||
          std::any_of(spec.corrections.begin(), spec.corrections.end(), everywhere);
 }
 
@@ -47,10 +59,26 @@ std::unique_ptr<Parameters> load_other_policy(const std::string& key, const std:
                                               const ModelConfig& policy) {
   auto other = std::make_unique<Parameters>(load_parameters(folder));
   if (other->config().vocab_size != policy.vocab_size) {
-    throw Error(fmt::format("trainer.{} = \"{}\": has a vocabulary of {}, the policy one of {}", key,
-                            folder, other->config().vocab_size, policy.vocab_size));
+    throw Error(fmt::format("trainer.{} = \"{}\": has a vocabulary of {}, the policy one of {}",
+                            key, folder, other->config().vocab_size, policy.vocab_size));
   }
   return other;
+}
+
+void check_stream(const char* name, bool is_read, const std::string& preset,
+                  const TokenValues& values, std::span<const Sample> samples) {
+  if (values.empty()) {
+    if (!is_read || samples.empty()) return;
+    throw Error(fmt::format("preset {} reads {}: give its log-probabilities", preset, name));
+  }
+  if (values.size() != samples.size()) {
+    throw Error(fmt::format("{} has {} lists for {} samples", name, values.size(), samples.size()));
+  }
+  for (size_t i = 0; i < samples.size(); ++i) {
+    if (values[i].size() == samples[i].ids.size()) continue;
+    throw Error(fmt::format("sample {}: {} has {} entries for {} ids", i, name, values[i].size(),
+                            samples[i].ids.size()));
+  }
 }
 
 TokenValues zeros_like(std::span<const Sample> samples) {
@@ -144,7 +172,8 @@ struct Trainer::Impl {
   }
   std::span<float> d_head() {
     const auto& config = policy.config();
-    return {network_of(gradients).head, static_cast<size_t>(config.vocab_size * config.hidden_size)};
+    return {network_of(gradients).head,
+            static_cast<size_t>(config.vocab_size * config.hidden_size)};
   }
 
   TokenValues score(const Parameters& weights, std::span<const Sample> samples) {
@@ -156,6 +185,11 @@ struct Trainer::Impl {
       scatter(batch, logprobs, values);
     }
     return values;
+  }
+
+  void check_rollouts(std::span<const Sample> samples, const char* reader) const {
+    if (samples.empty() || !samples[0].rollout.empty()) return;
+    throw Error(fmt::format("sample 0: rollout is empty, and {} reads it", reader));
   }
 
   // A micro-batch whose gradient needs nothing of others.
@@ -180,8 +214,7 @@ struct Trainer::Impl {
   }
 
   void pass_gradient(const MicroBatch& batch, const HeadProblem& problem,
-                     std::span<const float> gradient,
-                     double entropy_gradient) {
+                     std::span<const float> gradient, double entropy_gradient) {
     g_entropy.assign(entropy_gradient == 0.0 ? 0 : gradient.size(), 0.0f);
     for (size_t t = 0; t < g_entropy.size(); ++t) {
       if (batch.mask[t] != 0) g_entropy[t] = static_cast<float>(entropy_gradient);
@@ -255,7 +288,12 @@ struct Trainer::Impl {
                   std::span<const size_t> only, std::optional<double> denominator,
                   std::optional<int64_t> trained_of_step) {
     PassResult result;
-    result.logprobs = zeros_like(samples);
+    if (only.empty()) {
+      result.logprobs = zeros_like(samples);
+    } else {  // `merge` takes the other lists from the passes that make them
+      result.logprobs.resize(samples.size());
+      for (size_t number : only) result.logprobs[number].resize(samples[number].ids.size());
+    }
     const std::vector<MicroBatch> batches = micro_batches(samples, streams, only);
     for (const MicroBatch& batch : batches) {
       result.tokens += batch.size();
@@ -266,7 +304,8 @@ struct Trainer::Impl {
     if (batches.empty()) return result;
     const double trained =
         static_cast<double>(trained_of_step ? *trained_of_step : result.trained_tokens);
-    const double entropy_gradient = table.entropy_bonus == 0.0 ? 0.0 : -table.entropy_bonus / trained;
+    const double entropy_gradient =
+        table.entropy_bonus == 0.0 ? 0.0 : -table.entropy_bonus / trained;
     try {
       if (needs_whole_batch(spec) && batches.size() > 1) {
         pass_together(batches, streams.prox_is_pi, denominator, entropy_gradient, result);
@@ -297,6 +336,7 @@ struct Trainer::Impl {
   Activations activations;
   AlignedVector<float> hidden, d_hidden;
   std::vector<float> logprobs, entropy, g, g_entropy;
+  std::string pass_failure;  // of a pass since the last step: the gradients are of no use
 };
 
 Trainer::Trainer(Parameters initial, LossSpec spec, TrainerTable table)
@@ -324,22 +364,40 @@ TokenValues Trainer::teacher_forward(std::span<const Sample> samples) {
 PassResult Trainer::forward_backward(std::span<const Sample> samples, const PolicyStreams& streams,
                                      std::optional<double> denominator) {
   check_samples(impl_->policy.config(), samples);
-  return impl_->pass(samples, streams, {}, denominator, {});
+  const LossSpec& spec = impl_->spec;
+  if (spec.reads(Stream::rollout)) impl_->check_rollouts(samples, spec.preset.c_str());
+  check_stream("prox", spec.reads(Stream::prox) && !streams.prox_is_pi, spec.preset, streams.prox,
+               samples);
+  check_stream("ref", spec.reads(Stream::ref), spec.preset, streams.ref, samples);
+  check_stream("teacher", spec.reads(Stream::teacher), spec.preset, streams.teacher, samples);
+  PassResult result = impl_->pass(samples, streams, {}, denominator, {});
+  if (impl_->pass_failure.empty()) impl_->pass_failure = result.failure;
+  return result;
 }
 
 double Trainer::denominator_of_samples(std::span<const Sample> samples) {
   check_samples(impl_->policy.config(), samples);
-  return impl_->denominator_of(impl_->micro_batches(samples, {}, {}));
+  if (impl_->spec.denominator_depends_on_pi()) {
+    throw Error(fmt::format(
+        "preset {}: its denominator depends on the log-probabilities, so that only a pass over all "
+        "samples of a step tells it; give them to one forward_backward, without a denominator",
+        impl_->spec.preset));
+  }
+  // In one piece: a longest sequence is that of all samples.
+  return impl_->denominator_of(
+      make_micro_batches(samples, {}, std::numeric_limits<int64_t>::max(), impl_->every_row));
 }
 
 OptimResult Trainer::optim_step() {
   OptimResult result;
   const OptimizerTable& settings = impl_->table.optimizer;
   result.grad_norm = gradient_norm(impl_->pool, impl_->gradients);
-  if (std::isfinite(result.grad_norm)) {
-    const double scale = settings.max_grad_norm > 0.0 && result.grad_norm > settings.max_grad_norm
-                             ? settings.max_grad_norm / result.grad_norm
-                             : 1.0;
+  const double scale = settings.max_grad_norm > 0.0 && result.grad_norm > settings.max_grad_norm
+                           ? settings.max_grad_norm / result.grad_norm
+                           : 1.0;
+  if (!impl_->pass_failure.empty()) {
+    result.failure = std::exchange(impl_->pass_failure, {});
+  } else if (std::isfinite(result.grad_norm) && scale * result.grad_norm < kLargestNorm) {
     result.learning_rate =
         learning_rate(settings, impl_->optimizer.steps() + 1,
                       impl_->table.max_steps * optimizer_steps_per_batch(impl_->table));
@@ -355,6 +413,7 @@ OptimResult Trainer::optim_step() {
 BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   Impl& impl = *impl_;
   check_samples(impl.policy.config(), samples);
+  if (impl.spec.reads(Stream::rollout)) impl.check_rollouts(samples, impl.spec.preset.c_str());
   BatchResult result;
   PolicyStreams streams;
   const auto timed = [](double& seconds, auto&& work) {
@@ -372,6 +431,7 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   const int64_t steps = optimizer_steps_per_batch(impl.table);
   if (impl.spec.reads(Stream::prox)) {
     if (impl.table.prox_forward == "never") {
+      impl.check_rollouts(samples, "prox_forward = \"never\"");
       for (const Sample& sample : samples) streams.prox.push_back(sample.rollout);
     } else if (impl.table.prox_forward == "always" || steps > 1) {
       streams.prox = timed(result.prox_seconds, [&] { return forward(samples); });
@@ -389,8 +449,7 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   }
   if (trained == 0) return result;
   // Where the whole batch is one step, a spec that looks across it must see it in one piece.
-  const int64_t parts =
-      !step_each && needs_whole_batch(impl.spec) ? 1 : impl.table.minibatches;
+  const int64_t parts = !step_each && needs_whole_batch(impl.spec) ? 1 : impl.table.minibatches;
   const auto step = [&] {
     const OptimResult optim = timed(result.step_seconds, [&] { return optim_step(); });
     if (!optim.failure.empty()) {
@@ -408,18 +467,19 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
         split_minibatches(samples, parts, static_cast<uint64_t>(impl.optimizer.steps() + epoch));
     for (const std::vector<size_t>& minibatch : minibatches) {
       PassResult pass = timed(result.pass_seconds, [&] {
-        return impl.pass(samples, streams, minibatch,
-                         step_each || needs_whole_batch(impl.spec) ? std::nullopt
-                                                                   : std::optional(denominator),
-                         step_each ? std::nullopt : std::optional(trained));
+        return impl.pass(
+            samples, streams, minibatch,
+            step_each || needs_whole_batch(impl.spec) ? std::nullopt : std::optional(denominator),
+            step_each ? std::nullopt : std::optional(trained));
       });
+      const bool trains = pass.trained_tokens > 0;
       result.passes.merge(std::move(pass));
       if (!result.passes.failure.empty()) {
         result.failure = result.passes.failure;
         std::fill(impl.gradients.flat().begin(), impl.gradients.flat().end(), 0.0f);
         return result;
       }
-      if (step_each && !step()) return result;
+      if (step_each && trains && !step()) return result;
     }
     if (!step_each && !step()) return result;
   }

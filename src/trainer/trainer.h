@@ -50,13 +50,14 @@ struct PassResult {
 struct OptimResult {
   double grad_norm = 0.0;  // before clipping
   double learning_rate = 0.0;
-  std::string failure;  // not empty: the norm was not finite, and nothing was changed
+  std::string failure;  // not empty: the norm was not finite or its square is no float32 number, or
+                        // a pass had failed; nothing was changed
 };
 
 // What `train_batch` did. Seconds are wall time.
 struct BatchResult {
-  PassResult passes;      // all of them; logprobs are the first epoch's
-  double loss = 0.0;      // mean over optimizer steps
+  PassResult passes;  // all of them; logprobs are the first epoch's
+  double loss = 0.0;  // mean over optimizer steps
   double grad_norm = 0.0, largest_grad_norm = 0.0, learning_rate = 0.0;
   int64_t optimizer_steps = 0;
   double ref_seconds = 0, teacher_seconds = 0, prox_seconds = 0, pass_seconds = 0, step_seconds = 0;
@@ -82,12 +83,16 @@ class Trainer {
   TokenValues teacher_forward(std::span<const Sample> samples);
 
   // Adds the gradient of the loss over `samples`. `denominator` is that of all samples of the
-  // optimizer step if these are only some of them (`denominator_of_samples`).
+  // optimizer step if these are only some of them (`denominator_of_samples`); an entropy bonus is
+  // divided by these samples' trained tokens all the same. Throws Error: check_samples, a stream
+  // that the loss reads and is not there, or does not fit the samples.
   PassResult forward_backward(std::span<const Sample> samples, const PolicyStreams& streams,
                               std::optional<double> denominator = {});
+  // Throws Error also where it depends on log-probabilities (`denominator = "kept"`).
   double denominator_of_samples(std::span<const Sample> samples);
 
-  // Clips, steps, sets gradients to zero (also after a failure).
+  // Clips, steps, sets gradients to zero (also after a failure). If a pass since the last step has
+  // failed, that is the step's failure too.
   OptimResult optim_step();
 
   // The whole flow of the table for one batch.

@@ -1,0 +1,261 @@
+#include "orchestrator/evaluation.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "orchestrator/environment_test_support.h"
+#include "orchestrator/fake_system.h"
+
+namespace leeway {
+namespace {
+
+using namespace leeway::testing;
+
+TEST(PassAtK, IsTheShareOfChoicesWithASuccess) {
+  for (int64_t n = 1; n <= 10; ++n) {
+    for (int64_t successes = 0; successes <= n; ++successes) {
+      std::vector<int64_t> all(static_cast<size_t>(n + 1)), right(static_cast<size_t>(n + 1));
+      for (uint32_t choice = 0; choice < (1u << n); ++choice) {
+        const auto k = static_cast<size_t>(__builtin_popcount(choice));
+        ++all[k];
+        right[k] += (choice & ((1u << successes) - 1)) != 0 ? 1 : 0;
+      }
+      for (int64_t k = 1; k <= n; ++k) {
+        const auto i = static_cast<size_t>(k);
+        EXPECT_NEAR(pass_at_k(n, successes, k),
+                    static_cast<double>(right[i]) / static_cast<double>(all[i]), 1e-12);
+      }
+    }
+  }
+  EXPECT_NEAR(pass_at_k(100000, 1, 50000), 0.5, 1e-9) << "no factorial overflows";
+}
+
+std::vector<double> zeros_and_ones(size_t n, size_t ones) {
+  std::vector<double> values(n);
+  std::fill_n(values.begin(), ones, 1.0);
+  return values;
+}
+
+TEST(Estimate, OfZerosAndOnesIsWilsons) {
+  struct Case {
+    size_t n, ones;
+    double low, high;
+  };
+  for (const Case& c : std::vector<Case>{{10, 0, 0.0, 0.27753},
+                                         {10, 10, 0.72247, 1.0},
+                                         {10, 5, 0.23659, 0.76341},
+                                         {100, 50, 0.40383, 0.59617},
+                                         {100, 99, 0.94554, 0.99823},
+                                         {1, 1, 0.20655, 1.0},
+                                         {1, 0, 0.0, 0.79345}}) {
+    const Estimate value = estimate(zeros_and_ones(c.n, c.ones));
+    EXPECT_NEAR(value.mean, static_cast<double>(c.ones) / static_cast<double>(c.n), 1e-12);
+    EXPECT_NEAR(value.low, c.low, 2e-5) << c.ones << " of " << c.n;
+    EXPECT_NEAR(value.high, c.high, 2e-5) << c.ones << " of " << c.n;
+  }
+}
+
+TEST(Estimate, OfSharesStaysAmongThem) {
+  Rng rng(5);
+  for (int i = 0; i < 3000; ++i) {
+    std::vector<double> values(1 + rng.below(20));
+    const double scale = std::pow(rng.uniform(), 4.0);
+    const bool high = rng.below(2) == 0;
+    for (double& value : values) {
+      value = rng.below(3) == 0 ? 0.0 : scale * rng.uniform();
+      if (high) value = 1.0 - value;
+    }
+    const Estimate result = estimate(values);
+    EXPECT_LE(0.0, result.low);
+    EXPECT_LE(result.low, result.mean);
+    EXPECT_LE(result.mean, result.high);
+    EXPECT_LE(result.high, 1.0);
+    EXPECT_TRUE(std::isfinite(result.low) && std::isfinite(result.high));
+  }
+}
+
+TEST(Estimate, OfEqualSharesIsNoSurerThanTheirNumber) {
+  for (const double share : {0.1, 0.3, 1.0 / 3.0, 0.5, 0.7}) {
+    for (const size_t n : {1u, 3u, 10u, 49u}) {
+      const Estimate value = estimate(std::vector<double>(n, share));
+      EXPECT_GT(value.high - value.low, 0.2) << share << " x " << n;
+    }
+  }
+}
+
+TEST(Estimate, OfOtherValuesIsTheNormalOne) {
+  const Estimate value = estimate({-1.0, 0.0, 1.0, 2.0, 3.0});
+  const double half = 1.959963984540054 * std::sqrt(2.5 / 5.0);
+  EXPECT_NEAR(value.mean, 1.0, 1e-12);
+  EXPECT_NEAR(value.low, 1.0 - half, 1e-12);
+  EXPECT_NEAR(value.high, 1.0 + half, 1e-12);
+  const Estimate one = estimate({-3.5});
+  EXPECT_EQ(one.low, -3.5);
+  EXPECT_EQ(one.high, -3.5);
+}
+
+TEST(Estimate, HoldsTheTruthNineteenTimesInTwenty) {
+  Rng rng(11);
+  // `draw` gives a value whose mean is the truth.
+  const auto coverage = [&](double truth, size_t n, const std::function<double()>& draw) {
+    int held = 0;
+    for (int trial = 0; trial < 2000; ++trial) {
+      std::vector<double> values(n);
+      for (double& value : values) value = draw();
+      const Estimate result = estimate(values);
+      held += result.low <= truth && truth <= result.high ? 1 : 0;
+    }
+    return held / 2000.0;
+  };
+  for (const double p : {0.05, 0.3, 0.5, 0.9}) {
+    const double binary = coverage(p, 60, [&] { return rng.uniform() < p ? 1.0 : 0.0; });
+    EXPECT_GT(binary, 0.92) << p;
+    EXPECT_LT(binary, 0.99) << p;
+    // Means of four samples of prompts that differ.
+    const double shares = coverage(p, 60, [&] {
+      const double own = rng.uniform() < 0.5 ? p - p * (1 - p) : p + p * (1 - p);
+      double sum = 0.0;
+      for (int i = 0; i < 4; ++i) sum += rng.uniform() < own ? 0.25 : 0.0;
+      return sum;
+    });
+    EXPECT_GT(shares, 0.91) << p;
+  }
+  EXPECT_NEAR(coverage(3.0, 60, [&] { return 3.0 + 5.0 * rng.normal(); }), 0.945, 0.025);
+}
+
+// Environments a, b, c of weights 3, 2, 1; b has few held-out prompts.
+struct HeldOut {
+  explicit HeldOut(const FakeSystem::MakePolicy& policy, bool rendered = false)
+      : system({.rendered = rendered, .members = members()}, policy) {}
+
+  static std::vector<EnvironmentMix::Member> members() {
+    std::vector<EnvironmentMix::Member> all;
+    for (const auto& [id, weight] :
+         std::vector<std::pair<std::string, double>>{{"a", 3.0}, {"b", 2.0}, {"c", 1.0}}) {
+      auto environment = std::make_unique<FakeEnvironment>(id, respond_by_letter);
+      if (id == "b") environment->held_out_size = 4;
+      all.push_back({id, weight, std::move(environment)});
+    }
+    return all;
+  }
+  std::vector<PromptResult> sample(const EvaluationOptions& options) {
+    return sample_held_out(system.mix, system.driver, options, [&](size_t done, size_t total) {
+      EXPECT_LE(last_done, done);
+      EXPECT_LE(done, total);
+      last_done = done;
+    });
+  }
+
+  size_t last_done = 0;
+  FakeSystem system;
+};
+
+FakeSystem::MakePolicy random_policy(double trouble, double more = 0.0) {
+  return [=](const FakeTalk& talk) { return RandomPolicy{talk, 3, trouble, more}; };
+}
+
+TEST(HeldOut, PromptsAreSharedOutByWeight) {
+  HeldOut held_out(random_policy(0.0));
+  const auto results = held_out.sample({.prompts = 33, .samples = 2, .seed = 9});
+  std::map<size_t, int> prompts;
+  for (const PromptResult& result : results) {
+    ++prompts[result.environment];
+    EXPECT_EQ(result.rewards.size(), 2u);
+    EXPECT_EQ(result.failures, 0);
+    EXPECT_GE(result.tokens, 4);
+    double sum = 0.0;
+    for (double reward : result.rewards) sum += reward;
+    EXPECT_EQ(static_cast<double>(result.successes), sum);
+  }
+  // 16.5, 11 and 5.5 are asked for; b has no more than 4.
+  EXPECT_EQ(prompts, (std::map<size_t, int>{{0, 17}, {1, 4}, {2, 5}}));
+  EXPECT_EQ(held_out.last_done, 52u);
+  std::set<std::string> seen;
+  for (const auto& sent : held_out.system.sampler.sent()) {
+    const std::string prompt = held_out.system.talk.text_of(sent.request.prompt);
+    EXPECT_NE(prompt.find(" held_out "), std::string::npos) << prompt;
+    EXPECT_TRUE(seen.insert(prompt).second) << prompt;
+  }
+}
+
+TEST(HeldOut, RolloutsHaveSeedsOfTheirOwn) {
+  HeldOut held_out(random_policy(0.0, 0.5), true);
+  held_out.sample({.prompts = 30, .samples = 4, .seed = 9});
+  std::set<uint64_t> seeds;
+  for (const auto& sent : held_out.system.sampler.sent()) seeds.insert(sent.request.seed);
+  EXPECT_GT(seeds.size(), 60u) << "there are second turns";
+  EXPECT_EQ(seeds.size(), held_out.system.sampler.sent().size());
+}
+
+TEST(HeldOut, FailuresAreCountedAndInNoAverage) {
+  HeldOut held_out(random_policy(0.08));
+  const auto results = held_out.sample({.prompts = 60, .samples = 4});
+  int64_t failures = 0;
+  for (const PromptResult& result : results) {
+    EXPECT_EQ(static_cast<int64_t>(result.rewards.size()) + result.failures, 4);
+    failures += result.failures;
+  }
+  EXPECT_GT(failures, 10);
+  double counted = 0.0;
+  for (const auto& [name, value] : evaluation_metrics(results, held_out.system.ids(), false)) {
+    if (name == "eval/all/failed_rollouts") counted = value;
+  }
+  EXPECT_EQ(counted, static_cast<double>(failures));
+}
+
+TEST(HeldOut, NothingButFailuresIsAnError) {
+  HeldOut held_out([](const FakeTalk&) {
+    return [](const SampleRequest&, int64_t, int64_t) {
+      return FakeReply{.failure = "the server is gone"};
+    };
+  });
+  expect_refused([&] { held_out.sample({.prompts = 6, .samples = 2}); },
+                 {"all 12 rollouts failed", "the server is gone"});
+}
+
+TEST(EvaluationMetrics, AreOfAllAndOfEachEnvironment) {
+  std::vector<PromptResult> results = {
+      {.environment = 0, .rewards = {1.0, 0.0, 0.0, 1.0}, .successes = 2},
+      {.environment = 0, .rewards = {0.0, 0.0}, .successes = 0, .failures = 2},
+      {.environment = 1, .rewards = {1.5, 1.5, 1.5, 1.5}, .successes = 4},
+      {.environment = 1, .rewards = {}, .failures = 4}};
+  std::map<std::string, double> metrics;
+  for (const auto& [name, value] : evaluation_metrics(results, {"a", "b", "none"}, false)) {
+    EXPECT_TRUE(metrics.emplace(name, value).second) << name;
+  }
+  const std::map<std::string, double> expected = {
+      {"eval/all/reward/mean", 2.0 / 3},
+      {"eval/a/reward/mean", 0.25},
+      {"eval/b/reward/mean", 1.5},
+      {"eval/a/pass@1", 0.25},
+      {"eval/a/pass@2", 5.0 / 12},  // 5/6 and 0
+      {"eval/a/pass@4", 1.0},       // of the prompt that has four
+      {"eval/b/pass@4", 1.0},
+      {"eval/all/prompts", 3.0},
+      {"eval/a/prompts", 2.0},
+      {"eval/b/prompts", 1.0},
+      {"eval/all/failed_rollouts", 6.0},
+      {"eval/b/failed_rollouts", 4.0}};
+  for (const auto& [name, value] : expected) {
+    ASSERT_TRUE(metrics.contains(name)) << name;
+    EXPECT_NEAR(metrics[name], value, 1e-12) << name;
+  }
+  for (const char* name : {"eval/a/reward", "eval/a/pass@2", "eval/all/pass@1"}) {
+    EXPECT_TRUE(metrics.contains(std::string(name) + "/low")) << name;
+    EXPECT_TRUE(metrics.contains(std::string(name) + "/high")) << name;
+  }
+  for (const auto& [name, value] : metrics) {
+    EXPECT_EQ(name.find("/none/"), std::string::npos) << name;
+    EXPECT_EQ(name.find("pass@3"), std::string::npos) << name;
+  }
+  const MetricList greedy = evaluation_metrics(results, {"a", "b"}, true);
+  ASSERT_EQ(greedy.size(), 3u);
+  EXPECT_EQ(greedy[0].first, "eval/all/greedy/mean");
+  EXPECT_NEAR(greedy[1].second, 0.25, 1e-12);
+}
+
+}  // namespace
+}  // namespace leeway

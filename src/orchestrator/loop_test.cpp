@@ -1,0 +1,1 @@
+#include "orchestrator/loop.h"
