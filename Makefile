@@ -23,7 +23,8 @@ test: build
 bench:
 	@scripts/setup bench
 	@cmake --preset release -B $(BUILD)-bench -DLEEWAY_BENCHMARKS=ON > /dev/null
-	@ninja -C $(BUILD)-bench -j $(JOBS) loss_benchmark tokenizer_benchmark policy_benchmark
+	@ninja -C $(BUILD)-bench -j $(JOBS) loss_benchmark tokenizer_benchmark policy_benchmark \
+	  loop_benchmark leeway
 	@scripts/run_benchmarks $(BUILD)-bench
 
 asan tsan:

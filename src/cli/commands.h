@@ -42,5 +42,6 @@ void add_report(CLI::App& app, Program& program);
 void add_train(CLI::App& app, Program& program);
 void add_sft(CLI::App& app, Program& program);
 void add_eval(CLI::App& app, Program& program);
+void add_sweep(CLI::App& app, Program& program);
 
 }  // namespace leeway

@@ -63,6 +63,7 @@ int main(int argc, char** argv) {
   leeway::add_train(app, program);
   leeway::add_sft(app, program);
   leeway::add_eval(app, program);
+  leeway::add_sweep(app, program);
   leeway::add_report(app, program);
   leeway::add_config(app, program);
   try {

@@ -77,8 +77,7 @@ TEST(Batch, GivesEachRolloutItsAdvantage) {
 }
 
 TEST(Batch, LeavesOutGroupsWithoutAnAdvantageWhereAsked) {
-  const PreparedBatch batch =
-      prepare_batch(4, hand_made(), kIds, {.filter_zero_advantages = true});
+  const PreparedBatch batch = prepare_batch(4, hand_made(), kIds, {.filter_zero_advantages = true});
   EXPECT_EQ(batch.first_sample, (std::vector<size_t>{0, 1, 2, 2, 2, 3, 5}));
   ASSERT_EQ(batch.learner.samples.size(), 5u);
   EXPECT_EQ(batch.learner.samples[2].rollout_id, 4) << "numbers go through all groups";

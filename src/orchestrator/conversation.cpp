@@ -98,10 +98,10 @@ TrainingSample Conversation::demonstration(const Example& example) const {
     sample.loss_mask = std::move(rendered.loss_mask);
   } else {
     if (example.messages.size() > 1 || example.demonstration.size() > 1) {
-      throw Error(fmt::format(
-          "demonstration {}: a conversation of {} messages needs a chat format; give "
-          "orchestrator.renderer.name",
-          example.index, example.messages.size() + example.demonstration.size()));
+      throw Error(
+          fmt::format("demonstration {}: a conversation of {} messages needs a chat format; give "
+                      "orchestrator.renderer.name",
+                      example.index, example.messages.size() + example.demonstration.size()));
     }
     sample.ids = first_prompt(example);
     std::vector<int32_t> answer =

@@ -56,14 +56,14 @@ TEST(Conversation, WithoutARendererReadsTextAndLeavesOutASpecialStopToken) {
   struct Case {
     std::string text, content;
   };
-  for (const Case& c : std::vector<Case>{
-           {"abc\n", "abc\n"},              // text that ends a reply is part of it
-           {"abc<end>", "abc"},             // a control token is not
-           {"<end>", ""},
-           {"a<end>b", "a<end>b"},          // not at the end
-           {"abc<end><end>", "abc<end>"},   // one
-           {"abc<other>", "abc<other>"},    // ends nothing
-           {"", ""}}) {
+  for (const Case& c :
+       std::vector<Case>{{"abc\n", "abc\n"},   // text that ends a reply is part of it
+                         {"abc<end>", "abc"},  // a control token is not
+                         {"<end>", ""},
+                         {"a<end>b", "a<end>b"},         // not at the end
+                         {"abc<end><end>", "abc<end>"},  // one
+                         {"abc<other>", "abc<other>"},   // ends nothing
+                         {"", ""}}) {
     const Reply reply = read(c.text);
     EXPECT_EQ(reply.text, c.text);
     EXPECT_EQ(reply.response.content, c.content);

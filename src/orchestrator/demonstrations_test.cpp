@@ -20,7 +20,8 @@ TEST(Demonstrations, AreReadInBothForms) {
       " \t\r\n"
       "{\"messages\": [{\"role\": \"system\", \"content\": \"Be brief.\"}, "
       "{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"ho\"}, "
-      "{\"role\": \"user\", \"content\": \"bye\"}, {\"role\": \"assistant\", \"content\": \"so\"}], "
+      "{\"role\": \"user\", \"content\": \"bye\"}, {\"role\": \"assistant\", \"content\": "
+      "\"so\"}], "
       "\"tools\": [{\"type\": \"function\"}]}\r\n"
       "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}, {\"role\": \"assistant\", "
       "\"tool_calls\": [{\"function\": {\"name\": \"add\", \"arguments\": {\"a\": 1}}}]}]}");
@@ -97,7 +98,7 @@ TEST(Demonstrations, OfDamagedFilesAreReadOrRefused) {
   const TestFolder folder;
   Rng rng(17);
   int refused = 0;
-  for (int i = 0; i < 1500; ++i) {
+  for (int i = 0; i < 500; ++i) {
     std::string bytes = whole;
     for (uint64_t change = 1 + rng.below(3); change > 0; --change) {
       const size_t place = rng.below(bytes.size());

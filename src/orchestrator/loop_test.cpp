@@ -1,1 +1,299 @@
 #include "orchestrator/loop.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "base/files.h"
+#include "orchestrator/fake_system.h"
+
+namespace leeway {
+namespace {
+
+using namespace leeway::testing;
+
+struct Played {
+  LoopResult result;
+  std::vector<StepRecord> steps;
+};
+
+OrchestratorTable loop_table(const std::string& schedule, int64_t off_policy) {
+  OrchestratorTable table;
+  table.prompts_per_batch = 2;
+  table.group_size = 3;
+  table.max_off_policy_steps = off_policy;
+  table.schedule = schedule;
+  return table;
+}
+
+FakeSystem::MakePolicy random_policy(uint64_t delays, double trouble, double slowest = 0.3) {
+  return [=](const FakeTalk& talk) { return RandomPolicy{talk, delays, trouble, 0.0, slowest}; };
+}
+
+// A loop that turns without end is stopped after many looks, which no test expects.
+Played play(FakeSystem& system, int64_t steps, const std::function<bool()>& stop = {}) {
+  Played out;
+  int64_t looks = 0;
+  LoopEvents events;
+  events.on_step = [&](const StepRecord& record) { out.steps.push_back(record); };
+  events.should_stop = [&] { return ++looks > 200000 || (stop && stop()); };
+  LoopOptions options;
+  options.max_steps = steps;
+  options.most_drops_in_a_row = 20;
+  out.result =
+      run_loop(system.scheduler, system.learner, system.clock, system.ids(), options, events);
+  EXPECT_LE(looks, 200000);
+  return out;
+}
+
+double metric(const StepRecord& record, const std::string& wanted) {
+  int found = 0;
+  double result = 0.0;
+  for (const auto& [name, value] : record.metrics) {
+    if (name != wanted) continue;
+    ++found;
+    result = value;
+  }
+  EXPECT_EQ(found, 1) << wanted;
+  return result;
+}
+
+void expect_in_order(const Played& played) {
+  double elapsed = 0.0;
+  for (size_t i = 0; i < played.steps.size(); ++i) {
+    const StepRecord& record = played.steps[i];
+    EXPECT_EQ(record.step, static_cast<int64_t>(i) + 1);
+    EXPECT_EQ(record.batch.learner.step, record.step);
+    EXPECT_EQ(record.learned.version, record.step);
+    for (const char* name : {"perf/sampler_busy", "perf/trainer_busy"}) {
+      EXPECT_GE(metric(record, name), 0.0) << name;
+      EXPECT_LE(metric(record, name), 1.0) << name;
+    }
+    EXPECT_GE(metric(record, "time/wait_for_batch"), 0.0);
+    elapsed += metric(record, "time/step");
+    EXPECT_NEAR(metric(record, "time/elapsed"), elapsed, 1e-6);
+    EXPECT_EQ(metric(record, "progress/prompts"), 2.0 * static_cast<double>(i + 1));
+  }
+}
+
+TEST(Loop, MakesTheStepsAskedForInEveryHistory) {
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Rng rng(mixed_seed({seed, 4}));
+    const OrchestratorTable table =
+        loop_table(seed % 2 == 0 ? "free" : "lockstep", static_cast<int64_t>(rng.below(4)));
+    const int64_t steps = 1 + static_cast<int64_t>(rng.below(6));
+    FakeSystem system({.table = table, .max_batches = steps, .seed = seed},
+                      random_policy(seed, seed % 3 == 0 ? 0.04 : 0.0, 0.02 + rng.uniform()));
+    system.learner.seconds_of = [&](int64_t) { return rng.uniform() * rng.uniform(); };
+    const Played out = play(system, steps);
+    EXPECT_EQ(out.result.end, LoopResult::End::finished) << out.result.reason;
+    EXPECT_EQ(out.result.steps, steps);
+    ASSERT_EQ(static_cast<int64_t>(out.steps.size()), steps);
+    expect_in_order(out);
+    for (const StepRecord& record : out.steps) {
+      EXPECT_LE(metric(record, "off_policy_level/all/max"),
+                static_cast<double>(table.max_off_policy_steps));
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST(Loop, NeverOverlapsWhenStrictlyOnPolicy) {
+  for (const char* schedule : {"free", "lockstep"}) {
+    FakeSystem system({.table = loop_table(schedule, 0), .max_batches = 6}, random_policy(3, 0.03));
+    system.sampler.on_submit = [&](const SampleRequest&) { EXPECT_FALSE(system.learner.busy()); };
+    system.learner.seconds_of = [&](int64_t) {
+      EXPECT_EQ(system.sampler.in_flight(), 0);
+      return 0.2;
+    };
+    const Played out = play(system, 6);
+    EXPECT_EQ(out.result.end, LoopResult::End::finished);
+    for (const StepRecord& record : out.steps) {
+      EXPECT_EQ(metric(record, "off_policy_level/all/max"), 0.0);
+      EXPECT_NEAR(metric(record, "perf/sampler_busy") + metric(record, "perf/trainer_busy"), 1.0,
+                  0.01)
+          << "one of them works at any time";
+    }
+  }
+}
+
+TEST(Loop, SamplesWhileItLearns) {
+  for (const char* schedule : {"free", "lockstep"}) {
+    const auto seconds = [&](int64_t off_policy) {
+      FakeSystem system({.table = loop_table(schedule, off_policy), .max_batches = 10},
+                        random_policy(3, 0.0));
+      system.learner.seconds_of = [](int64_t) { return 0.3; };
+      EXPECT_EQ(play(system, 10).result.end, LoopResult::End::finished);
+      return system.clock.now();
+    };
+    EXPECT_LT(seconds(1), 0.8 * seconds(0)) << schedule;
+  }
+}
+
+TEST(Loop, StopsAfterTheUpdateInProgress) {
+  for (size_t after = 0; after < 4; ++after) {
+    FakeSystem system({.table = loop_table("free", 1), .max_batches = 10}, random_policy(3, 0.0));
+    // Asked as soon as update `after` has begun; 0: from the start.
+    const Played out = play(system, 10, [&] { return system.learner.batches().size() == after; });
+    EXPECT_EQ(out.result.end, LoopResult::End::stopped);
+    EXPECT_EQ(out.result.steps, static_cast<int64_t>(after));
+    EXPECT_EQ(out.steps.size(), after);
+    EXPECT_FALSE(system.learner.busy());
+  }
+}
+
+TEST(Loop, GivesUpWhenTheLearnerFails) {
+  FakeSystem system({.table = loop_table("lockstep", 1), .max_batches = 10}, random_policy(3, 0.0));
+  system.learner.failure_of = [](int64_t step) {
+    return step == 3 ? std::string("step 3: the loss is not finite") : std::string();
+  };
+  const Played out = play(system, 10);
+  EXPECT_EQ(out.result.end, LoopResult::End::gave_up);
+  EXPECT_EQ(out.result.reason, "step 3: the loss is not finite");
+  EXPECT_EQ(out.result.steps, 2);
+  EXPECT_EQ(out.steps.size(), 2u);
+}
+
+TEST(Loop, GivesUpWhenEveryGroupFails) {
+  struct Case {
+    std::string name, message;
+    FakeReply reply;
+    bool refuse = false;
+  };
+  const FakeTalk talk(false);
+  for (const Case& c : std::vector<Case>{
+           {"sampler", "sampler_error: no route", {.wait = 0.1, .failure = "no route"}},
+           {"environment", "environment_error: the judge is away", {talk.reply_of("Fa")}},
+           {"exception", "exception: the judge broke", {talk.reply_of("Xa")}},
+           {"empty", "empty: the reply has no token", {.wait = 0.1}},
+           {"refused", "exception: never", {}, true}}) {
+    for (const char* schedule : {"free", "lockstep"}) {
+      SCOPED_TRACE(c.name + " " + schedule);
+      FakeSystem system({.table = loop_table(schedule, 1), .max_batches = 10},
+                        [&](const FakeTalk&) {
+                          return [&](const SampleRequest&, int64_t, int64_t) { return c.reply; };
+                        });
+      system.sampler.on_submit = [&](const SampleRequest&) {
+        if (c.refuse) throw Error("never");
+      };
+      const Played out = play(system, 10);
+      EXPECT_EQ(out.result.end, LoopResult::End::gave_up);
+      EXPECT_EQ(out.result.steps, 0);
+      EXPECT_NE(out.result.reason.find("20 groups in a row"), std::string::npos)
+          << out.result.reason;
+      EXPECT_NE(out.result.reason.find(c.message), std::string::npos) << out.result.reason;
+      EXPECT_LT(system.clock.now(), 10.0);
+    }
+  }
+}
+
+TEST(Loop, GoesOnWhenSomeGroupsFail) {
+  std::vector<EnvironmentMix::Member> members;
+  members.push_back(fake_member("letters", 1.0));
+  members.push_back(
+      fake_member("away", 1.0, [](const Reply&, int64_t) { return failed_turn("no"); }));
+  FakeSystem system(
+      {.table = loop_table("free", 1), .max_batches = 40, .members = std::move(members)},
+      random_policy(3, 0.0));
+  const Played out = play(system, 40);
+  EXPECT_EQ(out.result.end, LoopResult::End::finished) << out.result.reason;
+  double errored = 0.0, dropped = 0.0;
+  for (const StepRecord& record : out.steps) {
+    errored += metric(record, "errored_rollouts/away");
+    dropped += metric(record, "dropped_groups/away");
+    EXPECT_EQ(metric(record, "errored_rollouts/letters"), 0.0);
+    EXPECT_EQ(metric(record, "dropped_groups/all"), metric(record, "dropped_groups/away"));
+    EXPECT_EQ(
+        metric(record, "cancelled_rollouts/all"),
+        metric(record, "cancelled_rollouts/stale") + metric(record, "cancelled_rollouts/dropped"));
+  }
+  EXPECT_GT(dropped, 20.0) << "more than may fail in a row";
+  EXPECT_GE(errored, 3.0 * dropped) << "a failure in each of three rounds";
+}
+
+// "a/{b,c}" to "a/b" and "a/c"; what has a name of its own at every run becomes a star.
+std::vector<std::string> expanded(const std::string& pattern, const std::string& id) {
+  const size_t open = pattern.find('{');
+  if (open == std::string::npos) return {pattern};
+  const size_t close = pattern.find('}', open);
+  std::vector<std::string> all;
+  for (size_t start = open + 1; start <= close;) {
+    const size_t end = std::min(pattern.find(',', start), close);
+    std::string word = pattern.substr(start, end - start);
+    if (word == "env") word = id;
+    if (word == "part" || word == "reason") word = "*";
+    for (std::string& rest :
+         expanded(pattern.substr(0, open) + word + pattern.substr(close + 1), id)) {
+      all.push_back(std::move(rest));
+    }
+    start = end + 1;
+  }
+  return all;
+}
+
+std::set<std::string> documented_metrics(const std::string& id) {
+  const std::string page = read_file(std::string(LEEWAY_SOURCE_DIR) + "/docs/runs.md");
+  const size_t begin = page.find("## metrics.jsonl"), end = page.find("## eval.jsonl");
+  std::set<std::string> names;
+  for (size_t line = page.find("\n| `", begin); line < end; line = page.find("\n| `", line + 1)) {
+    const size_t stop = page.find(" | ", line + 3);
+    for (size_t tick = page.find('`', line); tick < stop; tick = page.find('`', tick + 1)) {
+      const size_t close = page.find('`', tick + 1);
+      for (std::string& name : expanded(page.substr(tick + 1, close - tick - 1), id)) {
+        names.insert(std::move(name));
+      }
+      tick = close;
+    }
+  }
+  return names;
+}
+
+TEST(Loop, ReportsMetricsUnderTheNamesOfTheManual) {
+  FakeSystem system({.table = loop_table("free", 1), .max_batches = 2}, random_policy(3, 0.02));
+  const Played out = play(system, 2);
+  ASSERT_EQ(out.steps.size(), 2u);
+  const std::set<std::string> documented = documented_metrics("letters");
+  ASSERT_GT(documented.size(), 40u);
+  std::set<std::string> seen;
+  for (const auto& [name, value] : out.steps[1].metrics) {
+    EXPECT_TRUE(seen.insert(name).second) << name << " is there twice";
+    const std::string any = name.substr(0, name.rfind('/')) + "/*";
+    EXPECT_TRUE(documented.contains(name) || documented.contains(any)) << name;
+  }
+  for (const char* name : {"reward/all/mean",
+                           "reward/letters/exact",
+                           "loss",
+                           "off_policy_level/letters/max",
+                           "samples_per_rollout",
+                           "prefix_breaks/all",
+                           "turns/all/mean",
+                           "seq_len/all/max",
+                           "decode_len/all/mean",
+                           "is_truncated/all",
+                           "errored_rollouts/all",
+                           "empty_rollouts/letters",
+                           "dropped_groups/all",
+                           "cancelled_rollouts/stale",
+                           "singleton_groups",
+                           "zero_advantage_groups",
+                           "filtered_groups",
+                           "batch/rollouts",
+                           "batch/samples",
+                           "progress/prompts",
+                           "progress/rollouts",
+                           "progress/sampled_tokens",
+                           "perf/sampled_tokens_per_second",
+                           "perf/sampler_busy",
+                           "perf/trainer_busy",
+                           "time/step",
+                           "time/wait_for_batch",
+                           "time/elapsed"}) {
+    EXPECT_TRUE(seen.contains(name)) << name;
+  }
+  EXPECT_EQ(metric(out.steps[1], "progress/prompts"), 4.0);
+}
+
+}  // namespace
+}  // namespace leeway

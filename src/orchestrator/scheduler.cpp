@@ -11,8 +11,9 @@
 
 namespace leeway {
 
-RolloutScheduler::RolloutScheduler(const OrchestratorTable& table, uint64_t seed, int64_t max_batches,
-                     EnvironmentMix& mix, RolloutDriver& driver, Sampler& sampler)
+RolloutScheduler::RolloutScheduler(const OrchestratorTable& table, uint64_t seed,
+                                   int64_t max_batches, EnvironmentMix& mix, RolloutDriver& driver,
+                                   Sampler& sampler)
     : table_(table),
       seed_(seed),
       max_batches_(max_batches),
@@ -84,8 +85,8 @@ void RolloutScheduler::dispatch(Open& open) {
   }
   // Each retry has a seed of its own, whichever others fail with it.
   for (size_t i = 0; i < members.size(); ++i) {
-    const uint64_t seed = mixed_seed({seed_, group, static_cast<uint64_t>(open.round),
-                                      static_cast<uint64_t>(members[i])});
+    const uint64_t seed = mixed_seed(
+        {seed_, group, static_cast<uint64_t>(open.round), static_cast<uint64_t>(members[i])});
     driver_.start(environment, open.group.example, {rollouts[i]}, seed);
   }
 }
@@ -115,7 +116,8 @@ void RolloutScheduler::take(RolloutOutcome&& outcome) {
 
 // Rounds with a failure are counted, not failures: one bad moment that takes several rollouts of a
 // group with it is one.
-void RolloutScheduler::finish_failed(Open& open, const Place& place, const RolloutOutcome& outcome) {
+void RolloutScheduler::finish_failed(Open& open, const Place& place,
+                                     const RolloutOutcome& outcome) {
   const size_t environment = open.group.environment;
   ++(outcome.kind == FailureKind::empty ? counts_.empty : counts_.errored)[environment];
   last_failure_ = fmt::format("{}, prompt {}: {}: {}", mix_.members()[environment].id,

@@ -62,8 +62,8 @@ struct ScheduleTotals {
 // Used by one thread. What it is made with must outlive it.
 class RolloutScheduler {
  public:
-  RolloutScheduler(const OrchestratorTable& table, uint64_t seed, int64_t max_batches, EnvironmentMix& mix,
-            RolloutDriver& driver, Sampler& sampler);
+  RolloutScheduler(const OrchestratorTable& table, uint64_t seed, int64_t max_batches,
+                   EnvironmentMix& mix, RolloutDriver& driver, Sampler& sampler);
 
   // Admits what may be admitted, lets the sampler work for up to about `seconds`, takes outcomes.
   void pump(double seconds);

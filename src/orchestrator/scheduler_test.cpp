@@ -80,15 +80,15 @@ class History {
     for (const FakeSampler::Sent& sent : system_.sampler.sent()) {
       if (sent.open == 0) continue;
       EXPECT_NE(table_.schedule, "lockstep") << "weights are swapped when all have ended";
-      const int64_t age =
-          static_cast<int64_t>(batches_.size()) - opened_.at(sent.request.prompt);
+      const int64_t age = static_cast<int64_t>(batches_.size()) - opened_.at(sent.request.prompt);
       EXPECT_LE(age, table_.max_off_policy_steps) << "stale work is cancelled before the swap";
     }
   }
   void look() {
     const ScheduleTotals& t = system_.scheduler.totals();
     const int64_t batch = table_.prompts_per_batch * table_.group_size;
-    const int64_t places = (t.groups_opened - t.groups_dropped - t.groups_stale) * table_.group_size;
+    const int64_t places =
+        (t.groups_opened - t.groups_dropped - t.groups_stale) * table_.group_size;
     const int64_t version = system_.scheduler.version();
     EXPECT_LE(places, std::min(table_.max_off_policy_steps + version + 1, most_) * batch);
     EXPECT_EQ(t.admitted, t.completed + t.failed + t.cancelled + system_.scheduler.running());
@@ -137,10 +137,9 @@ TEST(Scheduler, KeepsToItsBoundsInEveryHistory) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Rng rng(mixed_seed({seed, 2}));
     const int64_t group_size = 1 + static_cast<int64_t>(rng.below(4));
-    OrchestratorTable table =
-        small_table(seed % 2 == 0 ? "free" : "lockstep",
-                    std::vector<int64_t>{0, 1, 3, 8}[seed / 2 % 4],
-                    1 + static_cast<int64_t>(rng.below(3)), group_size);
+    OrchestratorTable table = small_table(seed % 2 == 0 ? "free" : "lockstep",
+                                          std::vector<int64_t>{0, 1, 3, 8}[seed / 2 % 4],
+                                          1 + static_cast<int64_t>(rng.below(3)), group_size);
     if (rng.below(2) == 0) {
       table.max_inflight = group_size + static_cast<int64_t>(rng.below(9));
     }
@@ -225,16 +224,15 @@ TEST(Scheduler, CountsFailedRoundsNotFailedRollouts) {
            {1, 1, false}, {3, 1, true}, {3, 3, true}, {8, 3, true}, {8, 8, true}, {3, 16, true}}) {
     for (const char* schedule : {"free", "lockstep"}) {
       for (const double stagger : {0.0, 0.3}) {  // at once, or one after the other
-        SCOPED_TRACE(fmt::format("cap {}, {} failures, {}, {}", c.cap, c.failures, schedule,
-                                 stagger));
+        SCOPED_TRACE(
+            fmt::format("cap {}, {} failures, {}, {}", c.cap, c.failures, schedule, stagger));
         OrchestratorTable table = small_table(schedule, 0, 1, 16);
         table.max_error_reschedule_attempts = c.cap;
-        FakeSystem system({.table = table, .max_batches = 1},
-                          scripted(
-                              [&](int64_t request, int64_t sample) {
-                                return request == 0 && sample < c.failures;
-                              },
-                              stagger));
+        FakeSystem system(
+            {.table = table, .max_batches = 1},
+            scripted([&](int64_t request,
+                         int64_t sample) { return request == 0 && sample < c.failures; },
+                     stagger));
         run_out(system);
         EXPECT_EQ(system.scheduler.totals().groups_dropped, c.kept ? 0 : 1);
         const auto batch = system.scheduler.take_batch();
@@ -251,8 +249,8 @@ TEST(Scheduler, DropsAGroupAtTheCapOfFailedRounds) {
     for (int64_t cap = 1; cap <= 4; ++cap) {
       for (int64_t rounds = 1; rounds <= 5; ++rounds) {
         for (const int64_t failures : {1, 2, 5}) {
-          SCOPED_TRACE(fmt::format("{}: cap {}, {} in each of {} rounds", schedule, cap, failures,
-                                   rounds));
+          SCOPED_TRACE(
+              fmt::format("{}: cap {}, {} in each of {} rounds", schedule, cap, failures, rounds));
           OrchestratorTable table = small_table(schedule, 0, 1, 5);
           table.max_error_reschedule_attempts = cap;
           // Retries are requests of one sample, `failures` of them in each round.
@@ -307,10 +305,9 @@ TEST(Scheduler, CountsWhatEndedWithTheFailureAsEnded) {
 TEST(Scheduler, RetriesWithoutEndWhereThatIsWritten) {
   OrchestratorTable table = small_table("free", 0, 1, 2);
   table.max_error_reschedule_attempts.reset();
-  FakeSystem system({.table = table, .max_batches = 1},
-                    scripted([](int64_t request, int64_t sample) {
-                      return request < 200 && sample == 0;
-                    }));
+  FakeSystem system(
+      {.table = table, .max_batches = 1},
+      scripted([](int64_t request, int64_t sample) { return request < 200 && sample == 0; }));
   run_out(system);
   EXPECT_EQ(system.scheduler.totals().failed, 200);
   EXPECT_EQ(system.scheduler.totals().groups_dropped, 0);
@@ -357,10 +354,9 @@ TEST(Scheduler, LetsRetriesWaitForRoom) {
 
 TEST(Scheduler, GivesEachRetryASeedOfItsOwn) {
   // Three members fail one after the other: each is started again when it has failed.
-  FakeSystem system({.table = small_table("free", 0, 1, 4), .max_batches = 1},
-                    scripted([](int64_t request, int64_t sample) {
-                      return request == 0 && sample < 3;
-                    }, 0.2));
+  FakeSystem system(
+      {.table = small_table("free", 0, 1, 4), .max_batches = 1},
+      scripted([](int64_t request, int64_t sample) { return request == 0 && sample < 3; }, 0.2));
   run_out(system);
   std::set<uint64_t> seeds;
   for (const auto& sent : system.sampler.sent()) seeds.insert(sent.request.seed);
@@ -390,6 +386,43 @@ TEST(Scheduler, TakesGroupsAsTheyFinishOrByNumber) {
   };
   EXPECT_EQ(first_batch("free"), (std::vector<int64_t>{3, 2}));
   EXPECT_EQ(first_batch("lockstep"), (std::vector<int64_t>{0, 1}));
+}
+
+// One group begun with version 0 is slow: batches 0 and 1 are made without it, and its first token
+// is too old for batch 2.
+TEST(Scheduler, GivesUpWhatBecomesTooOld) {
+  for (const bool ends_in_time : {false, true}) {  // before the swap to version 2, or not at all
+    FakeSystem system({.table = small_table("free", 1, 1, 1), .max_batches = 9},
+                      [&](const FakeTalk& talk) {
+                        return [&](const SampleRequest&, int64_t number, int64_t) {
+                          FakeReply reply{talk.reply_of("abc")};
+                          reply.wait = number > 0 ? 1.0 : 0.0;
+                          if (number == 0) reply.per_token = ends_in_time ? 0.6 : 25.0;
+                          return reply;
+                        };
+                      });
+    RolloutScheduler& scheduler = system.scheduler;
+    std::vector<bool> cancelled;  // by the time of each swap
+    system.sampler.on_update = [&](int64_t) {
+      cancelled.push_back(system.sampler.sent()[0].cancelled);
+    };
+    const auto next_batch = [&] {
+      for (int i = 0; i < 1000; ++i) {
+        scheduler.pump(0.01);
+        if (const auto batch = scheduler.take_batch()) return batch->at(0).number;
+      }
+      return int64_t{-1};
+    };
+    EXPECT_EQ(next_batch(), 1);
+    scheduler.offer_weights(nullptr, 1);
+    EXPECT_EQ(next_batch(), 2);
+    for (int i = 0; i < 100 && system.clock.now() < 2.9; ++i) scheduler.pump(0.05);
+    scheduler.offer_weights(nullptr, 2);
+    EXPECT_EQ(cancelled, (std::vector<bool>{false, !ends_in_time}));
+    EXPECT_EQ(next_batch(), 3);
+    EXPECT_EQ(scheduler.totals().groups_stale, 1);
+    EXPECT_EQ(scheduler.take_counts().cancelled_stale, ends_in_time ? 0 : 1);
+  }
 }
 
 TEST(Scheduler, SwapsToTheNewestWeightsWhenFree) {

@@ -1,0 +1,73 @@
+// Runs every combination of a sweep file as a process of its own, `leeway train`, and reads what
+// they leave. src/config/sweep_config.h describes the file.
+//
+// A run lives in OUTPUT/TABLE/ROW/seed_N; beside that folder lie
+//
+//   seed_N.settings.json   what was asked for: its --set values and a hash of the base file
+//   seed_N.summary.json    what `train --json` printed, there once the process has succeeded
+//   seed_N.log             its stderr
+//
+// A run counts as finished where the summary says so and the settings are those of now; everything
+// else is removed and run again. What the base file merely names, such as data, is not looked at.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/sweep_config.h"
+
+namespace leeway {
+
+struct SweepRun {
+  size_t table = 0, row = 0;  // of SweepConfig
+  int64_t seed = 0;
+  std::string name;               // "reuse/icepop/seed_1"
+  std::string folder;             // of the run: output_dir, slash, name
+  std::vector<std::string> sets;  // all but output_dir and `thread_sets`
+  // One thread for each side of the loop, where neither the base nor the sweep says how many. Used
+  // with several jobs. No part of the settings: results do not depend on threads.
+  std::vector<std::string> thread_sets;
+  bool finished = false;  // before anything is run
+};
+
+struct SweepPlan {
+  SweepConfig config;
+  std::string base;            // path of the base file
+  std::string base_hash;       // of its text
+  std::vector<SweepRun> runs;  // those that were selected, in the order of the file
+};
+
+// Reads the sweep file and its base and checks every run, selected or not. `only` are names of
+// tables, of rows, or TABLE/ROW; empty: all. Writes nothing. Throws Error.
+SweepPlan plan_sweep(const Catalog& catalog, const std::string& file,
+                     const std::vector<std::string>& only);
+
+struct SweepResult {
+  bool interrupted = false;
+  std::vector<std::string> failures;  // one for each of the plan's runs; empty: it is finished
+};
+
+// Runs what is not finished, at most `jobs` (at least 1) at a time; says on stderr how far it is. A
+// run that fails does not stop the others. SIGINT and SIGTERM end all of them at once and are
+// ignored from then on: the caller is to end the program. Must be called from a process of one
+// thread, since it forks. Throws Error where files cannot be written; no run outlives this call.
+SweepResult run_sweep(const SweepPlan& plan, int jobs);
+
+// What a table says of a finished run. NaN: the run has no such number.
+struct SweepNumbers {
+  double reward;                // held out, after the last step
+  double max_mismatch_kl;       // largest of the steps' mismatch_kl/all/mean
+  double dropped_share;         // 1 - kept_share, mean over steps
+  double max_off_policy_level;  // largest of all trained tokens
+  double seconds;
+};
+// Throws Error where a file is not as `leeway train` writes it.
+SweepNumbers read_numbers(const SweepRun& run);
+
+// Writes OUTPUT/report.html, the finished runs of the first seed over each other, and returns its
+// path; nothing where there is none. Throws Error.
+std::optional<std::string> write_sweep_report(const SweepPlan& plan, const SweepResult& result);
+
+}  // namespace leeway
