@@ -115,9 +115,9 @@ struct EvalTable {
 // [output]
 struct OutputTable {
   bool tensorboard = false;
-  int64_t rollouts_every = 10;   // steps; 0: never
-  int64_t rollouts_groups = 4;   // groups written then; 0: all
-  int64_t weights_every = 0;     // steps; 0: at the end only
+  int64_t rollouts_every = 10;  // steps; 0: never
+  int64_t rollouts_groups = 4;  // groups written then; 0: all
+  int64_t weights_every = 0;    // steps; 0: at the end only
 };
 
 // [[environment]]: one or more; keys depend on `name`.

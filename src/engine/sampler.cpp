@@ -102,7 +102,7 @@ float TokenSampler::kth_largest(std::span<const float> logits, int64_t k) {
 // Where the most likely of the tokens down to the logit `least` first reach their share top_p. Only
 // the tokens of the bin in which that happens are sorted.
 TokenSampler::Cut TokenSampler::nucleus(std::span<const float> logits, float least, float inverse,
-                              float shift, float top_p) {
+                                        float shift, float top_p) {
   const int64_t vocabulary = static_cast<int64_t>(logits.size());
   // Rises as the logit falls, so that no token of a bin comes before one of an earlier bin.
   const auto bin_of = [&](int64_t id) {
@@ -143,7 +143,7 @@ TokenSampler::Cut TokenSampler::nucleus(std::span<const float> logits, float lea
 
 // Sets the weight of what is filtered out to 0.
 void TokenSampler::filter(std::span<const float> logits, const SamplingSettings& settings,
-                     int64_t largest) {
+                          int64_t largest) {
   const int64_t vocabulary = static_cast<int64_t>(logits.size());
   Cut cut{-std::numeric_limits<float>::infinity(), vocabulary};
   if (settings.top_k > 0 && settings.top_k < vocabulary) {
@@ -193,7 +193,7 @@ int64_t TokenSampler::draw(double uniform) {
 }
 
 SampledToken TokenSampler::sample(std::span<const float> logits, const SamplingSettings& settings,
-                             Rng& rng) {
+                                  Rng& rng) {
   const double uniform = rng.uniform();
   const int64_t vocabulary = static_cast<int64_t>(logits.size());
   check_logits(logits);
