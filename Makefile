@@ -1,20 +1,28 @@
-# make build | demo | test | bench | asan | tsan | format | clean
+# make program | build | demo | test | bench | asan | tsan | format | clean
 #
 # Each target installs what it is missing (scripts/setup) and needs nothing but make, git and root
 # on a fresh Debian 12.
 BUILD ?= build
 JOBS ?= $(shell nproc)
 
-.PHONY: build demo test bench asan tsan format clean
+.PHONY: build program demo test bench asan tsan format clean
+
+# Configured anew each time, which takes seconds: packages may have come since.
+configure = cmake --preset release -B $(BUILD) > $(BUILD)-configure.log || \
+  { cat $(BUILD)-configure.log; rm -f $(BUILD)/build.ninja; exit 1; }; rm -f $(BUILD)-configure.log
 
 build:
 	@scripts/setup build
-	@test -f $(BUILD)/build.ninja || cmake --preset release -B $(BUILD) > $(BUILD)-configure.log || \
-	  { cat $(BUILD)-configure.log; rm -f $(BUILD)/build.ninja; exit 1; }
-	@rm -f $(BUILD)-configure.log
+	@$(configure)
 	@ninja -C $(BUILD) -j $(JOBS)
 
-demo: build
+# The program alone: without tests, and without torch, which it does not use.
+program:
+	@scripts/setup program
+	@$(configure)
+	@ninja -C $(BUILD) -j $(JOBS) leeway
+
+demo: program
 	$(BUILD)/leeway train
 
 test: build

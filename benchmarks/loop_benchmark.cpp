@@ -10,6 +10,7 @@
 #include "leeway/presets.h"
 #include "orchestrator/batch.h"
 #include "orchestrator/scheduler.h"
+#include "orchestrator/steady_clock.h"
 #include "trainer/trainer.h"
 
 namespace leeway {
@@ -66,7 +67,8 @@ void scheduler_overhead() {
   RolloutSettings settings;
   settings.max_new_tokens = 128;
   settings.max_length = 1024;
-  RolloutDriver driver(conversation, sampler, settings);
+  SteadyClock clock;
+  RolloutDriver driver(conversation, sampler, clock, settings);
   constexpr int64_t kBatches = 40;
   RolloutScheduler scheduler(table, 1, kBatches, mix, driver, sampler);
   const double begin = now();

@@ -6,8 +6,9 @@
 
 namespace leeway {
 
-EngineSampler::EngineSampler(const Parameters& weights, const EngineOptions& options)
-    : engine_(weights, 0, options) {}
+EngineSampler::EngineSampler(const Parameters& weights, int64_t version,
+                             const EngineOptions& options)
+    : engine_(weights, version, options) {}
 
 int64_t EngineSampler::submit(const SampleRequest& request) {
   return engine_.submit({.prompt = request.prompt,

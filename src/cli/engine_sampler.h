@@ -14,7 +14,7 @@ namespace leeway {
 
 class EngineSampler : public Sampler {
  public:
-  EngineSampler(const Parameters& weights, const EngineOptions& options);
+  EngineSampler(const Parameters& weights, int64_t version, const EngineOptions& options);
 
   int64_t submit(const SampleRequest& request) override;
   void cancel(int64_t request) override;

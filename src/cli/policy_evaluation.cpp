@@ -5,6 +5,7 @@
 
 #include "cli/engine_sampler.h"
 #include "cli/output.h"
+#include "orchestrator/steady_clock.h"
 
 namespace leeway {
 
@@ -21,11 +22,12 @@ EvaluationResult evaluate_policy(const RunSetup& setup, const Parameters& weight
   EngineOptions engine = setup.engine_options(threads);
   engine.precision = Precision::float32;
   engine.threads = threads;
-  EngineSampler sampler(weights, engine);
+  EngineSampler sampler(weights, 0, engine);
+  SteadyClock clock;
   Progress progress("eval", "rollouts");
   EvaluationResult result;
   const auto run = [&](float temperature, int64_t samples) {
-    RolloutDriver driver(*setup.conversation, sampler, setup.rollout_settings(temperature));
+    RolloutDriver driver(*setup.conversation, sampler, clock, setup.rollout_settings(temperature));
     EvaluationOptions options;
     options.prompts = table.prompts;
     options.samples = samples;

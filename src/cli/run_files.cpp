@@ -1,9 +1,16 @@
 #include "cli/run_files.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 
 #include "base/files.h"
@@ -25,6 +32,14 @@ std::string free_folder(const std::string& wanted) {
   return folder;
 }
 
+// Makes the folder; its name.
+const std::string& made_folder(const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw Error(fmt::format("output_dir = \"{}\": {}", folder, error.message()));
+  return folder;
+}
+
 double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -33,6 +48,16 @@ std::ofstream open_file(const std::string& path) {
   std::ofstream file(path, std::ios::app);
   if (!file) throw Error(path + ": cannot be written");
   return file;
+}
+
+// Of a line of a JSONL file. Nothing: the line is damaged, as a power cut leaves it.
+std::optional<int64_t> step_of(const std::string& line) {
+  rapidjson::Document row;
+  row.Parse(line.data(), line.size());
+  const bool there =
+      !row.HasParseError() && row.IsObject() && row.HasMember("step") && row["step"].IsNumber();
+  if (!there) return std::nullopt;
+  return static_cast<int64_t>(row["step"].GetDouble());
 }
 
 template <class List, class Each>
@@ -86,14 +111,58 @@ void write_sample(JsonWriter& json, const TrainingSample& sample, const std::vec
 
 }  // namespace
 
+RunFiles::Hold::Hold(const std::string& folder)
+    : file_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (file_ < 0) throw Error(fmt::format("{}: cannot open: {}", folder, std::strerror(errno)));
+  // A file system without locks is no reason not to run.
+  if (::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+  ::close(file_);
+  throw Error(
+      fmt::format("{}: another process is at work on this run; wait for it or end it", folder));
+}
+
+RunFiles::Hold::~Hold() {
+  if (file_ >= 0) ::close(file_);
+}
+
 RunFiles::RunFiles(const Config& config, const std::string& objective)
-    : folder_(free_folder(config.run.output_dir)) {
-  std::error_code error;
-  fs::create_directories(folder_, error);
-  if (error) {
-    throw Error(fmt::format("output_dir = \"{}\": {}", config.run.output_dir, error.message()));
+    : folder_(free_folder(config.run.output_dir)), hold_(made_folder(folder_)) {
+  open(config, objective);
+}
+
+RunFiles::RunFiles(const Config& config, const std::string& objective, const std::string& folder,
+                   int64_t step)
+    : folder_(folder), hold_(folder) {
+  remove_temporary_files();
+  for (const char* name : {"metrics.jsonl", "eval.jsonl", "given_up.jsonl"}) {
+    forget_after(name, step);
   }
-  write_file_atomically(path("config.toml"), config_toml(config));
+  if (step < 0) forget_after("sft.jsonl", step);
+  std::error_code error;
+  std::vector<fs::path> later = {path("report.html")};
+  for (const char* parent : {"rollouts", "weights"}) {
+    for (const auto& entry : fs::directory_iterator(path(parent), error)) {
+      const std::string name = entry.path().stem().string();  // step_N
+      if (name.starts_with("step_") && std::atoll(name.c_str() + 5) > step) {
+        later.push_back(entry.path());
+      }
+    }
+  }
+  for (const fs::path& each : later) fs::remove_all(each, error);
+  open(config, objective);
+}
+
+void RunFiles::open(const Config& config, const std::string& objective) {
+  for (const EnvironmentTable& table : config.run.environments)
+    environment_ids_.push_back(table.id);
+  // A configuration that is all from this folder's file stays, with the origins it was written
+  // with.
+  const auto from_here = [&](const EffectiveValue& value) {
+    return value.origin.starts_with(path("config.toml"));
+  };
+  if (!std::all_of(config.effective.begin(), config.effective.end(), from_here)) {
+    write_file_atomically(path("config.toml"), config_toml(config));
+  }
   write_file_atomically(path("objective.txt"), objective);
   log_ = open_file(path("log.txt"));
   if (config.run.output.tensorboard) {
@@ -101,10 +170,39 @@ RunFiles::RunFiles(const Config& config, const std::string& objective)
   }
 }
 
+void RunFiles::remove_temporary_files() {
+  std::error_code ignored;
+  std::vector<fs::path> found;
+  for (fs::recursive_directory_iterator at(folder_, ignored), end; !ignored && at != end;
+       at.increment(ignored)) {
+    // NAME.PROCESS.tmp, as everything here is written
+    const std::string process = at->path().stem().extension().string();
+    const bool number =
+        process.size() > 1 && process.find_first_not_of("0123456789", 1) == std::string::npos;
+    if (at->path().extension() == ".tmp" && number) found.push_back(at->path());
+  }
+  for (const fs::path& each : found) fs::remove(each, ignored);
+}
+
+void RunFiles::forget_after(const std::string& name, int64_t step) {
+  if (!fs::exists(path(name))) return;
+  const std::string text = read_file(path(name));
+  std::string kept;
+  for (size_t start = 0; start < text.size();) {
+    const size_t end = text.find('\n', start);
+    if (end == std::string::npos) break;  // cut off when the run was killed
+    const std::string line = text.substr(start, end - start);
+    start = end + 1;
+    if (const auto row_step = step_of(line); row_step && *row_step <= step) kept += line + "\n";
+  }
+  if (kept != text) write_file_atomically(path(name), kept);
+}
+
 void RunFiles::append(std::ofstream& file, const std::string& name, const std::string& text) {
   if (!file.is_open()) file = open_file(path(name));
+  errno = 0;
   file << text << '\n' << std::flush;
-  if (!file) throw Error(path(name) + ": cannot be written; is the disk full?");
+  if (!file) throw Error(fmt::format("{}: cannot write: {}", path(name), std::strerror(errno)));
 }
 
 void RunFiles::append_metrics(std::ofstream& file, const std::string& name, int64_t step,
@@ -123,6 +221,19 @@ void RunFiles::write_step(const StepRecord& record) {
   append_metrics(metrics_, "metrics.jsonl", record.step, record.metrics);
 }
 
+void RunFiles::write_given_up(const StepRecord& record) {
+  for (const DroppedGroup& group : record.given_up) {
+    JsonWriter json;
+    json.begin_object().key("step").value(static_cast<double>(record.step));
+    json.key("group").value(static_cast<double>(group.number));
+    json.key("environment").value(environment_ids_[group.environment]);
+    json.key("example").value(static_cast<double>(group.example));
+    json.key("survivors").value(static_cast<double>(group.survivors));
+    json.key("trained").value(group.trained).key("message").value(group.message);
+    append(given_up_, "given_up.jsonl", json.end_object().text());
+  }
+}
+
 void RunFiles::write_sft(int64_t step, const MetricList& metrics) {
   MetricList named = metrics;
   // TensorBoard has one name space for all files.
@@ -138,6 +249,15 @@ void RunFiles::write_sft(int64_t step, const MetricList& metrics) {
 
 void RunFiles::write_eval(int64_t step, const MetricList& metrics) {
   append_metrics(eval_, "eval.jsonl", step, metrics);
+}
+
+void RunFiles::sync() const {
+  for (const char* name : {"metrics.jsonl", "sft.jsonl", "eval.jsonl", "given_up.jsonl"}) {
+    const int file = ::open(path(name).c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) continue;
+    ::fsync(file);
+    ::close(file);
+  }
 }
 
 void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup, const LossSpec& spec,
@@ -177,6 +297,25 @@ void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup, c
   std::error_code error;
   fs::create_directories(path("rollouts"), error);
   write_file_atomically(path(fmt::format("rollouts/step_{}.jsonl", record.step)), text);
+}
+
+std::optional<std::pair<int64_t, MetricList>> last_evaluation(const std::string& folder) {
+  const std::string name = folder + "/eval.jsonl";
+  if (!fs::exists(name)) return std::nullopt;
+  std::string text = read_file(name);
+  if (!text.ends_with('\n')) return std::nullopt;
+  text.pop_back();
+  const std::string line = text.substr(text.rfind('\n') + 1);  // npos + 1 is 0
+  const auto step = step_of(line);
+  if (!step) return std::nullopt;
+  MetricList metrics;
+  const auto row = parse_json(name, line);
+  for (const auto& member : row.GetObject()) {
+    if (std::string_view(member.name.GetString()) == "step") continue;
+    metrics.emplace_back(member.name.GetString(),
+                         member.value.IsNumber() ? member.value.GetDouble() : std::nan(""));
+  }
+  return std::pair(*step, std::move(metrics));
 }
 
 }  // namespace leeway

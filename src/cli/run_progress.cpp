@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "cli/output.h"
@@ -22,7 +23,8 @@ void RunProgress::note(const std::string& line) {
   if (files_ != nullptr) files_->log(line);
 }
 
-void RunProgress::begin() {
+void RunProgress::begin(int64_t steps_before) {
+  steps_before_ = steps_before;
   begin_ = std::chrono::steady_clock::now();
   last_ = {};
 }
@@ -34,7 +36,8 @@ void RunProgress::step(int64_t step, int64_t total, const std::string& text) {
   if (step < total && since < (terminal ? 0.1 : 2.0)) return;
   last_ = now;
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
-  const double left = elapsed / static_cast<double>(step) * static_cast<double>(total - step);
+  const double left = elapsed / static_cast<double>(std::max<int64_t>(1, step - steps_before_)) *
+                      static_cast<double>(total - step);
   const std::string line = fmt::format("step {:>{}}/{}  {}  {:.0f} s left", step,
                                        fmt::formatted_size("{}", total), total, text, left);
   if (files_ != nullptr) files_->log(line);

@@ -19,7 +19,7 @@ class RunProgress {
   // A line that stays.
   void note(const std::string& line);
   // Step `step` of `total` ended; `text` says how. Rate and time left count from `begin` on.
-  void begin();
+  void begin(int64_t steps_before = 0);
   void step(int64_t step, int64_t total, const std::string& text);
 
  private:
@@ -29,6 +29,7 @@ class RunProgress {
   RunFiles* files_;
   Time begin_ = std::chrono::steady_clock::now(), last_{};
   bool drawn_ = false;
+  int64_t steps_before_ = 0;
 };
 
 }  // namespace leeway

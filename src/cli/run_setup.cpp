@@ -124,6 +124,7 @@ RolloutSettings RunSetup::rollout_settings(float temperature) const {
   settings.top_k = config.run.rollout.top_k;
   settings.top_p = static_cast<float>(config.run.rollout.top_p);
   settings.min_p = static_cast<float>(config.run.rollout.min_p);
+  settings.timeout = config.run.orchestrator.rollout_timeout;
   settings.max_length = weights.config().max_position_embeddings;
   return settings;
 }

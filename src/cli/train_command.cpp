@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <map>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -14,7 +15,7 @@ namespace leeway {
 namespace {
 
 struct Options {
-  std::string file;
+  std::string file, resume;
   std::vector<std::string> sets;
   bool json = false;
 };
@@ -60,6 +61,18 @@ std::string summary_json(const RunSummary& summary) {
     for (const auto& [name, value] : list) json.key(name).value(value);
     json.end_object();
   };
+  const ScheduleTotals& totals = summary.totals;
+  json.key("account").begin_object();
+  number("admitted", totals.admitted);
+  number("trained", totals.batched - totals.filtered);
+  number("filtered", totals.filtered);
+  number("stale", totals.stale);
+  number("dropped", totals.dropped);
+  number("waiting", totals.completed - totals.batched - totals.stale - totals.dropped);
+  number("failed", totals.failed);
+  number("cancelled", totals.cancelled);
+  number("running", summary.running);
+  json.end_object();
   metrics("before", summary.before);
   metrics("after", summary.after);
   return json.end_object().text() + "\n";
@@ -81,6 +94,10 @@ std::string summary_text(const RunSummary& summary, bool quick_start) {
     }
     out += "\n";
   }
+  if (summary.finished_before) {
+    return out +
+           fmt::format("weights  {}\nreport   {}/report.html\n", summary.weights, summary.folder);
+  }
   const double rl = std::max(summary.rl_seconds, 1e-9);
   out += fmt::format(
       "{} of {} steps, {} rollouts in {:.1f} s: sft {:.1f} s, rl {:.1f} s, eval "
@@ -92,7 +109,18 @@ std::string summary_text(const RunSummary& summary, bool quick_start) {
       static_cast<double>(summary.sampled_tokens) / rl,
       static_cast<double>(summary.trained_tokens) / rl, 100 * summary.sampler_busy,
       100 * summary.trainer_busy);
-  out += fmt::format("weights  {}\nreport   {}/report.html\n", summary.weights, summary.folder);
+  const ScheduleTotals& totals = summary.totals;
+  if (totals.failed + totals.cancelled + totals.stale + totals.dropped > 0) {
+    out += fmt::format(
+        "rollouts: {} admitted = {} trained + {} filtered + {} stale + {} dropped with their group "
+        "+ "
+        "{} failed + {} cancelled + {} left over\n",
+        totals.admitted, totals.batched - totals.filtered, totals.filtered, totals.stale,
+        totals.dropped, totals.failed, totals.cancelled,
+        totals.completed - totals.batched - totals.stale - totals.dropped + summary.running);
+  }
+  if (!summary.weights.empty()) out += fmt::format("weights  {}\n", summary.weights);
+  out += fmt::format("report   {}/report.html\n", summary.folder);
   if (quick_start) {
     out +=
         "\nTry next:\n"
@@ -105,17 +133,71 @@ std::string summary_text(const RunSummary& summary, bool quick_start) {
   return out;
 }
 
-void run(Program& program, Options options) {
-  reclaim_positional(options.sets, options.file);
+// Keys that a run may change when it goes on: what is trained does not depend on them.
+bool may_change(const std::string& key) {
+  for (const char* prefix :
+       {"output.", "output_dir", "eval.", "checkpoint.", "trainer.threads", "rollout.threads",
+        "rollout.kv_bytes", "orchestrator.rollout_timeout"}) {
+    if (key.starts_with(prefix)) return true;
+  }
+  return false;
+}
+
+// Throws Error with the keys in which a configuration differs from that of the run it resumes.
+void refuse_changes(const std::string& folder, const Config& saved, const Config& now) {
+  std::map<std::string, std::pair<std::string, std::string>> values;  // before, now
+  for (const EffectiveValue& value : saved.effective) values[value.key].first = value.value;
+  for (const EffectiveValue& value : now.effective) values[value.key].second = value.value;
+  std::vector<std::string> changed;
+  for (const auto& [key, pair] : values) {
+    if (pair.first == pair.second || may_change(key)) continue;
+    changed.push_back(fmt::format("{}: {} in the run, {} now", key,
+                                  pair.first.empty() ? "absent" : pair.first,
+                                  pair.second.empty() ? "absent" : pair.second));
+  }
+  if (changed.empty()) return;
+  throw Error(
+      fmt::format("--resume {}: the configuration differs from the run's:\n  {}\nA run goes on as "
+                  "it began; start "
+                  "a new one for other settings",
+                  folder, fmt::join(changed, "\n  ")));
+}
+
+RunSummary resume(Program& program, const Options& options) {
+  const std::string saved_name = options.resume + "/config.toml";
+  const std::string saved_text = read_file(saved_name);
+  const Config saved =
+      parse_config(program.catalog, saved_name, saved_text, {}, ConfigScope::whole);
+  const std::string name = options.file.empty() ? saved_name : options.file;
+  const Config now =
+      parse_config(program.catalog, name, options.file.empty() ? saved_text : read_file(name),
+                   options.sets, ConfigScope::whole);
+  refuse_changes(options.resume, saved, now);
+  const RunSetup setup(now);
+  return run_training(setup, program.catalog, options.resume);
+}
+
+RunSummary start(Program& program, const Options& options) {
   const bool quick_start = options.file.empty();
   const std::string text =
       quick_start ? std::string(quick_start_config()) : read_file(options.file);
   const RunSetup setup(parse_config(program.catalog, quick_start ? kQuickStartName : options.file,
                                     text, options.sets, ConfigScope::whole));
-  const RunSummary summary = run_training(setup, program.catalog);
+  return run_training(setup, program.catalog);
+}
+
+void run(Program& program, Options options) {
+  reclaim_positional(options.sets, options.file);
+  const bool quick_start = options.file.empty() && options.resume.empty();
+  const RunSummary summary =
+      options.resume.empty() ? start(program, options) : resume(program, options);
   if (summary.end == RunSummary::End::gave_up) {
     say(fmt::format("leeway: the run gave up: {}", summary.reason));
     program.exit_code = 3;
+  }
+  if (summary.finished_before) {
+    say(fmt::format("{}: the run has finished, all of its {} steps; nothing is done",
+                    summary.folder, summary.steps));
   }
   print(options.json ? summary_json(summary) : summary_text(summary, quick_start));
 }
@@ -134,6 +216,10 @@ void add_train(CLI::App& app, Program& program) {
       ->add_option("--set", options->sets,
                    "table.key=value, over the file; may be repeated, the last of a key counts")
       ->type_name("KEY=VALUE");
+  command
+      ->add_option("--resume", options->resume,
+                   "A run folder: goes on from its newest checkpoint, with its configuration")
+      ->type_name("RUN");
   command->add_flag("--json", options->json, "Print the summary as JSON");
   command->callback([&program, options] { run(program, *options); });
 }

@@ -85,8 +85,11 @@ MetricList metrics_of(const LossSpec& spec, const BatchResult& result) {
   return out;
 }
 
-TrainerLearner::TrainerLearner(Trainer& trainer, int64_t version)
-    : trainer_(trainer), version_(version), thread_([this] { work(); }) {}
+TrainerLearner::TrainerLearner(Trainer& trainer, int64_t version, int64_t trained_tokens)
+    : trainer_(trainer),
+      version_(version),
+      trained_tokens_(trained_tokens),
+      thread_([this] { work(); }) {}
 
 TrainerLearner::~TrainerLearner() {
   {

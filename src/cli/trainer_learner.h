@@ -14,19 +14,20 @@ namespace leeway {
 class TrainerLearner : public Learner {
  public:
   // `trainer` must outlive this object and is used by nobody else while an update goes on.
-  // `version`: batches trained before.
-  explicit TrainerLearner(Trainer& trainer, int64_t version = 0);
+  // `version` batches of `trained_tokens` tokens were trained before.
+  explicit TrainerLearner(Trainer& trainer, int64_t version = 0, int64_t trained_tokens = 0);
   ~TrainerLearner() override;  // waits for the update in progress
 
   void start(LearnerBatch batch) override;
   std::optional<LearnerResult> poll(double seconds) override;
+  int64_t trained_tokens() const { return trained_tokens_; }  // in all; while no update goes on
 
  private:
   void work();
 
   Trainer& trainer_;
   int64_t version_;
-  int64_t trained_tokens_ = 0;  // in all
+  int64_t trained_tokens_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<LearnerBatch> batch_;

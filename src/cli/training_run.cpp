@@ -6,9 +6,13 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 #include <thread>
 
+#include "base/crc32c.h"
 #include "base/files.h"
+#include "base/json.h"
+#include "cli/checkpoints.h"
 #include "cli/engine_sampler.h"
 #include "cli/explain_text.h"
 #include "cli/interrupt.h"
@@ -18,19 +22,13 @@
 #include "cli/trainer_learner.h"
 #include "leeway/error.h"
 #include "orchestrator/loop.h"
+#include "orchestrator/schedule_state_json.h"
+#include "orchestrator/steady_clock.h"
 #include "report/run_folder.h"
 #include "report/run_page.h"
 
 namespace leeway {
 namespace {
-
-class SteadyClock : public Clock {
- public:
-  double now() const override {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-  }
-};
 
 double metric(const MetricList& metrics, const std::string& name) {
   for (const auto& [key, value] : metrics) {
@@ -71,42 +69,169 @@ void refuse_sampling(const RolloutTable& table) {
       key));
 }
 
+// What a checkpoint holds beside the trainer and the scheduler.
+struct RunState {
+  int64_t trained_tokens = 0, sft_steps = 0;
+  double sft_seconds = 0.0;
+  uint32_t initial_checksum = 0;  // of the policy at step 0, where the loss needs it
+  MetricList before;              // the evaluation before RL
+};
+
+uint32_t checksum(const Parameters& parameters) {
+  std::string sums;
+  for (size_t i = 0; i < parameters.table().size(); ++i) {
+    const auto values = parameters.of(i);
+    sums += fmt::format("{} ", crc32c({reinterpret_cast<const char*>(values.data()),
+                                       values.size() * sizeof(float)}));
+  }
+  return crc32c(sums);
+}
+
+void write_state(const std::string& folder, const RunState& state) {
+  JsonWriter json;
+  json.begin_object().key("trained_tokens").value(static_cast<double>(state.trained_tokens));
+  json.key("sft_steps").value(static_cast<double>(state.sft_steps));
+  json.key("sft_seconds").value(state.sft_seconds);
+  json.key("initial_checksum").value(static_cast<double>(state.initial_checksum));
+  json.key("before").begin_object();
+  for (const auto& [name, value] : state.before) json.key(name).value(value);
+  write_file_atomically(folder + "/run.json", json.end_object().end_object().text() + "\n");
+}
+
+RunState read_state(const std::string& folder) {
+  const std::string name = folder + "/run.json";
+  const auto json = parse_json(name, read_file(name));
+  RunState state;
+  for (const char* key :
+       {"trained_tokens", "sft_steps", "sft_seconds", "initial_checksum", "before"}) {
+    if (!json.IsObject() || !json.HasMember(key)) throw Error(name + ": has no " + key);
+  }
+  state.trained_tokens = static_cast<int64_t>(json["trained_tokens"].GetDouble());
+  state.sft_steps = static_cast<int64_t>(json["sft_steps"].GetDouble());
+  state.sft_seconds = json["sft_seconds"].GetDouble();
+  state.initial_checksum = static_cast<uint32_t>(json["initial_checksum"].GetDouble());
+  for (const auto& member : json["before"].GetObject()) {
+    state.before.emplace_back(member.name.GetString(),
+                              member.value.IsNumber() ? member.value.GetDouble() : std::nan(""));
+  }
+  return state;
+}
+
+// What is left to do of a run to be resumed.
+struct Resumption {
+  std::string folder;              // empty: a new run
+  std::optional<Checkpoint> from;  // nothing: from the beginning
+  std::vector<std::string> notes;  // what was passed over
+};
+
+std::string weights_folder(const std::string& folder, int64_t step) {
+  return fmt::format("{}/weights/step_{}", folder, step);
+}
+
+// The report is the last file of a run, and goes when it is resumed.
+bool has_finished(const Resumption& resumption, int64_t max_steps) {
+  if (!resumption.from || resumption.from->step < max_steps) return false;
+  const int64_t step = resumption.from->step;
+  const auto evaluation = last_evaluation(resumption.folder);
+  return evaluation && evaluation->first == step &&
+         std::filesystem::exists(weights_folder(resumption.folder, step) + "/config.json") &&
+         std::filesystem::exists(resumption.folder + "/report.html");
+}
+
+RunSummary finished_summary(const RunSetup& setup, const Resumption& resumption) {
+  const Checkpoint& last = *resumption.from;
+  const RunState state = read_state(last.folder);
+  RunSummary summary;
+  summary.finished_before = true;
+  summary.folder = resumption.folder;
+  summary.steps = summary.max_steps = last.step;
+  summary.sft_steps = state.sft_steps;
+  summary.sft_seconds = state.sft_seconds;
+  summary.before = state.before;
+  summary.after = last_evaluation(resumption.folder)->second;
+  const std::string name = last.folder + "/schedule.json";
+  summary.totals = parse_schedule_state(name, read_file(name), *setup.environments).totals;
+  summary.rollouts = summary.totals.completed;
+  summary.weights = weights_folder(resumption.folder, last.step);
+  return summary;
+}
+
 class Run {
  public:
-  Run(const RunSetup& setup, const Catalog& catalog)
+  Run(const RunSetup& setup, const Catalog& catalog, const Resumption& resumption)
       : setup_(setup),
         run_(setup.config.run),
         catalog_(catalog),
-        files_(setup.config, explain_text(setup.config.loss_spec)),
-        progress_(&files_) {}
+        from_(resumption.from),
+        files_(resumption.folder.empty()
+                   ? RunFiles(setup.config, explain_text(setup.config.loss_spec))
+                   : RunFiles(setup.config, explain_text(setup.config.loss_spec), resumption.folder,
+                              from_ ? from_->step : -1)),
+        checkpoints_(files_.folder(), run_.checkpoint),
+        progress_(&files_) {
+    for (const std::string& note : resumption.notes) progress_.note(note);
+    if (resumption.folder.empty()) return;
+    progress_.note(from_ ? fmt::format("resumed from step {}", from_->step)
+                         : "no checkpoint to resume from: the run begins anew");
+  }
 
   RunSummary run() {
     const double begin = clock_.now();
     summary_.folder = files_.folder();
     summary_.max_steps = run_.trainer.max_steps;
-    progress_.note(fmt::format("run folder {}", files_.folder()));
-    Parameters weights = setup_.weights;
-    if (run_.sft.enabled) {
-      SftResult sft = run_sft(setup_, catalog_, files_, progress_, interrupt_);
-      summary_.sft_steps = sft.steps;
-      summary_.sft_seconds = sft.seconds;
-      weights = std::move(sft.weights);
-      if (!sft.failure.empty()) give_up(sft.failure);
-      if (sft.stopped) summary_.end = RunSummary::End::stopped;
+    try {
+      progress_.note(fmt::format("run folder {}", files_.folder()));
+      from_ ? go_on() : begin_run();
+      if (latest_) save_weights(*latest_, steps_);
+    } catch (const Error& error) {
+      // A file that cannot be written, most often: the disk is full.
+      summary_.weights.clear();
+      give_up(error.what());
     }
-    if (summary_.end == RunSummary::End::finished)
-      train(std::move(weights));
-    else
-      save(weights, 0);
+    summary_.sft_steps = state_.sft_steps;
+    summary_.sft_seconds = state_.sft_seconds;
+    summary_.before = state_.before;
+    summary_.steps = steps_;
     summary_.seconds = clock_.now() - begin;
-    write_report();
+    try {
+      write_report();
+    } catch (const Error& error) {
+      give_up(error.what());
+    }
     return summary_;
   }
 
  private:
+  // The first reason is the one that counts.
   void give_up(const std::string& reason) {
+    if (summary_.end != RunSummary::End::gave_up) summary_.reason = reason;
     summary_.end = RunSummary::End::gave_up;
-    summary_.reason = reason;
+  }
+
+  void go_on() {
+    state_ = read_state(from_->folder);
+    if (auto evaluation = last_evaluation(files_.folder())) {
+      last_evaluated_ = evaluation->first;
+      if (last_evaluated_ > 0) summary_.after = std::move(evaluation->second);
+    }
+    train(load_parameters(from_->folder));
+  }
+
+  void begin_run() {
+    Parameters weights = setup_.weights;
+    if (run_.sft.enabled) {
+      SftResult sft = run_sft(setup_, catalog_, files_, progress_, interrupt_);
+      state_.sft_steps = sft.steps;
+      state_.sft_seconds = sft.seconds;
+      weights = std::move(sft.weights);
+      if (!sft.failure.empty()) give_up(sft.failure);
+      if (sft.stopped) summary_.end = RunSummary::End::stopped;
+    }
+    if (summary_.end == RunSummary::End::finished) {
+      train(std::move(weights));
+    } else {
+      latest_ = std::make_shared<const Parameters>(std::move(weights));
+    }
   }
 
   void say_what_is_inert() {
@@ -121,50 +246,82 @@ class Run {
     const ThreadPlan threads = plan_threads(run_);
     TrainerTable table = run_.trainer;
     table.threads = threads.trainer;
-    evaluate(0, weights, 0);
+    const int64_t first = from_ ? from_->step : 0;
+    steps_ = first;
+    if (!from_) evaluate(0, weights, 0);
     say_what_is_inert();
     latest_ = std::make_shared<const Parameters>(weights);
-    EngineSampler sampler(weights, setup_.engine_options(threads.sampler));
-    RolloutDriver driver(*setup_.conversation, sampler,
+    EngineSampler sampler(weights, first, setup_.engine_options(threads.sampler));
+    RolloutDriver driver(*setup_.conversation, sampler, clock_,
                          setup_.rollout_settings(static_cast<float>(run_.rollout.temperature)));
     RolloutScheduler scheduler(run_.orchestrator, static_cast<uint64_t>(run_.seed), table.max_steps,
-                               *setup_.environments, driver, sampler);
-    Trainer trainer(std::move(weights), setup_.config.loss_spec, table);
+                               *setup_.environments, driver, sampler, clock_);
+    // The reference is the policy at step 0, also of a run that goes on.
+    Trainer trainer(from_ ? initial_weights() : std::move(weights), setup_.config.loss_spec, table);
+    if (from_) {
+      trainer.load(from_->folder);
+      const std::string name = from_->folder + "/schedule.json";
+      scheduler.restore(parse_schedule_state(name, read_file(name), *setup_.environments));
+    } else {
+      save_initial(trainer);
+    }
+    const int64_t sampled_before = scheduler.totals().sampled_tokens;
+    const int64_t trained_before = state_.trained_tokens;
+    summary_.trained_tokens = trained_before;
     LoopOptions options;
     options.max_steps = table.max_steps;
+    options.steps_before = first;
     options.batch.advantage = {parse_advantage_kind(run_.orchestrator.advantage),
                                run_.orchestrator.length_penalty};
     options.batch.filter_zero_advantages = run_.orchestrator.filter_zero_advantages;
     options.batch.temperature = static_cast<float>(run_.rollout.temperature);
-    options.most_drops_in_a_row = 10 * run_.orchestrator.prompts_per_batch;
-    LoopEvents events;
-    events.on_step = [&](const StepRecord& record) { on_step(record, threads.sampler); };
-    events.should_stop = [&] { return interrupt_.asked(); };
     const double begin = clock_.now(), evaluated = summary_.eval_seconds;
-    progress_.begin();
+    progress_.begin(first);
     LoopResult result;
-    {
-      TrainerLearner learner(trainer);
+    try {
+      TrainerLearner learner(trainer, first, state_.trained_tokens);
+      LoopEvents events;
+      events.on_step = [&](const StepRecord& record) { on_step(record, threads.sampler); };
+      events.should_stop = [&] { return interrupt_.asked(); };
+      events.wants_checkpoint = [&](int64_t step) { return checkpoints_.wanted(step); };
+      events.on_checkpoint = [&](int64_t step, const ScheduleState& state) {
+        state_.trained_tokens = learner.trained_tokens();
+        save_checkpoint(step, trainer, state);
+      };
+      if (!from_ && run_.sft.enabled) save_checkpoint(0, trainer, scheduler.state());
       result = run_loop(scheduler, learner, clock_, setup_.environment_ids, options, events);
+    } catch (const Error& error) {
+      // A file that cannot be written, most often: the disk is full.
+      result.end = LoopResult::End::gave_up;
+      result.reason = error.what();
     }
     summary_.rl_seconds = clock_.now() - begin - (summary_.eval_seconds - evaluated);
-    summary_.steps = result.steps;
     summary_.rollouts = scheduler.totals().completed;
-    summary_.sampled_tokens = scheduler.totals().sampled_tokens;
+    // Rates are of this session.
+    summary_.sampled_tokens = scheduler.totals().sampled_tokens - sampled_before;
+    summary_.trained_tokens -= trained_before;
+    summary_.totals = scheduler.totals();
+    summary_.running = scheduler.running();
     summary_.sampler_busy = sampling_ / std::max(summary_.rl_seconds, 1e-9);
     summary_.trainer_busy = learning_ / std::max(summary_.rl_seconds, 1e-9);
     if (result.end == LoopResult::End::gave_up) give_up(result.reason);
     if (result.end == LoopResult::End::stopped) summary_.end = RunSummary::End::stopped;
-    if (result.steps > 0 && last_evaluated_ != result.steps &&
-        result.end == LoopResult::End::finished) {
-      evaluate(result.steps, *latest_, 0);
+    if (last_evaluated_ != steps_ && result.end == LoopResult::End::finished) {
+      evaluate(steps_, *latest_, 0);
     }
-    save(*latest_, result.steps);
   }
 
   void on_step(const StepRecord& record, int threads) {
     latest_ = std::static_pointer_cast<const Parameters>(record.learned.weights);
+    steps_ = record.step;
     files_.write_step(record);
+    files_.write_given_up(record);
+    for (const DroppedGroup& group : record.given_up) {
+      progress_.note(fmt::format("group {} of {} was given up, {} of its rollouts {}: {}",
+                                 group.number, setup_.environment_ids[group.environment],
+                                 group.survivors, group.trained ? "trained" : "finished",
+                                 group.message));
+    }
     const OutputTable& output = run_.output;
     if (output.rollouts_every > 0 &&
         (record.step % output.rollouts_every == 0 || record.step == 1)) {
@@ -191,7 +348,7 @@ class Run {
       evaluate(record.step, *latest_, last ? 0 : threads);
     }
     if (output.weights_every > 0 && record.step % output.weights_every == 0) {
-      save(*latest_, record.step);
+      save_weights(*latest_, record.step);
     }
   }
 
@@ -199,7 +356,7 @@ class Run {
     const EvaluationResult result = evaluate_policy(setup_, weights, run_.eval, threads, false);
     last_evaluated_ = step;
     summary_.eval_seconds += result.seconds;
-    (step == 0 ? summary_.before : summary_.after) = result.metrics;
+    (step == 0 ? state_.before : summary_.after) = result.metrics;
     files_.write_eval(step, result.metrics);
     progress_.note(fmt::format(
         "eval at step {}: reward {:.3f} [{:.3f}, {:.3f}] on {:.0f} held-out prompts{}", step,
@@ -209,8 +366,44 @@ class Run {
                          : ""));
   }
 
-  void save(const Parameters& weights, int64_t step) {
-    summary_.weights = files_.path(fmt::format("weights/step_{}", step));
+  // A checkpoint that cannot be written costs nothing but itself: the one before is still there.
+  void save_checkpoint(int64_t step, const Trainer& trainer, const ScheduleState& schedule) {
+    files_.sync();
+    try {
+      checkpoints_.save(step, [&](const std::string& folder) {
+        trainer.save(folder);
+        write_file_atomically(folder + "/schedule.json",
+                              schedule_state_json(schedule, setup_.environment_ids));
+        write_state(folder, state_);
+      });
+    } catch (const Error& error) {
+      progress_.note(fmt::format(
+          "warning: no checkpoint of step {}: {}; the one before stays, and the run goes on", step,
+          error.what()));
+    }
+  }
+
+  // The policy at step 0, which a loss with a reference reads, is not in every checkpoint.
+  bool needs_initial() const {
+    return setup_.config.loss_spec.reads(Stream::ref) && run_.trainer.reference == "initial";
+  }
+  void save_initial(const Trainer& trainer) {
+    if (!needs_initial()) return;
+    save_parameters(trainer.parameters(), weights_folder(files_.folder(), 0));
+    state_.initial_checksum = checksum(trainer.parameters());
+  }
+  Parameters initial_weights() const {
+    if (!needs_initial()) return load_parameters(from_->folder);
+    const std::string folder = weights_folder(files_.folder(), 0);
+    Parameters weights = load_parameters(folder);
+    if (checksum(weights) == state_.initial_checksum) return weights;
+    throw Error(folder +
+                ": is not the policy of step 0, which is the reference of this run; put it "
+                "back, or start a new run");
+  }
+
+  void save_weights(const Parameters& weights, int64_t step) {
+    summary_.weights = weights_folder(files_.folder(), step);
     save_parameters(weights, summary_.weights);
     // A folder that loads anywhere has its tokenizer beside the weights.
     if (run_.model.path.empty()) return;
@@ -232,10 +425,14 @@ class Run {
   const RunConfig& run_;
   const Catalog& catalog_;
   SteadyClock clock_;
+  std::optional<Checkpoint> from_;
   RunFiles files_;
+  CheckpointStore checkpoints_;
   RunProgress progress_;
   Interrupt interrupt_;
   RunSummary summary_;
+  RunState state_;
+  int64_t steps_ = 0;
   std::shared_ptr<const Parameters> latest_;
   int64_t last_evaluated_ = -1;
   double sampling_ = 0.0, learning_ = 0.0;
@@ -243,9 +440,16 @@ class Run {
 
 }  // namespace
 
-RunSummary run_training(const RunSetup& setup, const Catalog& catalog) {
+RunSummary run_training(const RunSetup& setup, const Catalog& catalog, const std::string& resume) {
   refuse_sampling(setup.config.run.rollout);
-  return Run(setup, catalog).run();
+  Resumption resumption{.folder = resume};
+  if (!resume.empty()) {
+    resumption.from = CheckpointStore(resume, setup.config.run.checkpoint).newest(resumption.notes);
+    if (has_finished(resumption, setup.config.run.trainer.max_steps)) {
+      return finished_summary(setup, resumption);
+    }
+  }
+  return Run(setup, catalog, resumption).run();
 }
 
 }  // namespace leeway

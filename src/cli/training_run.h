@@ -19,12 +19,18 @@ struct RunSummary {
   double sft_seconds = 0.0, rl_seconds = 0.0, eval_seconds = 0.0, seconds = 0.0;
   int64_t rollouts = 0, sampled_tokens = 0, trained_tokens = 0;
   double sampler_busy = 0.0, trainer_busy = 0.0;  // shares of the loop's wall time
+  ScheduleTotals totals;                          // where rollouts went
+  int64_t running = 0;                            // rollouts in flight at the end
   MetricList before, after;                       // evaluations
-  std::string weights;                            // folder of the last weights
+  std::string weights;           // folder of the last weights; empty: they could not be saved
+  bool finished_before = false;  // there was nothing to resume, and nothing was done
 };
 
 // Throws Error for the user's mistakes before anything is written; what fails later is in the
-// summary. Progress goes to stderr.
-RunSummary run_training(const RunSetup& setup, const Catalog& catalog);
+// summary. Progress goes to stderr. `resume`: the folder of a run to go on with, from its newest
+// checkpoint that is whole, or from the beginning if there is none; empty: a new run. The folder of
+// a run that has finished is left as it is.
+RunSummary run_training(const RunSetup& setup, const Catalog& catalog,
+                        const std::string& resume = "");
 
 }  // namespace leeway

@@ -66,6 +66,11 @@ class Checks {
             fmt::format("orchestrator.max_inflight ({}) must be 0 or at least "
                         "orchestrator.group_size ({}): a group starts as a whole",
                         o.max_inflight, o.group_size));
+    require(o.min_group_size <= o.group_size,
+            {"orchestrator.min_group_size", "orchestrator.group_size"},
+            fmt::format("orchestrator.min_group_size ({}) must not exceed "
+                        "orchestrator.group_size ({})",
+                        o.min_group_size, o.group_size));
     require(run_.rollout.max_sequences >= o.group_size,
             {"rollout.max_sequences", "orchestrator.group_size"},
             fmt::format("rollout.max_sequences ({}) must be at least orchestrator.group_size ({}): "
@@ -84,6 +89,11 @@ class Checks {
       require(e.min_length <= e.max_length, {key("min_length"), key("max_length")},
               fmt::format("{} ({}) must not exceed {} ({})", key("min_length"), e.min_length,
                           key("max_length"), e.max_length));
+    } else if (e.name == "process") {
+      require(!e.data.empty(), {key("data"), key("name")},
+              fmt::format("a process environment needs {}, a file of prompts", key("data")));
+      require(!e.command.empty(), {key("command"), key("name")},
+              fmt::format("a process environment needs {}, a program", key("command")));
     } else if (e.name == "jsonl") {
       require(!e.data.empty(), {key("data"), key("name")},
               fmt::format("a jsonl environment needs {}, a file", key("data")));

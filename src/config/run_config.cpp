@@ -188,6 +188,18 @@ std::vector<Field> orchestrator_fields(OrchestratorTable& t) {
        .target = &t.max_error_reschedule_attempts,
        .meaning = "Rounds with a failure after which a group is given up.",
        .range = {.low = 1, .high = 1e6}},
+      integer("min_group_size", t.min_group_size, 0, kMostRollouts,
+              "Finished rollouts with which a group that is given up is trained all the same; 0 for "
+              "the whole group."),
+      integer("max_prompt_failures", t.max_prompt_failures, 1, 1e6,
+              "Groups of a prompt given up before the prompt is left out for good."),
+      number("zero_progress_batches", t.zero_progress_batches, kPositive,
+             "Batches' worth of failed rollouts, without one that completes, after which the run "
+             "gives up."),
+      number("retry_backoff", t.retry_backoff, kNotNegative,
+             "Seconds before a group's first retry; doubles every round, up to a minute."),
+      number("rollout_timeout", t.rollout_timeout, kNotNegative,
+             "Seconds from a rollout's start to its end; 0 waits for ever."),
       choice("advantage", t.advantage,
              {"group_mean", "group_deviation", "leave_one_out", "max_rl", "reinforce_pp"},
              "How the rewards of a group become advantages."),
@@ -249,6 +261,16 @@ std::vector<Field> eval_fields(EvalTable& t) {
   };
 }
 
+std::vector<Field> checkpoint_fields(CheckpointTable& t) {
+  return {
+      integer("every", t.every, 0, kMostSteps,
+              "Steps between two checkpoints; 0 makes one at the end only."),
+      integer("keep_last", t.keep_last, 1, 1e6, "Checkpoints kept; older ones are removed."),
+      integer("keep_every", t.keep_every, 0, kMostSteps,
+              "Checkpoints of steps that this divides are kept for good; 0 keeps none."),
+  };
+}
+
 std::vector<Field> output_fields(OutputTable& t) {
   return {
       flag("tensorboard", t.tensorboard, "Whether metrics are written for TensorBoard too."),
@@ -298,6 +320,9 @@ std::vector<Section> describe(RunConfig& run, RendererConfig& renderer) {
        .fields = rollout_fields(run.rollout)},
       {.path = "eval", .about = "Rewards on held-out prompts.", .fields = eval_fields(run.eval)},
       {.path = "output", .about = "What a run writes.", .fields = output_fields(run.output)},
+      {.path = "checkpoint",
+       .about = "What `--resume` goes on from.",
+       .fields = checkpoint_fields(run.checkpoint)},
   };
 }
 
@@ -313,11 +338,12 @@ Section describe(EnvironmentTable& t, size_t index) {
     return field;
   };
   const std::vector<std::string> sums = {"arithmetic", "calculator"};
+  const std::vector<std::string> files = {"jsonl", "process"};
   Section section;
   section.path = fmt::format("environment.{}", index);
   section.about = "Where prompts and rewards come from: one table for each environment.";
   section.fields = {
-      choice("name", t.name, {"sort", "arithmetic", "calculator", "jsonl"},
+      choice("name", t.name, {"sort", "arithmetic", "calculator", "jsonl", "process"},
              "The kind of environment; must be given."),
       text("id", t.id,
            "Its name in metrics, unlike all others; empty takes `name`, numbered from 1 if that "
@@ -328,18 +354,25 @@ Section describe(EnvironmentTable& t, size_t index) {
       of(sums, integer("max_operand", t.max_operand, 1, 1e9, "Largest number in a task.")),
       of(sums, integer("terms", t.terms, 2, 16, "Numbers in a task.")),
       of(sums, word("operators", t.operators, "Some of `+`, `-` and `*`, each once.")),
-      of({"jsonl"}, text("data", t.data,
+      of(files, text("data", t.data,
                          "File of training prompts, one JSON object a line; must "
                          "be given.")),
-      of({"jsonl"}, text("eval_data", t.eval_data,
+      of(files, text("eval_data", t.eval_data,
                          "File of held-out prompts; empty keeps some of `data` out of training.")),
       of({"jsonl"}, choice("verifier", t.verifier, {"exact", "numeric", "regex", "choice"},
                            "How an answer is compared with the expected one.")),
-      of({"jsonl"}, word("prompt_key", t.prompt_key, "Key of the prompt in a line.")),
+      of(files, word("prompt_key", t.prompt_key, "Key of the prompt in a line.")),
       of({"jsonl"}, word("answer_key", t.answer_key, "Key of the expected answer in a line.")),
       of({"calculator", "jsonl"},
          number("format_weight", t.format_weight, kNotNegative,
                 "Reward for a well-formed answer, right or wrong; 0 is off.")),
+      of({"process"}, text("command", t.command,
+                           "What answers turns, run by /bin/sh; must be given.")),
+      of({"process"}, integer("processes", t.processes, 1, 1024, "How many of it run.")),
+      of({"process"},
+         number("turn_timeout", t.turn_timeout, kPositive, "Seconds that an answer may take.")),
+      of({"process"}, integer("max_output_bytes", t.max_output_bytes, 1024, 1e9,
+                              "Bytes that an answer may have.")),
   };
   return section;
 }

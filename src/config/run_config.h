@@ -83,7 +83,12 @@ struct OrchestratorTable {
   int64_t max_inflight = 0;           // rollouts; 0: as many as staleness allows
   int64_t max_turns = 8;              // of a rollout
   std::optional<int64_t> max_error_reschedule_attempts = 3;  // "unlimited": none
-  std::string advantage = "group_mean";                      // advantages.h
+  int64_t min_group_size = 0;          // rollouts a group given up is trained with; 0: all
+  int64_t max_prompt_failures = 3;     // groups of a prompt given up before it is left out
+  double zero_progress_batches = 4.0;  // batches' worth of failures in a row that end the run
+  double retry_backoff = 0.1;          // seconds before the first retry; doubles every round
+  double rollout_timeout = 600.0;      // seconds; 0: none
+  std::string advantage = "group_mean";  // advantages.h
   double length_penalty = 0.0;                               // length shaping; 0: off
   bool filter_zero_advantages = false;
 };
@@ -120,19 +125,30 @@ struct OutputTable {
   int64_t weights_every = 0;    // steps; 0: at the end only
 };
 
+// [checkpoint]
+struct CheckpointTable {
+  int64_t every = 50;      // steps; 0: at the end only
+  int64_t keep_last = 2;   // checkpoints
+  int64_t keep_every = 0;  // steps: those that it divides are kept for good; 0: none
+};
+
 // [[environment]]: one or more; keys depend on `name`.
 struct EnvironmentTable {
-  std::string name;     // sort | arithmetic | calculator | jsonl
+  std::string name;     // sort | arithmetic | calculator | jsonl | process
   std::string id;       // in metric names; empty: the name, numbered if it comes twice
   double weight = 1.0;  // share of prompts
   int64_t min_length = 4, max_length = 8;  // sort: letters
   int64_t max_operand = 99;                // arithmetic, calculator
   int64_t terms = 2;                       // arithmetic, calculator: numbers in a sum
   std::string operators = "+-";            // arithmetic, calculator: of + - *
-  std::string data, eval_data;             // jsonl: files
+  std::string data, eval_data;             // jsonl, process: files
   std::string verifier = "exact";          // jsonl: exact | numeric | regex | choice
   std::string prompt_key = "prompt", answer_key = "answer";  // jsonl
   double format_weight = 0.0;  // calculator, jsonl: reward part for a well-formed answer; 0: off
+  std::string command;                          // process: run by /bin/sh
+  int64_t processes = 2;                        // process: of them
+  double turn_timeout = 60.0;                   // process: seconds for an answer
+  int64_t max_output_bytes = int64_t{1} << 20;  // process: of one answer
 };
 
 // The whole file, but for [trainer.loss] and [orchestrator.renderer], which Config holds.
@@ -146,6 +162,7 @@ struct RunConfig {
   RolloutTable rollout;
   EvalTable eval;
   OutputTable output;
+  CheckpointTable checkpoint;
   std::vector<EnvironmentTable> environments;
 };
 

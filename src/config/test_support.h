@@ -135,6 +135,11 @@ schedule = "free"
 max_inflight = 7
 max_turns = 2
 max_error_reschedule_attempts = "unlimited"
+min_group_size = 2
+max_prompt_failures = 4
+zero_progress_batches = 2.5
+retry_backoff = 0.5
+rollout_timeout = 30
 advantage = "leave_one_out"
 length_penalty = 0.5
 filter_zero_advantages = true
@@ -164,6 +169,10 @@ tensorboard = true
 rollouts_every = 3
 rollouts_groups = 0
 weights_every = 9
+[checkpoint]
+every = 4
+keep_last = 3
+keep_every = 20
 [[environment]]
 name = "sort"
 id = "letters"

@@ -127,7 +127,10 @@ PreparedBatch prepare_batch(int64_t step, std::vector<Group> groups,
       summary.add(groups[g].environment, rollout, step - 1);
       SplitTrajectory split = split_trajectory(rollout.steps);
       summary.add(split);
-      if (leave_out) continue;
+      if (leave_out) {
+        ++batch.filtered_rollouts;
+        continue;
+      }
       ++trained;
       for (TrainingSample& sample : split.samples) {
         batch.learner.samples.push_back({std::move(sample), own[r], number, options.temperature});

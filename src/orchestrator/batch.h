@@ -25,6 +25,7 @@ struct PreparedBatch {
   std::vector<size_t> first_sample;  // [rollouts + 1] into learner.samples; filtered ones have none
   MetricList metrics;                // reward/*, off_policy_level/*, .. (docs/runs.md)
   int64_t sampled_tokens = 0;
+  int64_t filtered_rollouts = 0;  // left out of the update
 };
 
 // Splits each rollout into training samples and gives it its group's advantage. `step` is the

@@ -46,21 +46,30 @@ struct RewardPart {
   double value = 0.0;
 };
 
+// Why a rollout has no result. One policy serves all kinds; they are told apart in counts and
+// messages.
+enum class FailureKind { environment_error, empty, exception, timeout, bad_answer, sampler_error };
+const char* name_of(FailureKind kind);
+
 // What the environment does after a turn: goes on with messages, or ends with a reward, or fails
-// (an outcome that is retried; never a reward).
+// (an outcome that is retried; never a reward), or has not made up its mind yet (`pending`).
 struct Turn {
-  enum class Kind { messages, reward, failed };
+  enum class Kind { messages, reward, failed, pending };
   Kind kind = Kind::reward;
   std::vector<Message> messages;  // tool or user messages
   std::vector<RewardPart> rewards;
   std::string failure;
+  FailureKind failure_kind = FailureKind::environment_error;
 };
 
 // One rollout's state between turns. Used by one thread at a time.
 class Episode {
  public:
   virtual ~Episode() = default;
+  // Must not wait for others: what takes time is begun here and ends in `poll`.
   virtual Turn respond(const Reply& reply) = 0;
+  // After `pending`: what came of it, or `pending` still. Called again and again; must not wait.
+  virtual Turn poll() { return {.kind = Turn::Kind::failed, .failure = "nothing is pending"}; }
 };
 
 // Immutable after it is made; every method may be called from several threads at once.

@@ -25,4 +25,7 @@ std::unique_ptr<Environment> make_calculator_environment(const EnvironmentTable&
 // name and, with format_weight, "format": not cut off, and the verifier found an answer in it.
 std::unique_ptr<Environment> make_jsonl_environment(const EnvironmentTable& table);
 
+// Prompts of `data` as above, turns and rewards by the program `command`. Parts as it names them.
+std::unique_ptr<Environment> make_process_environment(const EnvironmentTable& table);
+
 }  // namespace leeway

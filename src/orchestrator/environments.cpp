@@ -18,9 +18,11 @@ std::unique_ptr<Environment> make_by_name(const EnvironmentTable& table, uint64_
   if (table.name == "arithmetic") return make_arithmetic_environment(table, seed);
   if (table.name == "calculator") return make_calculator_environment(table, seed);
   if (table.name == "jsonl") return make_jsonl_environment(table);
-  const std::string near = nearest_name(table.name, {"sort", "arithmetic", "calculator", "jsonl"});
+  if (table.name == "process") return make_process_environment(table);
+  const std::string near =
+      nearest_name(table.name, {"sort", "arithmetic", "calculator", "jsonl", "process"});
   throw Error(fmt::format(
-      "no environment is called \"{}\"{}; there are: sort, arithmetic, calculator, jsonl",
+      "no environment is called \"{}\"{}; there are: sort, arithmetic, calculator, jsonl, process",
       table.name, near.empty() ? "" : fmt::format("; did you mean {}?", near)));
 }
 

@@ -27,6 +27,7 @@ namespace leeway::testing {
 class VirtualClock : public Clock {
  public:
   double now() const override { return now_; }
+  void sleep(double seconds) override { now_ += seconds; }
   // Never goes back.
   void advance_to(double time) { now_ = std::max(now_, time); }
 
@@ -97,6 +98,8 @@ class FakeSampler : public Sampler {
     swaps_.emplace_back(clock_.now(), version);
   }
 
+  // Instead of version 0, before anything is submitted.
+  void begin_at(int64_t version) { swaps_.assign(1, {-1.0, version}); }
   const std::vector<Sent>& sent() const { return sent_; }
   int64_t in_flight() const { return static_cast<int64_t>(pending_.size()); }  // samples
   const std::vector<std::pair<double, int64_t>>& swaps() const { return swaps_; }
@@ -174,6 +177,8 @@ class FakeLearner : public Learner {
     return result;
   }
 
+  // Instead of version 0, before the first update.
+  void begin_at(int64_t version) { version_ = version; }
   bool busy() const { return busy_; }
   const std::vector<LearnerBatch>& batches() const { return batches_; }
 
@@ -196,6 +201,9 @@ class FakeEnvironment : public Environment {
   std::optional<uint64_t> train_size, held_out_size;
   bool needs_a_renderer = false;
   std::function<void(const Example&)> on_start = [](const Example&) {};  // may throw
+  // Seconds for which an answer is pending, by a clock that must be given then; infinity: for ever.
+  std::function<double(const Reply& reply, int64_t turn)> wait_of;
+  const Clock* clock = nullptr;
 
   std::optional<uint64_t> size(Split split) const override {
     return split == Split::train ? train_size : held_out_size;
@@ -211,18 +219,32 @@ class FakeEnvironment : public Environment {
   }
   std::unique_ptr<Episode> start(const Example& example) const override {
     on_start(example);
-    return std::make_unique<FakeEpisode>(respond_);
+    return std::make_unique<FakeEpisode>(*this);
   }
   bool needs_renderer() const override { return needs_a_renderer; }
 
  private:
   class FakeEpisode : public Episode {
    public:
-    explicit FakeEpisode(Respond respond) : respond_(std::move(respond)) {}
-    Turn respond(const Reply& reply) override { return respond_(reply, ++turn_); }
+    explicit FakeEpisode(const FakeEnvironment& environment) : environment_(environment) {}
+    Turn respond(const Reply& reply) override {
+      ++turn_;
+      if (!environment_.wait_of) return environment_.respond_(reply, turn_);
+      reply_ = reply;
+      due_ = environment_.clock->now() + environment_.wait_of(reply, turn_);
+      return poll();
+    }
+    Turn poll() override {
+      if (environment_.wait_of && environment_.clock->now() >= due_) {
+        return environment_.respond_(reply_, turn_);
+      }
+      return {.kind = Turn::Kind::pending};
+    }
 
    private:
-    Respond respond_;
+    const FakeEnvironment& environment_;
+    Reply reply_;
+    double due_ = 0.0;
     int64_t turn_ = 0;
   };
   std::string name_;
@@ -314,6 +336,7 @@ struct FakeOptions {
   uint64_t seed = 1;
   bool rendered = false;
   std::vector<EnvironmentMix::Member> members;  // empty: one, `letters`
+  RolloutSettings rollouts = {.max_new_tokens = 64, .max_length = 512};
 };
 
 // Everything from the clock to the scheduler.
@@ -325,8 +348,8 @@ struct FakeSystem {
         sampler(clock, policy(talk)),
         learner(clock),
         mix(members_of(std::move(options.members)), options.seed),
-        driver(talk.conversation, sampler, {.max_new_tokens = 64, .max_length = 512}),
-        scheduler(options.table, options.seed, options.max_batches, mix, driver, sampler) {}
+        driver(talk.conversation, sampler, clock, options.rollouts),
+        scheduler(options.table, options.seed, options.max_batches, mix, driver, sampler, clock) {}
 
   std::vector<std::string> ids() const {
     std::vector<std::string> ids;

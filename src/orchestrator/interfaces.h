@@ -95,6 +95,7 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual double now() const = 0;  // seconds, never falling
+  virtual void sleep(double seconds) = 0;
 };
 
 }  // namespace leeway

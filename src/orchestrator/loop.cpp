@@ -23,23 +23,31 @@ class Loop {
         events_(events),
         begin_(clock.now()),
         last_step_(begin_),
-        learner_idle_since_(begin_) {}
+        learner_idle_since_(begin_),
+        step_(options.steps_before),
+        saved_(options.steps_before) {}
 
   LoopResult run() {
     LoopResult result;
-    while (result.steps < options_.max_steps) {
+    result.steps = options_.steps_before;
+    while (result.steps < options_.max_steps || checkpoint_due_) {
       const bool stop = events_.should_stop();
-      if (stop && !in_progress_) {
+      if (stop && !in_progress_ && result.steps > saved_) checkpoint_due_ = true;
+      if (checkpoint_due_ && scheduler_.version() == result.steps) {
+        checkpoint_due_ = false;
+        saved_ = result.steps;
+        events_.on_checkpoint(result.steps, scheduler_.state());
+        continue;
+      }
+      if (stop && !in_progress_ && !checkpoint_due_) {
         result.end = LoopResult::End::stopped;
         return result;
       }
-      if (!stop) start_learner();
-      if (!stop) sample();
-      if (scheduler_.totals().drops_in_a_row >= options_.most_drops_in_a_row) {
-        return give_up(result,
-                       fmt::format("{} groups in a row were given up; the last failure was "
-                                   "{}",
-                                   scheduler_.totals().drops_in_a_row, scheduler_.last_failure()));
+      if (!stop && !checkpoint_due_) start_learner();
+      // A checkpoint waits for the sampler to have the newest weights.
+      if (!stop || checkpoint_due_) sample();
+      if (const std::string reason = scheduler_.dead_end(); !reason.empty() && !in_progress_) {
+        return give_up(result, reason);
       }
       if (!in_progress_) continue;
       const bool idle = stop || scheduler_.running() == 0;
@@ -64,6 +72,7 @@ class Loop {
     std::optional<std::vector<Group>> groups = scheduler_.take_batch();
     if (!groups) return;
     in_progress_ = prepare_batch(++step_, std::move(*groups), ids_, options_.batch);
+    scheduler_.note_filtered(in_progress_->filtered_rollouts);
     wait_ = clock_.now() - learner_idle_since_;
     learner_.start(in_progress_->learner);
   }
@@ -83,8 +92,10 @@ class Loop {
     learner_idle_since_ = clock_.now();
     scheduler_.offer_weights(record.learned.weights, record.learned.version);
     add_metrics(record);
+    const bool last = step_ >= options_.max_steps || events_.should_stop();
+    checkpoint_due_ = last || events_.wants_checkpoint(step_);
     // The learner does not wait for whatever is done with the record.
-    if (step_ < options_.max_steps && !events_.should_stop()) start_learner();
+    if (!checkpoint_due_) start_learner();
     events_.on_step(record);
   }
 
@@ -111,7 +122,24 @@ class Loop {
     number("cancelled_rollouts/all", counts.cancelled_stale + counts.cancelled_dropped);
     number("cancelled_rollouts/stale", counts.cancelled_stale);
     number("cancelled_rollouts/dropped", counts.cancelled_dropped);
+    for (const auto& [kind, count] : counts.failures) {
+      out.emplace_back(std::string("failures/") + name_of(kind), static_cast<double>(count));
+    }
+    number("partial_groups", counts.partial_groups);
+    number("quarantined_draws", counts.quarantined_draws);
+    record.given_up = counts.given_up;
     const ScheduleTotals& totals = scheduler_.totals();
+    number("account/admitted", totals.admitted);
+    number("account/running", scheduler_.running());
+    number("account/failed", totals.failed);
+    number("account/cancelled", totals.cancelled);
+    number("account/completed", totals.completed);
+    number("account/trained", totals.batched - totals.filtered);
+    number("account/filtered", totals.filtered);
+    number("account/stale", totals.stale);
+    number("account/dropped", totals.dropped);
+    number("account/waiting",
+           totals.completed - totals.batched - totals.stale - totals.dropped);
     number("progress/prompts", totals.groups_batched);
     number("progress/rollouts", totals.completed);
     number("progress/sampled_tokens", totals.sampled_tokens);
@@ -134,8 +162,10 @@ class Loop {
   const LoopOptions& options_;
   const LoopEvents& events_;
   std::optional<PreparedBatch> in_progress_;
-  int64_t step_ = 0;
   double begin_, last_step_, learner_idle_since_;
+  int64_t step_;
+  int64_t saved_;  // the step of the last checkpoint
+  bool checkpoint_due_ = false;
   double wait_ = 0.0, sampling_ = 0.0;
   int64_t sampled_before_ = 0;
 };

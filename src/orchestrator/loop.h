@@ -20,13 +20,13 @@ struct StepRecord {
   PreparedBatch batch;
   LearnerResult learned;
   MetricList metrics;  // everything of metrics.jsonl, `step` excepted
+  std::vector<DroppedGroup> given_up;  // groups, since the step before
 };
 
 struct LoopOptions {
   int64_t max_steps = 1;
   BatchOptions batch;
-  // Groups given up in a row, without one that finishes, after which the run gives up.
-  int64_t most_drops_in_a_row = 1;
+  int64_t steps_before = 0;  // made before a resume
 };
 
 struct LoopEvents {
@@ -34,12 +34,16 @@ struct LoopEvents {
   std::function<void(const StepRecord&)> on_step;
   // Asked all the time: true ends the loop after the update in progress.
   std::function<bool()> should_stop;
+  // Whether everything is to be saved after this update; and the saving, with the learner at rest
+  // and the sampler on its newest weights. Always asked for at the end, unless the run gave up.
+  std::function<bool(int64_t step)> wants_checkpoint;
+  std::function<void(int64_t step, const ScheduleState& state)> on_checkpoint;
 };
 
 struct LoopResult {
   enum class End { finished, stopped, gave_up };
   End end = End::finished;
-  int64_t steps = 0;   // updates made
+  int64_t steps = 0;   // updates made, those before a resume among them
   std::string reason;  // gave_up: what failed, how often, the last real error
 };
 

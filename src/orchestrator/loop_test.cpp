@@ -38,9 +38,10 @@ Played play(FakeSystem& system, int64_t steps, const std::function<bool()>& stop
   LoopEvents events;
   events.on_step = [&](const StepRecord& record) { out.steps.push_back(record); };
   events.should_stop = [&] { return ++looks > 200000 || (stop && stop()); };
+  events.wants_checkpoint = [](int64_t) { return false; };
+  events.on_checkpoint = [](int64_t, const ScheduleState&) {};
   LoopOptions options;
   options.max_steps = steps;
-  options.most_drops_in_a_row = 20;
   out.result =
       run_loop(system.scheduler, system.learner, system.clock, system.ids(), options, events);
   EXPECT_LE(looks, 200000);
@@ -181,7 +182,7 @@ TEST(Loop, GivesUpWhenEveryGroupFails) {
       const Played out = play(system, 10);
       EXPECT_EQ(out.result.end, LoopResult::End::gave_up);
       EXPECT_EQ(out.result.steps, 0);
-      EXPECT_NE(out.result.reason.find("20 groups in a row"), std::string::npos)
+      EXPECT_NE(out.result.reason.find("rollouts in a row failed"), std::string::npos)
           << out.result.reason;
       EXPECT_NE(out.result.reason.find(c.message), std::string::npos) << out.result.reason;
       EXPECT_LT(system.clock.now(), 10.0);
@@ -194,9 +195,10 @@ TEST(Loop, GoesOnWhenSomeGroupsFail) {
   members.push_back(fake_member("letters", 1.0));
   members.push_back(
       fake_member("away", 1.0, [](const Reply&, int64_t) { return failed_turn("no"); }));
-  FakeSystem system(
-      {.table = loop_table("free", 1), .max_batches = 40, .members = std::move(members)},
-      random_policy(3, 0.0));
+  OrchestratorTable table = loop_table("free", 1);
+  table.zero_progress_batches = 20;
+  FakeSystem system({.table = table, .max_batches = 40, .members = std::move(members)},
+                    random_policy(3, 0.0));
   const Played out = play(system, 40);
   EXPECT_EQ(out.result.end, LoopResult::End::finished) << out.result.reason;
   double errored = 0.0, dropped = 0.0;

@@ -10,6 +10,12 @@
 #include "leeway/error.h"
 
 namespace leeway {
+namespace {
+
+constexpr double kEnvironmentSlice = 0.001;  // seconds between two looks at environments at work
+constexpr double kDeadlineSlice = 0.1;       // seconds between two looks at deadlines
+
+}  // namespace
 
 int64_t Rollout::sampled_tokens() const {
   int64_t count = 0;
@@ -30,6 +36,8 @@ const char* name_of(FailureKind kind) {
     case FailureKind::environment_error: return "environment_error";
     case FailureKind::empty: return "empty";
     case FailureKind::exception: return "exception";
+    case FailureKind::timeout: return "timeout";
+    case FailureKind::bad_answer: return "bad_answer";
     case FailureKind::sampler_error: return "sampler_error";
   }
   return "";
@@ -42,12 +50,14 @@ struct RolloutDriver::Running {
   std::unique_ptr<Episode> episode;
   std::vector<Message> history;
   std::vector<int32_t> prompt;  // of the turn in progress
+  Reply reply;                  // the last one
+  double deadline = 0.0;
   Rollout result;
 };
 
-RolloutDriver::RolloutDriver(const Conversation& conversation, Sampler& sampler,
+RolloutDriver::RolloutDriver(const Conversation& conversation, Sampler& sampler, Clock& clock,
                              const RolloutSettings& settings)
-    : conversation_(conversation), sampler_(sampler), settings_(settings) {}
+    : conversation_(conversation), sampler_(sampler), clock_(clock), settings_(settings) {}
 
 RolloutDriver::~RolloutDriver() = default;
 
@@ -61,13 +71,23 @@ void RolloutDriver::start(const Environment& environment, const Example& example
     running->seed = seeds.next();
     running->example = example;
     running->history = example.messages;
+    running->deadline = clock_.now() + settings_.timeout;
     rollouts_.emplace(rollout, std::move(running));
   }
+  std::vector<int64_t> begun;
+  for (int64_t rollout : rollouts) {
+    try {
+      rollouts_.at(rollout)->episode = environment.start(example);
+      begun.push_back(rollout);
+    } catch (const std::exception& error) {
+      fail(rollout, FailureKind::exception, error.what());
+    }
+  }
+  if (begun.empty()) return;
   try {
-    for (int64_t rollout : rollouts) rollouts_.at(rollout)->episode = environment.start(example);
-    submit(rollouts, conversation_.first_prompt(example), seed);
+    submit(begun, conversation_.first_prompt(example), seed);
   } catch (const std::exception& error) {
-    for (int64_t rollout : rollouts) fail(rollout, FailureKind::exception, error.what());
+    for (int64_t rollout : begun) fail(rollout, FailureKind::exception, error.what());
   }
 }
 
@@ -93,8 +113,7 @@ void RolloutDriver::submit(const std::vector<int64_t>& rollouts, const std::vect
   for (int64_t rollout : rollouts) rollouts_.at(rollout)->prompt = prompt;
 }
 
-bool RolloutDriver::cancel(int64_t rollout, const std::string& reason) {
-  if (!rollouts_.contains(rollout)) return false;
+void RolloutDriver::forget_request(int64_t rollout) {
   for (auto wait = waits_.begin(); wait != waits_.end(); ++wait) {
     auto& members = wait->second.rollouts;
     const auto place = std::find(members.begin(), members.end(), rollout);
@@ -106,8 +125,13 @@ bool RolloutDriver::cancel(int64_t rollout, const std::string& reason) {
       sampler_.cancel(wait->first);
       waits_.erase(wait);
     }
-    break;
+    return;
   }
+}
+
+bool RolloutDriver::cancel(int64_t rollout, const std::string& reason) {
+  if (!rollouts_.contains(rollout)) return false;
+  forget_request(rollout);
   RolloutOutcome outcome;
   outcome.outcome = Outcome::cancelled;
   outcome.message = reason;
@@ -116,7 +140,10 @@ bool RolloutDriver::cancel(int64_t rollout, const std::string& reason) {
 }
 
 std::vector<RolloutOutcome> RolloutDriver::poll(double seconds) {
-  for (SampleResult& result : sampler_.poll(outcomes_.empty() ? seconds : 0.0)) {
+  // An environment at work is looked at often, and nobody else says when it is ready.
+  const double slice = pending_.empty() ? seconds : std::min(seconds, kEnvironmentSlice);
+  const bool sampling = !waits_.empty();
+  for (SampleResult& result : sampler_.poll(outcomes_.empty() ? slice : 0.0)) {
     const auto wait = waits_.find(result.request);
     if (wait == waits_.end()) continue;
     int64_t& member = wait->second.rollouts.at(static_cast<size_t>(result.sample));
@@ -125,7 +152,41 @@ std::vector<RolloutOutcome> RolloutDriver::poll(double seconds) {
     if (--wait->second.open == 0) waits_.erase(wait);
     if (rollout >= 0) take(*rollouts_.at(rollout), std::move(result));
   }
+  poll_environments();
+  if (outcomes_.empty() && !sampling && !pending_.empty()) clock_.sleep(slice);
+  if (settings_.timeout > 0.0) end_late_rollouts();
   return std::exchange(outcomes_, {});
+}
+
+void RolloutDriver::poll_environments() {
+  for (int64_t rollout : std::vector<int64_t>(pending_.begin(), pending_.end())) {
+    Running& running = *rollouts_.at(rollout);
+    pending_.erase(rollout);
+    try {
+      advance(running, running.episode->poll());
+    } catch (const std::exception& error) {
+      fail(rollout, FailureKind::exception, error.what());
+    }
+  }
+}
+
+void RolloutDriver::end_late_rollouts() {
+  const double now = clock_.now();
+  if (now < next_look_) return;
+  next_look_ = now + std::min(kDeadlineSlice, settings_.timeout / 4);
+  std::vector<int64_t> late;
+  for (const auto& [rollout, running] : rollouts_) {
+    if (now > running->deadline) late.push_back(rollout);
+  }
+  for (int64_t rollout : late) {
+    const bool environment = pending_.contains(rollout);
+    const size_t turn = rollouts_.at(rollout)->result.steps.size() + (environment ? 0 : 1);
+    forget_request(rollout);
+    fail(rollout, FailureKind::timeout,
+         fmt::format("orchestrator.rollout_timeout: no end after {} s, in turn {}, waiting for the "
+                     "{}",
+                     settings_.timeout, turn, environment ? "environment" : "sampler"));
+  }
 }
 
 void RolloutDriver::take(Running& running, SampleResult&& result) {
@@ -135,33 +196,38 @@ void RolloutDriver::take(Running& running, SampleResult&& result) {
   if (result.ids.empty()) {
     return fail(running.rollout, FailureKind::empty, "the reply has no token");
   }
-  const bool truncated = result.finish == SampleResult::Finish::length;
   TrajectoryStep& step = running.result.steps.emplace_back();
   step.prompt = running.prompt;
   step.completion = std::move(result.ids);
   step.logprobs = std::move(result.logprobs);
   step.versions = std::move(result.versions);
   try {
-    const Reply reply = conversation_.read(step.completion, truncated, running.example);
-    running.result.text = reply.text;
-    const Turn turn = running.episode->respond(reply);
-    if (turn.kind == Turn::Kind::failed) {
-      return fail(running.rollout, FailureKind::environment_error, turn.failure);
-    }
-    if (turn.kind == Turn::Kind::reward) return complete(running, turn.rewards, truncated);
-
-    running.history.push_back(message_of(reply));
-    running.history.insert(running.history.end(), turn.messages.begin(), turn.messages.end());
-    const auto turns = static_cast<int64_t>(running.result.steps.size());
-    const std::vector<int32_t> prompt = conversation_.next_prompt(
-        step.prompt, step.completion, running.history, turn.messages, running.example);
-    // A rollout that would go on without room for it has not done its task: no reward.
-    const bool room = static_cast<int64_t>(prompt.size()) < settings_.max_length;
-    if (turns >= settings_.max_turns || !room) return complete(running, {}, true);
-    submit({running.rollout}, prompt, running.seed + static_cast<uint64_t>(turns));
+    running.reply = conversation_.read(
+        step.completion, result.finish == SampleResult::Finish::length, running.example);
+    running.result.text = running.reply.text;
+    advance(running, running.episode->respond(running.reply));
   } catch (const std::exception& error) {
     fail(running.rollout, FailureKind::exception, error.what());
   }
+}
+
+void RolloutDriver::advance(Running& running, const Turn& turn) {
+  switch (turn.kind) {
+    case Turn::Kind::pending: pending_.insert(running.rollout); return;
+    case Turn::Kind::failed: return fail(running.rollout, turn.failure_kind, turn.failure);
+    case Turn::Kind::reward: return complete(running, turn.rewards, running.reply.truncated);
+    case Turn::Kind::messages: break;
+  }
+  const TrajectoryStep& step = running.result.steps.back();
+  running.history.push_back(message_of(running.reply));
+  running.history.insert(running.history.end(), turn.messages.begin(), turn.messages.end());
+  const auto turns = static_cast<int64_t>(running.result.steps.size());
+  const std::vector<int32_t> prompt = conversation_.next_prompt(
+      step.prompt, step.completion, running.history, turn.messages, running.example);
+  // A rollout that would go on without room for it has not done its task: no reward.
+  const bool room = static_cast<int64_t>(prompt.size()) < settings_.max_length;
+  if (turns >= settings_.max_turns || !room) return complete(running, {}, true);
+  submit({running.rollout}, prompt, running.seed + static_cast<uint64_t>(turns));
 }
 
 void RolloutDriver::complete(Running& running, const std::vector<RewardPart>& rewards,
@@ -189,6 +255,7 @@ void RolloutDriver::fail(int64_t rollout, FailureKind kind, const std::string& m
 void RolloutDriver::end(int64_t rollout, RolloutOutcome&& outcome) {
   outcome.rollout = rollout;
   outcomes_.push_back(std::move(outcome));
+  pending_.erase(rollout);
   rollouts_.erase(rollout);
 }
 

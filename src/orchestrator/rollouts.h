@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,6 @@ struct Rollout {
 };
 
 enum class Outcome { completed, failed, cancelled };
-enum class FailureKind { environment_error, empty, exception, sampler_error };
-const char* name_of(FailureKind kind);
-
 struct RolloutOutcome {
   int64_t rollout = 0;  // what `start` was told
   Outcome outcome = Outcome::completed;
@@ -48,6 +46,7 @@ struct RolloutSettings {
   int64_t max_new_tokens = 64;  // of a turn
   int64_t max_turns = 8;
   int64_t max_length = 0;  // of prompt and replies together: the model's positions
+  double timeout = 0.0;    // seconds from start to end, whoever is waited for; 0: none
   int64_t top_k = 0;
   float top_p = 1.0f, min_p = 0.0f;
 };
@@ -55,7 +54,7 @@ struct RolloutSettings {
 // Used by one thread. Everything it is made with must outlive it.
 class RolloutDriver {
  public:
-  RolloutDriver(const Conversation& conversation, Sampler& sampler,
+  RolloutDriver(const Conversation& conversation, Sampler& sampler, Clock& clock,
                 const RolloutSettings& settings);
   ~RolloutDriver();
 
@@ -68,7 +67,7 @@ class RolloutDriver {
   // still use are let run out unseen.
   bool cancel(int64_t rollout, const std::string& reason);
 
-  // Outcomes since the last call; lets the sampler work for up to about `seconds`.
+  // Outcomes since the last call; lets the sampler and environments work for up to about `seconds`.
   std::vector<RolloutOutcome> poll(double seconds);
   int64_t running() const { return static_cast<int64_t>(rollouts_.size()); }
 
@@ -81,13 +80,20 @@ class RolloutDriver {
   void submit(const std::vector<int64_t>& rollouts, const std::vector<int32_t>& prompt,
               uint64_t seed);
   void take(Running& running, SampleResult&& result);
+  void advance(Running& running, const Turn& turn);
+  void poll_environments();
+  void end_late_rollouts();
+  void forget_request(int64_t rollout);
   void end(int64_t rollout, RolloutOutcome&& outcome);
   void fail(int64_t rollout, FailureKind kind, const std::string& message);
   void complete(Running& running, const std::vector<RewardPart>& rewards, bool truncated);
 
   const Conversation& conversation_;
   Sampler& sampler_;
+  Clock& clock_;
   RolloutSettings settings_;
+  double next_look_ = 0.0;     // at deadlines
+  std::set<int64_t> pending_;  // rollouts whose environment is at work
   std::map<int64_t, std::unique_ptr<Running>> rollouts_;
   std::map<int64_t, Wait> waits_;  // by request
   std::vector<RolloutOutcome> outcomes_;

@@ -20,7 +20,7 @@ struct Table {
       : talk(rendered),
         sampler(clock, std::move(policy)),
         environment("letters", respond_by_letter),
-        driver(talk.conversation, sampler, settings) {}
+        driver(talk.conversation, sampler, clock, settings) {}
 
   std::vector<RolloutOutcome> run_out() {
     std::vector<RolloutOutcome> all;

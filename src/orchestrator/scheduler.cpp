@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -10,16 +11,23 @@
 #include "orchestrator/split.h"
 
 namespace leeway {
+namespace {
+
+constexpr double kLongestBackoff = 60.0;  // seconds
+constexpr int64_t kMostDraws = 100000;    // quarantined prompts in a row that are passed over
+
+}  // namespace
 
 RolloutScheduler::RolloutScheduler(const OrchestratorTable& table, uint64_t seed,
                                    int64_t max_batches, EnvironmentMix& mix, RolloutDriver& driver,
-                                   Sampler& sampler)
+                                   Sampler& sampler, Clock& clock)
     : table_(table),
       seed_(seed),
       max_batches_(max_batches),
       mix_(mix),
       driver_(driver),
       sampler_(sampler),
+      clock_(clock),
       counts_(mix.members().size()) {}
 
 int64_t RolloutScheduler::places_taken() const {
@@ -30,6 +38,7 @@ int64_t RolloutScheduler::places_taken() const {
 void RolloutScheduler::pump(double seconds) {
   swap_weights();
   admit();
+  if (driver_.running() == 0 && !open_.empty()) wait_for_retries(seconds);
   for (RolloutOutcome& outcome : driver_.poll(seconds)) take(std::move(outcome));
   const int64_t ended = totals_.completed + totals_.failed + totals_.cancelled;
   LEEWAY_CHECK(totals_.admitted == ended + driver_.running(), "every rollout has one outcome");
@@ -42,30 +51,95 @@ void RolloutScheduler::admit() {
   for (auto& [number, open] : open_) {
     const auto missing = static_cast<int64_t>(open.missing.size());
     if (missing == 0) continue;
-    if (lockstep() && !open.running.empty()) {
+    if ((lockstep() && !open.running.empty()) || open.retry_at > clock_.now()) {
       waiting += missing;
       continue;
     }
-    if (driver_.running() + missing > room) return;
+    const bool retry = open.round > 0;
+    if (driver_.running() + missing + (retry ? 0 : waiting) > room) return;
     dispatch(open);
   }
+  // In lockstep groups are drawn when all before them have ended: which prompts are quarantined
+  // then does not depend on who was first. Those without room yet are dispatched later, above.
+  const bool wave = lockstep();
+  if (wave && !open_.empty()) return;
   const int64_t most = std::min(table_.max_off_policy_steps + version_ + 1, max_batches_);
-  while (places_taken() + table_.group_size <= most * batch_places() &&
-         driver_.running() + waiting + table_.group_size <= room) {
-    const int64_t number = next_group_++;
-    const EnvironmentMix::Draw draw = mix_.draw(static_cast<uint64_t>(number));
-    Open& open = open_[number];
-    open.group.number = number;
-    open.group.environment = draw.member;
-    open.group.rollouts.resize(static_cast<size_t>(table_.group_size));
-    open.missing.resize(static_cast<size_t>(table_.group_size));
-    std::iota(open.missing.begin(), open.missing.end(), int64_t{0});
-    open.started_version = version_;
-    open.group.example =
-        mix_.members()[draw.member].environment->example(Split::train, draw.example);
+  while (places_taken() + table_.group_size <= most * batch_places()) {
+    const bool fits = driver_.running() + waiting + table_.group_size <= room;
+    if (!fits && !wave) return;
+    const std::optional<EnvironmentMix::Draw> draw = next_prompt();
+    if (!draw) return;
+    Open& open = open_group(next_group_ - 1, *draw);
     ++totals_.groups_opened;
-    dispatch(open);
+    if (fits) dispatch(open);
   }
+}
+
+RolloutScheduler::Open& RolloutScheduler::open_group(int64_t number,
+                                                     const EnvironmentMix::Draw& draw) {
+  Open& open = open_[number];
+  open.group.number = number;
+  open.group.environment = draw.member;
+  open.group.rollouts.resize(static_cast<size_t>(table_.group_size));
+  open.missing.resize(static_cast<size_t>(table_.group_size));
+  std::iota(open.missing.begin(), open.missing.end(), int64_t{0});
+  open.started_version = version_;
+  open.group.example = mix_.members()[draw.member].environment->example(Split::train, draw.example);
+  return open;
+}
+
+bool RolloutScheduler::quarantined(const PromptKey& prompt) const {
+  const auto failures = prompt_failures_.find(prompt);
+  return failures != prompt_failures_.end() && failures->second >= table_.max_prompt_failures;
+}
+
+std::optional<EnvironmentMix::Draw> RolloutScheduler::next_prompt() {
+  if (no_prompt_left_) return std::nullopt;
+  for (int64_t passed = 0; passed < kMostDraws; ++passed) {
+    const EnvironmentMix::Draw draw = mix_.draw(static_cast<uint64_t>(next_group_++));
+    if (!quarantined({draw.member, draw.example})) return draw;
+    ++counts_.quarantined_draws;
+  }
+  no_prompt_left_ = true;
+  return std::nullopt;
+}
+
+void RolloutScheduler::wait_for_retries(double seconds) {
+  double first = std::numeric_limits<double>::infinity();
+  const double now = clock_.now();
+  for (const auto& [number, open] : open_) {
+    if (open.retry_at > now) first = std::min(first, open.retry_at);
+  }
+  if (first > now && std::isfinite(first)) clock_.sleep(std::min(seconds, first - now));
+}
+
+std::string RolloutScheduler::dead_end() const {
+  const double most = table_.zero_progress_batches * static_cast<double>(batch_places());
+  // Rollouts that were under way before the failures began may still complete.
+  const bool hope = !places_.empty() && places_.begin()->first < streak_begin_;
+  if (static_cast<double>(totals_.failures_in_a_row) >= most && !hope) {
+    return fmt::format(
+        "{} rollouts in a row failed, without one that completed "
+        "(orchestrator.zero_progress_batches = {}); the last failure: {}",
+        totals_.failures_in_a_row, table_.zero_progress_batches, last_failure_);
+  }
+  const double most_groups =
+      table_.zero_progress_batches * static_cast<double>(table_.prompts_per_batch);
+  const bool group_hope = !open_.empty() && open_.begin()->first < lost_begin_;
+  if (static_cast<double>(lost_in_a_row_) >= most_groups && !group_hope) {
+    return fmt::format(
+        "{} groups in a row were given up, without one that can be trained "
+        "(orchestrator.zero_progress_batches = {}); the last failure: {}",
+        lost_in_a_row_, table_.zero_progress_batches, last_failure_);
+  }
+  if (no_prompt_left_ && open_.empty() &&
+      static_cast<int64_t>(finished_.size()) < table_.prompts_per_batch) {
+    return fmt::format(
+        "all {} prompts drawn last are left out after {} groups given up each "
+        "(orchestrator.max_prompt_failures); the last failure: {}",
+        kMostDraws, table_.max_prompt_failures, last_failure_);
+  }
+  return "";
 }
 
 void RolloutScheduler::dispatch(Open& open) {
@@ -100,18 +174,34 @@ void RolloutScheduler::take(RolloutOutcome&& outcome) {
   const Place place = found->second;
   places_.erase(found);
   LEEWAY_CHECK(outcome.outcome != Outcome::cancelled, "groups are given up as a whole");
-  ++(outcome.outcome == Outcome::completed ? totals_.completed : totals_.failed);
+  const bool completed = outcome.outcome == Outcome::completed;
+  ++(completed ? totals_.completed : totals_.failed);
+  if (completed) totals_.sampled_tokens += outcome.result.sampled_tokens();
   const auto group = open_.find(place.group);
-  if (group == open_.end()) return;  // given up before this one was looked at
+  if (group == open_.end()) {  // given up before this one was looked at
+    totals_.dropped += completed ? 1 : 0;
+    return;
+  }
   Open& open = group->second;
   std::erase(open.running, outcome.rollout);
-  if (outcome.outcome == Outcome::failed) return finish_failed(open, place, outcome);
-  totals_.sampled_tokens += outcome.result.sampled_tokens();
-  open.group.rollouts[static_cast<size_t>(place.member)] = std::move(outcome.result);
-  if (++open.finished < table_.group_size) return;
+  if (completed) {
+    totals_.failures_in_a_row = 0;
+    open.group.rollouts[static_cast<size_t>(place.member)] = std::move(outcome.result);
+    if (++open.finished == table_.group_size) return finish(open);
+  } else {
+    finish_failed(open, place, outcome);
+  }
+  // In lockstep a round is looked at when it has ended: who survives is no matter of time.
+  const auto& cap = table_.max_error_reschedule_attempts;
+  const bool round_over = !lockstep() || open.running.empty();
+  if (cap && open.failed_rounds >= *cap && round_over) give_up(open);
+}
+
+void RolloutScheduler::finish(Open& open) {
+  const int64_t number = open.group.number;
   finished_.push_back(std::move(open.group));
-  totals_.drops_in_a_row = 0;
-  open_.erase(group);
+  open_.erase(number);
+  lost_in_a_row_ = 0;
 }
 
 // Rounds with a failure are counted, not failures: one bad moment that takes several rollouts of a
@@ -120,30 +210,50 @@ void RolloutScheduler::finish_failed(Open& open, const Place& place,
                                      const RolloutOutcome& outcome) {
   const size_t environment = open.group.environment;
   ++(outcome.kind == FailureKind::empty ? counts_.empty : counts_.errored)[environment];
-  last_failure_ = fmt::format("{}, prompt {}: {}: {}", mix_.members()[environment].id,
-                              open.group.number, name_of(outcome.kind), outcome.message);
+  ++counts_.failures[outcome.kind];
+  if (totals_.failures_in_a_row++ == 0) streak_begin_ = next_rollout_;
+  open.last_failure = fmt::format("{}: {}", name_of(outcome.kind), outcome.message);
+  last_failure_ = fmt::format("{}, example {}: {}", mix_.members()[environment].id,
+                              open.group.example.index, open.last_failure);
   if (place.round > open.last_failed_round) {
     ++open.failed_rounds;
     open.last_failed_round = open.round;
-  }
-  const auto& cap = table_.max_error_reschedule_attempts;
-  if (cap && open.failed_rounds >= *cap) {
-    ++counts_.dropped_groups[environment];
-    ++totals_.groups_dropped;
-    ++totals_.drops_in_a_row;
-    counts_.cancelled_dropped += drop(open.group.number, "dropped");
-    return;
+    const double doubled = std::ldexp(
+        table_.retry_backoff, static_cast<int>(std::min<int64_t>(open.failed_rounds, 32)) - 1);
+    open.retry_at = clock_.now() + std::min(doubled, kLongestBackoff);
   }
   open.round = open.last_failed_round + 1;
   open.missing.push_back(place.member);
 }
 
-int64_t RolloutScheduler::drop(int64_t group, const std::string& reason) {
-  const auto found = open_.find(group);
-  const std::vector<int64_t> running = std::move(found->second.running);
-  open_.erase(found);
+void RolloutScheduler::give_up(Open& open) {
+  const int64_t number = open.group.number;
+  const size_t environment = open.group.environment;
+  counts_.cancelled_dropped += cancel_running(open, "dropped");
+  std::vector<Rollout>& rollouts = open.group.rollouts;
+  std::erase_if(rollouts, [](const Rollout& rollout) { return rollout.steps.empty(); });
+  const auto survivors = static_cast<int64_t>(rollouts.size());
+  const int64_t enough = table_.min_group_size > 0 ? table_.min_group_size : table_.group_size;
+  const bool trained = survivors >= enough;
+  counts_.given_up.push_back(
+      {number, environment, open.group.example.index, survivors, trained, open.last_failure});
+  ++totals_.groups_dropped;
+  const PromptKey prompt{environment, open.group.example.index};
+  if (++prompt_failures_[prompt] == table_.max_prompt_failures) ++totals_.quarantined_prompts;
+  if (trained) {
+    ++counts_.partial_groups;
+    ++totals_.groups_partial;
+    return finish(open);
+  }
+  ++counts_.dropped_groups[environment];
+  totals_.dropped += survivors;
+  if (lost_in_a_row_++ == 0) lost_begin_ = next_group_;
+  open_.erase(number);
+}
+
+int64_t RolloutScheduler::cancel_running(Open& open, const std::string& reason) {
   int64_t cancelled = 0;
-  for (int64_t rollout : running) {
+  for (int64_t rollout : std::exchange(open.running, {})) {
     if (!driver_.cancel(rollout, reason)) continue;  // it has ended: its outcome is on the way
     places_.erase(rollout);
     ++cancelled;
@@ -160,7 +270,10 @@ std::optional<std::vector<Group>> RolloutScheduler::take_batch() {
   std::erase_if(finished_, [&](const Group& group) {
     const bool stale = std::any_of(group.rollouts.begin(), group.rollouts.end(),
                                    [&](const Rollout& r) { return too_old(r.oldest_version()); });
-    if (stale) ++totals_.groups_stale;
+    if (stale) {
+      ++totals_.groups_stale;
+      totals_.stale += static_cast<int64_t>(group.rollouts.size());
+    }
     return stale;
   });
   const auto count = static_cast<size_t>(table_.prompts_per_batch);
@@ -173,6 +286,7 @@ std::optional<std::vector<Group>> RolloutScheduler::take_batch() {
   }
   std::vector<Group> batch;
   for (size_t i = 0; i < count; ++i) {
+    totals_.batched += static_cast<int64_t>(finished_.front().rollouts.size());
     batch.push_back(std::move(finished_.front()));
     finished_.pop_front();
   }
@@ -188,11 +302,10 @@ void RolloutScheduler::offer_weights(const PolicyWeights& weights, int64_t versi
 
 void RolloutScheduler::swap_weights() {
   if (offered_.empty()) return;
-  if (lockstep() &&
-      (!open_.empty() ||
-       places_taken() <
-           std::min(table_.max_off_policy_steps + version_ + 1, max_batches_) * batch_places())) {
-    return;  // this version has rollouts to give
+  if (lockstep()) {
+    const int64_t most = std::min(table_.max_off_policy_steps + version_ + 1, max_batches_);
+    const bool more = places_taken() < most * batch_places() && !no_prompt_left_;
+    if (!open_.empty() || more) return;  // this version has rollouts to give
   }
   if (!lockstep()) offered_.erase(offered_.begin(), offered_.end() - 1);  // the newest
   // Stale work ends before the swap: it must not take a step with the new weights.
@@ -201,8 +314,11 @@ void RolloutScheduler::swap_weights() {
     if (too_old(static_cast<int32_t>(open.started_version))) stale.push_back(number);
   }
   for (int64_t number : stale) {
+    Open& open = open_.at(number);
     ++totals_.groups_stale;
-    counts_.cancelled_stale += drop(number, "stale");
+    totals_.stale += open.finished;
+    counts_.cancelled_stale += cancel_running(open, "stale");
+    open_.erase(number);
   }
   version_ = offered_.front().first;
   sampler_.update_weights(offered_.front().second, version_);
@@ -211,6 +327,45 @@ void RolloutScheduler::swap_weights() {
 
 ScheduleCounts RolloutScheduler::take_counts() {
   return std::exchange(counts_, ScheduleCounts(mix_.members().size()));
+}
+
+ScheduleState RolloutScheduler::state() const {
+  ScheduleState state;
+  state.version = version_;
+  state.batches_taken = batches_taken_;
+  state.next_group = next_group_;
+  state.next_rollout = next_rollout_;
+  state.totals = totals_;
+  state.totals.admitted -= driver_.running();
+  state.finished.assign(finished_.begin(), finished_.end());
+  for (const auto& [number, open] : open_) {
+    // Finished members of an unfinished group are sampled again with it.
+    state.totals.dropped += open.finished;
+    --state.totals.groups_opened;
+    // In lockstep a group begins anew, with the seeds and so the failures of before.
+    state.open.emplace_back(number, lockstep() ? 0 : open.failed_rounds);
+  }
+  state.prompt_failures = prompt_failures_;
+  return state;
+}
+
+void RolloutScheduler::restore(const ScheduleState& state) {
+  LEEWAY_CHECK(totals_.admitted == 0, "a scheduler is restored before it begins");
+  version_ = state.version;
+  batches_taken_ = state.batches_taken;
+  next_group_ = state.next_group;
+  next_rollout_ = state.next_rollout;
+  totals_ = state.totals;
+  totals_.failures_in_a_row = 0;  // what was wrong may have been put right since
+  finished_.assign(state.finished.begin(), state.finished.end());
+  prompt_failures_ = state.prompt_failures;
+  for (const auto& [number, failed_rounds] : state.open) {
+    Open& open = open_group(number, mix_.draw(static_cast<uint64_t>(number)));
+    ++totals_.groups_opened;
+    open.failed_rounds = failed_rounds;
+    open.last_failed_round = failed_rounds - 1;
+    open.round = failed_rounds;
+  }
 }
 
 }  // namespace leeway

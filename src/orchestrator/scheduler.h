@@ -15,8 +15,15 @@
 // Schedules: `free` swaps weights as soon as they are there, and batches take groups as they
 // finish. `lockstep` swaps when everything admitted has ended, and batches take groups in the order
 // of their numbers: batch b is sampled by version max(0, b - max_off_policy_steps) alone. A group
-// then retries when all of its rollouts have ended, so that how long anything takes decides
-// nothing: a run can be repeated bit for bit.
+// then retries, or is given up, when all of its rollouts have ended, and prompts are drawn when all
+// groups have, so that how long anything takes decides nothing: a run can be repeated bit for bit.
+//
+// Failures of all kinds go one way. Rounds of a group in which a rollout failed are counted; before
+// each retry there is a wait that doubles. At max_error_reschedule_attempts rounds the group is
+// given up: what runs is cancelled, its finished rollouts are trained if they are at least
+// min_group_size, and its prompt is passed over from max_prompt_failures such groups on. Failures
+// without end are a dead end, not a hang: zero_progress_batches batches' worth of rollouts that
+// failed, or of groups given up for nothing, in a row.
 //
 // Invariant: admitted = completed + failed + cancelled + running, at any time.
 #pragma once
@@ -26,6 +33,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/run_config.h"
@@ -43,27 +51,65 @@ struct Group {
   std::vector<Rollout> rollouts;
 };
 
+// A group that was given up.
+struct DroppedGroup {
+  int64_t number = 0;
+  size_t environment = 0;
+  uint64_t example = 0;
+  int64_t survivors = 0;  // finished rollouts, trained if they are enough
+  bool trained = false;
+  std::string message;  // of its last failure
+};
+
 // Counts since the last `take_counts`, by environment where a vector stands.
 struct ScheduleCounts {
   explicit ScheduleCounts(size_t environments = 0)
       : errored(environments), empty(environments), dropped_groups(environments) {}
   std::vector<int64_t> errored, empty, dropped_groups;
+  std::map<FailureKind, int64_t> failures;
   int64_t cancelled_stale = 0, cancelled_dropped = 0;
+  int64_t partial_groups = 0;     // given up, and trained with their survivors
+  int64_t quarantined_draws = 0;  // prompts passed over
+  std::vector<DroppedGroup> given_up;
 };
 
-// Totals since the start.
+// Totals since the start of the run, resumes included. Rollouts are accounted for:
+//   admitted = completed + failed + cancelled + running
+//   completed = batched + stale + dropped with their group + waiting;  filtered: of the batched
 struct ScheduleTotals {
   int64_t admitted = 0, completed = 0, failed = 0, cancelled = 0;  // rollouts
+  int64_t batched = 0, filtered = 0, stale = 0, dropped = 0;                     // completed rollouts, by fate
   int64_t groups_opened = 0, groups_dropped = 0, groups_stale = 0, groups_batched = 0;
-  int64_t sampled_tokens = 0;  // of completed rollouts
-  int64_t drops_in_a_row = 0;  // groups given up since one finished
+  int64_t groups_partial = 0, quarantined_prompts = 0;
+  int64_t sampled_tokens = 0;     // of completed rollouts
+  int64_t failures_in_a_row = 0;  // rollouts failed since one completed
+};
+
+// Which prompt: environment (member of the mix) and example.
+using PromptKey = std::pair<size_t, uint64_t>;
+
+// What a scheduler needs to go on where another one stopped.
+struct ScheduleState {
+  int64_t version = 0;  // of the weights that sample
+  int64_t batches_taken = 0, next_group = 0, next_rollout = 0;
+  ScheduleTotals totals;
+  std::vector<Group> finished;
+  // Groups that were not finished: their rollouts are sampled again. With the failed rounds so far.
+  std::vector<std::pair<int64_t, int64_t>> open;
+  std::map<PromptKey, int64_t> prompt_failures;
 };
 
 // Used by one thread. What it is made with must outlive it.
 class RolloutScheduler {
  public:
   RolloutScheduler(const OrchestratorTable& table, uint64_t seed, int64_t max_batches,
-                   EnvironmentMix& mix, RolloutDriver& driver, Sampler& sampler);
+                   EnvironmentMix& mix, RolloutDriver& driver, Sampler& sampler, Clock& clock);
+
+  // Complete when the learner rests and the sampler has its newest weights; what runs is left out
+  // of the totals, as it will be admitted again.
+  ScheduleState state() const;
+  // Instead of a start from nothing; the sampler has the weights of state.version.
+  void restore(const ScheduleState& state);
 
   // Admits what may be admitted, lets the sampler work for up to about `seconds`, takes outcomes.
   void pump(double seconds);
@@ -76,11 +122,16 @@ class RolloutScheduler {
   // Of the weights that sample.
   int64_t version() const { return version_; }
 
+  // Rollouts of batches that were left out of the update.
+  void note_filtered(int64_t rollouts) { totals_.filtered += rollouts; }
+
   ScheduleCounts take_counts();
   const ScheduleTotals& totals() const { return totals_; }
   int64_t running() const { return driver_.running(); }
-  // Message of the last failure, and of the last group given up, for people. May be empty.
+  // Message of the last failure, for people. May be empty.
   const std::string& last_failure() const { return last_failure_; }
+  // Not empty: no further batch will come, and why.
+  std::string dead_end() const;
 
  private:
   struct Open {
@@ -92,6 +143,8 @@ class RolloutScheduler {
     int64_t failed_rounds = 0;
     int64_t last_failed_round = -1;
     int64_t started_version = 0;  // when its first rollout began
+    double retry_at = 0.0;        // not before
+    std::string last_failure;
   };
   struct Place {
     int64_t group;
@@ -105,8 +158,15 @@ class RolloutScheduler {
   void dispatch(Open& open);
   void take(RolloutOutcome&& outcome);
   void finish_failed(Open& open, const Place& place, const RolloutOutcome& outcome);
-  // Gives the group up; how many of its rollouts were cancelled.
-  int64_t drop(int64_t group, const std::string& reason);
+  void give_up(Open& open);
+  void finish(Open& open);  // it can be trained
+  Open& open_group(int64_t number, const EnvironmentMix::Draw& draw);
+  bool quarantined(const PromptKey& prompt) const;
+  // The draw of group next_group_, which is one higher then; nothing: all prompts are quarantined.
+  std::optional<EnvironmentMix::Draw> next_prompt();
+  void wait_for_retries(double seconds);
+  // Cancels what runs of a group; how many rollouts that were.
+  int64_t cancel_running(Open& open, const std::string& reason);
   void swap_weights();
   bool too_old(int32_t oldest_version) const;
 
@@ -116,6 +176,12 @@ class RolloutScheduler {
   EnvironmentMix& mix_;
   RolloutDriver& driver_;
   Sampler& sampler_;
+  Clock& clock_;
+  bool no_prompt_left_ = false;
+  int64_t streak_begin_ = 0;  // first rollout started after the failures in a row began
+  int64_t lost_in_a_row_ = 0;  // groups given up since one could be trained
+  int64_t lost_begin_ = 0;     // first group drawn after they began
+  std::map<PromptKey, int64_t> prompt_failures_;  // groups given up
   int64_t version_ = 0, batches_taken_ = 0, next_group_ = 0, next_rollout_ = 0;
   std::map<int64_t, Open> open_;     // by group number
   std::map<int64_t, Place> places_;  // by rollout

@@ -16,6 +16,7 @@ using namespace leeway::testing;
 OrchestratorTable small_table(const std::string& schedule, int64_t off_policy, int64_t prompts = 2,
                               int64_t group_size = 3) {
   OrchestratorTable table;
+  table.retry_backoff = 0.0;
   table.prompts_per_batch = prompts;
   table.group_size = group_size;
   table.max_off_policy_steps = off_policy;

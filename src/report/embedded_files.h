@@ -11,10 +11,11 @@ std::string_view compare_page_template();
 std::string_view trajectory_page_template();
 std::string_view run_page_template();
 
-// The parts of the run page: its style, then what its scripts share, its charts, its rollouts.
+// The parts of the run page: its style, then what its scripts share, its charts, its account, its rollouts.
 std::string_view run_page_css();
 std::string_view run_page_js();
 std::string_view run_page_charts_js();
+std::string_view run_page_account_js();
 std::string_view run_page_rollouts_js();
 
 // Chart.js, minified, with its licence banner.

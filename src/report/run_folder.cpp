@@ -294,6 +294,26 @@ std::vector<ConfigEntry> config_entries(std::string_view toml) {
   return entries;
 }
 
+namespace {
+
+// The last groups that were given up, and how many there were in all.
+void write_given_up(JsonWriter& json, const fs::path& path) {
+  constexpr size_t kMost = 200;
+  size_t count = 0, seen = 0;
+  const auto each = [&](auto&& use) {
+    if (is_file(path)) for_each_object(path.string(), use);
+  };
+  each([&](const std::string&, rapidjson::Document&) { return ++count > 0; });
+  json.key("given_up_count").value(static_cast<double>(count)).key("given_up").begin_array();
+  each([&](const std::string& place, rapidjson::Document& row) {
+    if (++seen + kMost > count) write_value(json, place, row);
+    return true;
+  });
+  json.end_array();
+}
+
+}  // namespace
+
 std::string run_folder_json(const std::string& folder, const std::string& name,
                             const RolloutLimits& limits) {
   const fs::path path(folder);
@@ -317,7 +337,9 @@ std::string run_folder_json(const std::string& folder, const std::string& name,
     json.begin_object().key("key").value(entry.key).key("value").value(entry.value);
     json.key("origin").value(entry.origin).end_object();
   }
-  json.end_array().key("rollouts");
+  json.end_array();
+  write_given_up(json, path / "given_up.jsonl");
+  json.key("rollouts");
   write_rollouts(json, files, limits);
   json.key("rollout_steps").begin_array();
   for (const RolloutFile& file : files) json.value(file.step);

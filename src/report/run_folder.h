@@ -31,6 +31,7 @@ std::vector<ConfigEntry> config_entries(std::string_view toml);
 //   {"name", "path",
 //    "metrics", "eval", "sft": {"step": [..], "columns": {"reward/all/mean": [..], ..}},
 //    "objective", "config": text, "config_entries": [{"key", "value", "origin"}, ..],
+//    "given_up": [the last objects of given_up.jsonl], "given_up_count",
 //    "rollouts": [objects of the files], "rollout_steps": [steps of all files]}
 //
 // Every column is as long as its "step"; null stands where a line has null, NaN or no such name.

@@ -17,11 +17,12 @@ std::string run_page(std::string_view runs_json) {
   std::string data;
   data.reserve(runs_json.size() + 1024);
   append_script_safe(data, runs_json);
-  const std::array<Part, 6> parts = {{{"@leeway_run_css@", run_page_css()},
+  const std::array<Part, 7> parts = {{{"@leeway_run_css@", run_page_css()},
                                       {"@leeway_runs_json@", data},
                                       {"@leeway_chart_js@", chart_js()},
                                       {"@leeway_run_js@", run_page_js()},
                                       {"@leeway_run_charts_js@", run_page_charts_js()},
+                                      {"@leeway_run_account_js@", run_page_account_js()},
                                       {"@leeway_run_rollouts_js@", run_page_rollouts_js()}}};
   // Marks are looked up in the template alone, in their order: data that contains one is not
   // replaced.

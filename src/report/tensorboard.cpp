@@ -14,20 +14,11 @@
 #include <cstring>
 #include <filesystem>
 
+#include "base/crc32c.h"
 #include "leeway/error.h"
 
 namespace leeway {
 namespace {
-
-constexpr std::array<uint32_t, 256> crc_table() {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t byte = 0; byte < 256; ++byte) {
-    uint32_t value = byte;
-    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1) != 0 ? 0x82f63b78u : 0u);
-    table[byte] = value;
-  }
-  return table;
-}
 
 // A CRC of data that holds CRCs is weak, so TFRecord rotates it and adds a constant.
 uint32_t masked_crc(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xa282ead8u; }
@@ -68,14 +59,6 @@ std::string host_name() {
 }
 
 }  // namespace
-
-uint32_t crc32c(std::string_view bytes) {
-  static constexpr std::array<uint32_t, 256> kTable = crc_table();
-  uint32_t crc = 0xffffffffu;
-  for (const char c : bytes)
-    crc = kTable[(crc ^ static_cast<unsigned char>(c)) & 0xff] ^ (crc >> 8);
-  return ~crc;
-}
 
 TensorBoardWriter::TensorBoardWriter(const std::string& folder, double wall_time) {
   std::error_code failed;

@@ -9,9 +9,6 @@
 
 namespace leeway {
 
-// CRC-32C (Castagnoli), as TFRecord files use it. crc32c("123456789") is 0xe3069283.
-uint32_t crc32c(std::string_view bytes);
-
 // One event file `events.out.tfevents.TIME.HOST.PID` in `folder`. Every record is written whole and
 // at once, so that TensorBoard can follow a run that goes on and an interrupted run leaves a file
 // that reads to its end. One thread at a time. Wall times are seconds since 1970.

@@ -8,6 +8,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "base/crc32c.h"
 #include "base/files.h"
 #include "leeway/error.h"
 #include "report/test_support.h"

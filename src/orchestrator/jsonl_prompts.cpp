@@ -1,0 +1,175 @@
+#include "orchestrator/jsonl_prompts.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "base/files.h"
+#include "leeway/error.h"
+#include "orchestrator/split.h"
+#include "orchestrator/verifiers.h"
+#include "text/messages_json.h"
+
+namespace leeway {
+namespace {
+
+using Kind = JsonValue::Kind;
+
+// A prompt, where it stands, and its messages as one text, by which prompts are told apart.
+struct Line {
+  JsonlPrompt prompt;
+  std::string place, text;
+};
+
+std::vector<Message> prompt_of(const JsonValue& object, const std::string& key) {
+  const JsonValue& value = jsonl_member(object, key, "prompt_key");
+  if (value.is(Kind::string)) {
+    if (value.text.empty()) throw Error(fmt::format("{} is empty", key));
+    return {{.role = Role::user, .content = value.text}};
+  }
+  if (!value.is(Kind::array)) {
+    throw Error(
+        fmt::format("{} must be a string or a list of messages, not {}", key, name_of(value.kind)));
+  }
+  std::vector<Message> messages = read_messages(key, to_json(value));
+  if (messages.empty()) throw Error(fmt::format("{} is empty", key));
+  if (messages.back().role == Role::assistant) {
+    throw Error(fmt::format("{} ends in an assistant message: it is the policy's turn", key));
+  }
+  return messages;
+}
+
+std::string demonstration_of(const JsonValue& object, const std::vector<std::string>& keys) {
+  std::string found;
+  for (const std::string& key : keys) {
+    const JsonValue* value = object.find(key);
+    if (!value || value->is(Kind::null)) continue;
+    if (!value->is(Kind::string)) {
+      throw Error(fmt::format("{} must be a string, not {}", key, name_of(value->kind)));
+    }
+    if (!found.empty()) {
+      throw Error(fmt::format("{} mean the same: give one", fmt::join(keys, " and ")));
+    }
+    if (value->text.empty()) throw Error(fmt::format("{} is empty: leave it out", key));
+    found = value->text;
+  }
+  return found;
+}
+
+// Of one line; errors do not say which.
+JsonlPrompt read_prompt(std::string_view json, const JsonlReader& reader) {
+  const JsonValue object = read_json("JSON", json);
+  if (!object.is(Kind::object)) {
+    throw Error(fmt::format("a line must be an object, not {}", name_of(object.kind)));
+  }
+  return {.messages = prompt_of(object, reader.prompt_key),
+          .demonstration = demonstration_of(object, reader.demonstration_keys),
+          .kept = reader.keep(object)};
+}
+
+// What follows "FILE line N" of an error: read_json counts from the line's start, so that its
+// "JSON line 1, column C" is column C of that line.
+std::string without_first_line(const std::string& message) {
+  constexpr std::string_view kFirstLine = "JSON line 1";
+  return message.starts_with(kFirstLine) ? message.substr(kFirstLine.size()) : ": " + message;
+}
+
+std::vector<Line> read_lines(const std::string& path, const JsonlReader& reader) {
+  const std::string text = read_file(path);
+  std::vector<Line> lines;
+  size_t number = 0;
+  for (size_t start = 0; start < text.size();) {
+    const size_t end = std::min(text.find('\n', start), text.size());
+    const std::string_view line = std::string_view(text).substr(start, end - start);
+    start = end + 1;
+    ++number;
+    if (trimmed(line).empty()) continue;
+    std::string place = fmt::format("{} line {}", path, number);
+    try {
+      JsonlPrompt prompt = read_prompt(line, reader);
+      std::string key = write_messages(prompt.messages);
+      lines.push_back({std::move(prompt), std::move(place), std::move(key)});
+    } catch (const Error& error) {
+      throw Error(place + without_first_line(error.what()));
+    }
+  }
+  if (lines.empty()) throw Error(fmt::format("{}: there are no examples in it", path));
+  return lines;
+}
+
+void refuse_shared_prompts(const std::vector<Line>& train, const std::vector<Line>& held_out) {
+  std::map<std::string_view, const Line*> trained;
+  for (const Line& line : train) trained.emplace(line.text, &line);
+  for (const Line& line : held_out) {
+    const auto shared = trained.find(line.text);
+    if (shared == trained.end()) continue;
+    throw Error(fmt::format(
+        "{} and {} have the same prompt: take it out of data or of eval_data, since a held-out "
+        "prompt is never trained on",
+        shared->second->place, line.place));
+  }
+}
+
+// By the hash of each prompt, but with a prompt on each side where there are two.
+std::map<std::string_view, Split> split_prompts(const std::vector<Line>& lines) {
+  std::map<std::string_view, Split> splits;
+  size_t held_out = 0;
+  std::string_view lowest = lines.front().text, highest = lowest;
+  for (const Line& line : lines) {
+    const Split split = is_held_out(line.text) ? Split::held_out : Split::train;
+    if (splits.emplace(line.text, split).second) held_out += split == Split::held_out;
+    if (prompt_hash(line.text) < prompt_hash(lowest)) lowest = line.text;
+    if (prompt_hash(line.text) > prompt_hash(highest)) highest = line.text;
+  }
+  if (held_out == splits.size()) splits[highest] = Split::train;
+  if (held_out == 0 && splits.size() > 1) splits[lowest] = Split::held_out;
+  return splits;
+}
+
+}  // namespace
+
+const JsonValue& jsonl_member(const JsonValue& object, const std::string& key,
+                              const char* named_by) {
+  if (const JsonValue* value = object.find(key)) return *value;
+  std::vector<std::string> keys;
+  for (const auto& [name, value] : object.members) keys.push_back(name);
+  throw Error(fmt::format("the key \"{}\" is missing ({} names it); this line has: {}", key,
+                          named_by, fmt::join(keys, ", ")));
+}
+
+Example JsonlPrompts::example(Split split, uint64_t index) const {
+  LEEWAY_CHECK(index < of(split).size(), "an example beyond the size of its split");
+  const JsonlPrompt& prompt = of(split)[index];
+  Example example{.index = index, .messages = prompt.messages};
+  if (!prompt.demonstration.empty()) {
+    example.demonstration = {{.role = Role::assistant, .content = prompt.demonstration}};
+  }
+  return example;
+}
+
+JsonlPrompts read_jsonl_prompts(const std::string& data, const std::string& eval_data,
+                                const JsonlReader& reader) {
+  if (data.empty()) throw Error("data is missing: it names the JSONL file to train on");
+  JsonlPrompts prompts;
+  const auto keep = [&](Line& line, Split split) {
+    const std::vector<Message>& messages = line.prompt.messages;
+    if (messages.size() > 1 || messages.front().role != Role::user) prompts.needs_renderer = true;
+    (split == Split::train ? prompts.train : prompts.held_out).push_back(std::move(line.prompt));
+  };
+  std::vector<Line> lines = read_lines(data, reader);
+  if (eval_data.empty()) {
+    const auto splits = split_prompts(lines);
+    for (Line& line : lines) keep(line, splits.at(line.text));
+    return prompts;
+  }
+  std::vector<Line> held_out = read_lines(eval_data, reader);
+  refuse_shared_prompts(lines, held_out);
+  for (Line& line : lines) keep(line, Split::train);
+  for (Line& line : held_out) keep(line, Split::held_out);
+  return prompts;
+}
+
+}  // namespace leeway

@@ -1,0 +1,114 @@
+// Child processes that answer requests, one line of JSON each way: version 1 of the protocol in
+// docs/environments.md. What requests and answers are about is not known here.
+//
+// A process keeps no state between requests, so that any of them can take any request, and one that
+// ends, hangs or talks nonsense costs the request it was working on and nothing else.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "orchestrator/environment.h"
+#include "text/renderers/json_value.h"
+
+namespace leeway {
+
+struct ProcessPoolSettings {
+  std::string command;  // run by /bin/sh -c, in this process's working directory
+  int64_t processes = 1;
+  double turn_timeout = 60.0;                   // seconds, of the greeting and of every answer
+  int64_t max_output_bytes = int64_t{1} << 20;  // of a line
+};
+
+// All methods may be called from several threads at once; none waits for a process, but for the
+// destructor. There is no thread at work inside: lines move and time-outs are seen while somebody
+// calls `submit` or `poll`.
+//
+// Processes are started when requests need them, each as the leader of a process group that is
+// killed as a whole. None outlives this process, however it ends. After one that has not answered
+// anything, its place stays empty for 0.1 s, doubling up to 5 s. What they write to stderr is kept
+// (20 lines) for the messages of failures. A write to a process that is gone raises no SIGPIPE: the
+// signal is blocked in the writing thread for that moment.
+class ProcessPool {
+ public:
+  // What an answer with the right id means: messages, a reward, or a failure that the program
+  // reports. Throws Error for an answer that breaks the protocol. Called with the pool's lock held.
+  using ReadAnswer = std::function<Turn(const JsonValue& answer)>;
+
+  ProcessPool(ProcessPoolSettings settings, ReadAnswer read_answer);
+  // Closes the processes' input, gives them 1 s to end, kills those that have not, and waits for
+  // all: none is left.
+  ~ProcessPool();
+  ProcessPool(const ProcessPool&) = delete;
+  ProcessPool& operator=(const ProcessPool&) = delete;
+
+  // Asks for {"type": "turn", "id": .., MEMBERS}; `members` is JSON in one line. Requests are taken
+  // in order. Returns the request's number.
+  uint64_t submit(const std::string& members);
+
+  // What came of a request: `pending` until then. Afterwards the number is forgotten. Failures:
+  //   timeout            no answer within turn_timeout of its being sent; or no process took it for
+  //                      so long, and none gave an answer to another
+  //   environment_error  the process ended, or could not be started
+  //   bad_answer         a line that is no answer to it; every request, if the greeting shows that
+  //                      the program speaks another version
+  // After all but the last, the process is replaced.
+  Turn poll(uint64_t request);
+
+  // The answer is no longer wanted. A process at work on it goes on until it answers or is late.
+  void withdraw(uint64_t request);
+
+ private:
+  using Time = std::chrono::steady_clock::time_point;
+  class Child;
+  struct Lifeline;
+  struct Place;
+  struct Request {
+    std::string line;  // until it is sent
+    Time submitted;
+    bool done = false;
+    Turn result;
+  };
+
+  void pump_if_due(Time now);
+  void pump(Time now);
+  void serve(Place& place, Time now);
+  bool take_lines(Place& place, Time now);
+  void take_line(Place& place, std::string_view line, Time now);
+  void take_greeting(Place& place, std::string_view line, Time now);
+  void hand_out(Time now);
+  void start(Place& place, Time now);
+  void send(Place& place, Time now);
+  void expire_queue(Time now);
+  void finish(uint64_t request, Turn result);
+  void fail(uint64_t request, FailureKind kind, const std::string& message);
+  void replace(Place& place, FailureKind kind, const std::string& message, Time now);
+  void refuse_all(const std::string& reason);
+  uint64_t next_in_queue();
+
+  std::mutex mutex_;
+  ProcessPoolSettings settings_;
+  std::chrono::duration<double> timeout_;
+  ReadAnswer read_answer_;
+  std::unique_ptr<Lifeline> lifeline_;  // made with the first process
+  std::vector<std::unique_ptr<Place>> places_;
+  std::vector<pid_t> dying_;  // killed, not yet waited for
+  std::unordered_map<uint64_t, Request> requests_;
+  std::deque<uint64_t> queue_;  // those that no process has; withdrawn ones are skipped
+  uint64_t last_request_ = 0;
+  Time last_pump_, last_answer_;
+  std::string last_failure_;  // of a process
+  std::string refusal_;       // why no request will ever be answered
+};
+
+}  // namespace leeway

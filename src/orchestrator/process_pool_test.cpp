@@ -1,0 +1,395 @@
+#include "orchestrator/process_pool.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cstdlib>
+#include <set>
+
+#include "leeway/error.h"
+#include "orchestrator/environment_test_support.h"
+#include "orchestrator/process_test_support.h"
+
+namespace leeway {
+namespace {
+
+using ::leeway::testing::answer;
+using ::leeway::testing::answering;
+using ::leeway::testing::count_children;
+using ::leeway::testing::count_open_files;
+using ::leeway::testing::count_running;
+using ::leeway::testing::TestFolder;
+using ::leeway::testing::text_of_file;
+using ::leeway::testing::wait_for;
+using SteadyClock = std::chrono::steady_clock;
+
+// Seconds, and a mark by which this test's own are found.
+const std::string kForever = fmt::format("98{}", ::getpid());
+const std::string kReward = answer(R"("reward": $id, "pid": $$)");
+
+// "reward" is the reward; "pid" goes where the failure's text would.
+Turn read_reward(const JsonValue& answer) {
+  const JsonValue* reward = answer.find("reward");
+  if (reward == nullptr) throw Error("there is no reward in it");
+  Turn turn;
+  turn.rewards = {{.name = "reward", .value = std::atof(reward->text.c_str())}};
+  if (const JsonValue* pid = answer.find("pid")) turn.failure = pid->text;
+  return turn;
+}
+
+ProcessPoolSettings settings(const std::string& command, int64_t processes = 1,
+                             double turn_timeout = 10.0) {
+  return {.command = command, .processes = processes, .turn_timeout = turn_timeout};
+}
+
+// Nothing is left of any test: no process, no zombie, no open file.
+class ProcessPoolTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    children_ = count_children();
+    files_ = count_open_files();
+  }
+  void TearDown() override {
+    EXPECT_EQ(count_children(), children_);
+    EXPECT_EQ(count_open_files(), files_);
+  }
+
+  static Turn ask(ProcessPool& pool, const std::string& members = "\"n\": 1") {
+    const uint64_t request = pool.submit(members);
+    return wait_for([&] { return pool.poll(request); });
+  }
+  static void expect_failure(const Turn& turn, FailureKind kind,
+                             const std::vector<std::string>& words) {
+    ASSERT_EQ(turn.kind, Turn::Kind::failed);
+    EXPECT_STREQ(name_of(turn.failure_kind), name_of(kind)) << turn.failure;
+    for (const std::string& word : words) {
+      EXPECT_NE(turn.failure.find(word), std::string::npos)
+          << "no \"" << word << "\" in: " << turn.failure;
+    }
+  }
+  // A program that does `what` for requests with "bad" in them: they fail so, and the request after
+  // is answered by another process.
+  static void expect_replaced(const std::string& what, FailureKind kind,
+                              const std::vector<std::string>& words, double turn_timeout = 10.0) {
+    ProcessPool pool(
+        settings(answering("case $line in *bad*) " + what + ";; *) " + kReward + ";; esac"), 1,
+                 turn_timeout),
+        read_reward);
+    const Turn before = ask(pool);
+    ASSERT_EQ(before.kind, Turn::Kind::reward) << before.failure;
+    expect_failure(ask(pool, "\"n\": \"bad\""), kind, words);
+    const Turn after = ask(pool);
+    ASSERT_EQ(after.kind, Turn::Kind::reward) << after.failure;
+    EXPECT_EQ(after.rewards[0].value, 3.0);
+    EXPECT_NE(before.failure, after.failure) << "the same process";
+  }
+
+ private:
+  int children_ = 0, files_ = 0;
+};
+
+TEST_F(ProcessPoolTest, ThreeProcessesAnswerThreeHundredRequestsAtOnce) {
+  ProcessPool pool(settings(answering(kReward), 3), read_reward);
+  std::vector<uint64_t> open;
+  for (int i = 0; i < 300; ++i) open.push_back(pool.submit(fmt::format("\"n\": {}", i)));
+  std::set<std::string> pids;
+  for (const uint64_t request : open) {
+    const Turn turn = wait_for([&] { return pool.poll(request); });
+    ASSERT_EQ(turn.kind, Turn::Kind::reward) << turn.failure;
+    EXPECT_EQ(turn.rewards[0].value, static_cast<double>(request));
+    pids.insert(turn.failure);
+  }
+  EXPECT_EQ(pids.size(), 3u);
+}
+
+TEST_F(ProcessPoolTest, RequestsAreTakenInOrderAndProcessesStartedWhenNeeded) {
+  ProcessPool pool(settings(answering("n=$((n + 1)); " + answer(R"("reward": $n)")), 4),
+                   read_reward);
+  EXPECT_EQ(count_children(), 0);
+  // One after the other: one process is enough, and counts them.
+  for (int i = 1; i <= 5; ++i) EXPECT_EQ(ask(pool).rewards.at(0).value, i);
+  EXPECT_EQ(count_children(), 1);
+
+  ProcessPool single(settings(answering("n=$((n + 1)); " + answer(R"("reward": $n)"))),
+                     read_reward);
+  std::vector<uint64_t> open;
+  for (int i = 0; i < 20; ++i) open.push_back(single.submit("\"n\": 1"));
+  for (size_t i = 0; i < open.size(); ++i) {
+    const Turn turn = wait_for([&] { return single.poll(open[i]); });
+    EXPECT_EQ(turn.rewards.at(0).value, static_cast<double>(i + 1));
+  }
+}
+
+TEST_F(ProcessPoolTest, AProcessThatHangsIsKilledWithAllItsOwn) {
+  expect_replaced("echo thinking >&2; sleep " + kForever, FailureKind::timeout,
+                  {"environment.turn_timeout", "0.2 s", "thinking"}, 0.2);
+  EXPECT_EQ(count_running(kForever), 0);
+}
+
+TEST_F(ProcessPoolTest, AProcessThatEndsCostsOneRequest) {
+  expect_replaced("echo oh no >&2; exit 3", FailureKind::environment_error,
+                  {"exit status 3", "before it answered", "oh no"});
+  expect_replaced("kill -9 $$", FailureKind::environment_error, {"signal 9"});
+  // Somebody else has its output still open.
+  expect_replaced("sleep " + kForever + " & exit 4", FailureKind::environment_error,
+                  {"exit status 4"});
+  EXPECT_EQ(count_running(kForever), 0);
+  expect_replaced("exec >&-; sleep " + kForever, FailureKind::environment_error,
+                  {"closed its output"});
+}
+
+TEST_F(ProcessPoolTest, OfStderrTheLastTwentyLinesAreKept) {
+  ProcessPool pool(settings(answering("for i in 1 2 3 4 5 6; do for j in 1 2 3 4 5; do "
+                                      "echo line-$i$j- >&2; done; done; "
+                                      "head -c 3000 /dev/zero | tr '\\0' x >&2; exit 1")),
+                   read_reward);
+  const Turn turn = ask(pool);
+  expect_failure(turn, FailureKind::environment_error, {"line-65-", "line-33-", "xxxx"});
+  EXPECT_EQ(turn.failure.find("line-31-"), std::string::npos);
+  EXPECT_LT(turn.failure.size(), 1000u);
+}
+
+TEST_F(ProcessPoolTest, ALineThatIsNoAnswerIsQuoted) {
+  expect_replaced("printf 'gar\\001bage\\n'", FailureKind::bad_answer,
+                  {"\"gar\\x01bage\"", "JSON"});
+  expect_replaced("echo '[1]'", FailureKind::bad_answer, {"\"[1]\"", "an object"});
+  expect_replaced(R"(echo '{"id": 7, "reward": 1}')", FailureKind::bad_answer,
+                  {R"({\"id\": 7, \"reward\": 1})", "id must be the request's, 2"});
+  expect_replaced(R"(echo '{"reward": 1}')", FailureKind::bad_answer, {"id"});
+  expect_replaced(answer("\"x\": 1"), FailureKind::bad_answer, {"there is no reward in it"});
+  const std::string many = "head -c 10000000 /dev/zero | tr '\\0' x";
+  expect_replaced(many, FailureKind::bad_answer,
+                  {"environment.max_output_bytes", "1048576", "xxx"});
+}
+
+TEST_F(ProcessPoolTest, ALineMayBeAsLongAsAllowed) {
+  for (const bool allowed : {true, false}) {
+    ProcessPoolSettings small = settings(answering(answer(R"("reward": 1, "pad": "1234567890")")));
+    small.max_output_bytes = allowed ? 100 : 20;
+    ProcessPool pool(small, read_reward);
+    EXPECT_EQ(ask(pool).kind, allowed ? Turn::Kind::reward : Turn::Kind::failed);
+  }
+}
+
+TEST_F(ProcessPoolTest, AnAnswerThatNobodyAskedForReplacesTheProcess) {
+  ProcessPool pool(settings(answering(kReward + "; echo more")), read_reward);
+  const Turn first = ask(pool);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const Turn second = ask(pool);
+  ASSERT_EQ(second.kind, Turn::Kind::reward) << second.failure;
+  EXPECT_NE(first.failure, second.failure);
+}
+
+TEST_F(ProcessPoolTest, BlankLinesAreNothing) {
+  ProcessPool pool(settings("echo; " + answering("echo; " + kReward + "; echo")), read_reward);
+  const Turn first = ask(pool), second = ask(pool);
+  EXPECT_EQ(first.kind, Turn::Kind::reward) << first.failure;
+  EXPECT_EQ(first.failure, second.failure);
+}
+
+TEST_F(ProcessPoolTest, AProgramThatCannotStartIsAnError) {
+  ProcessPool pool(settings("no-such-program-anywhere --fast"), read_reward);
+  expect_failure(
+      ask(pool), FailureKind::environment_error,
+      {"exit status 127", "environment.command", "no-such-program-anywhere --fast", "not found"});
+}
+
+TEST_F(ProcessPoolTest, HelloIsNeeded) {
+  const auto first = [](const std::string& command, double turn_timeout = 10.0) {
+    ProcessPool pool(settings(command, 1, turn_timeout), read_reward);
+    return ask(pool);
+  };
+  expect_failure(first("sleep " + kForever, 0.2), FailureKind::timeout,
+                 {"environment.turn_timeout", "no hello within 0.2 s"});
+  expect_failure(first("echo no licence >&2; exit 5"), FailureKind::environment_error,
+                 {"exit status 5", "before it said hello", "no licence"});
+  expect_failure(first("echo Loading; sleep " + kForever), FailureKind::bad_answer,
+                 {"\"Loading\""});
+  expect_failure(first("echo '{\"type\": \"hello\"}'; sleep " + kForever), FailureKind::bad_answer,
+                 {"first line must be", "protocol"});
+}
+
+TEST_F(ProcessPoolTest, AProgramOfAnotherVersionFailsEveryTurn) {
+  const TestFolder folder;
+  ProcessPool pool(settings("echo x >> " + folder.at("starts") +
+                            "; echo '{\"type\": \"hello\", \"protocol\": 2}'; sleep " + kForever),
+                   read_reward);
+  std::vector<uint64_t> open;
+  for (int i = 0; i < 5; ++i) open.push_back(pool.submit("\"n\": 1"));
+  for (const uint64_t request : open) {
+    expect_failure(wait_for([&] { return pool.poll(request); }), FailureKind::bad_answer,
+                   {"protocol \"2\"", "protocol 1"});
+  }
+  expect_failure(ask(pool), FailureKind::bad_answer, {"protocol \"2\"", "protocol 1"});
+  EXPECT_EQ(text_of_file(folder.at("starts")), "x\n");
+}
+
+TEST_F(ProcessPoolTest, AProgramThatDiesAtOnceIsStartedLessAndLessOften) {
+  const TestFolder folder;
+  ProcessPool pool(settings("echo x >> " + folder.at("starts") + "; exit 9", 1, 0.6), read_reward);
+  std::vector<uint64_t> open;
+  for (int i = 0; i < 20; ++i) open.push_back(pool.submit("\"n\": 1"));
+  int ended = 0, late = 0;
+  for (const uint64_t request : open) {
+    const Turn turn = wait_for([&] { return pool.poll(request); });
+    ASSERT_EQ(turn.kind, Turn::Kind::failed);
+    EXPECT_NE(turn.failure.find("exit status 9"), std::string::npos) << turn.failure;
+    ++(turn.failure_kind == FailureKind::timeout ? late : ended);
+  }
+  // At 0, 0.1, 0.3 and 0.7 s or later; the rest wait in vain.
+  EXPECT_LE(text_of_file(folder.at("starts")).size(), 2u * 4);
+  EXPECT_GE(ended, 1);
+  EXPECT_GE(late, 16);
+}
+
+TEST_F(ProcessPoolTest, WaitingBehindOthersIsNotLate) {
+  ProcessPool pool(settings(answering("sleep 0.05; " + kReward), 1, 0.3), read_reward);
+  std::vector<uint64_t> open;
+  for (int i = 0; i < 12; ++i) open.push_back(pool.submit("\"n\": 1"));
+  for (const uint64_t request : open) {
+    const Turn turn = wait_for([&] { return pool.poll(request); });
+    EXPECT_EQ(turn.kind, Turn::Kind::reward) << turn.failure;
+  }
+}
+
+TEST_F(ProcessPoolTest, TimeInWhichNobodyLookedIsNotHeldAgainstThoseThatWait) {
+  ProcessPool pool(settings(answering(kReward), 1, 0.3), read_reward);
+  std::vector<uint64_t> open;
+  for (int i = 0; i < 5; ++i) open.push_back(pool.submit("\"n\": 1"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  for (const uint64_t request : open) {
+    const Turn turn = wait_for([&] { return pool.poll(request); });
+    EXPECT_EQ(turn.kind, Turn::Kind::reward) << turn.failure;
+  }
+}
+
+TEST_F(ProcessPoolTest, AProcessMayEndAfterAnyAnswer) {
+  ProcessPool pool(settings(answering("n=$((n + 1)); " + kReward + "; [ $n = 3 ] && exit 0")),
+                   read_reward);
+  int answered = 0;
+  for (int i = 0; i < 20; ++i) {
+    const Turn turn = ask(pool);
+    // A request may be on its way to a process that has just ended.
+    if (turn.kind == Turn::Kind::reward) {
+      ++answered;
+    } else {
+      expect_failure(turn, FailureKind::environment_error, {"exit status 0"});
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_GE(answered, 14);
+}
+
+TEST_F(ProcessPoolTest, AWithdrawnRequestCostsNoProcess) {
+  ProcessPool pool(settings(answering("sleep 0.1; " + kReward)), read_reward);
+  const Turn first = ask(pool);
+  const uint64_t at_work = pool.submit("\"n\": 1"), waiting = pool.submit("\"n\": 1"),
+                 wanted = pool.submit("\"n\": 1");
+  pool.withdraw(at_work);
+  pool.withdraw(waiting);
+  const Turn turn = wait_for([&] { return pool.poll(wanted); });
+  ASSERT_EQ(turn.kind, Turn::Kind::reward) << turn.failure;
+  EXPECT_EQ(turn.rewards[0].value, static_cast<double>(wanted));
+  EXPECT_EQ(turn.failure, first.failure) << "another process";
+}
+
+TEST_F(ProcessPoolTest, AWithdrawnRequestThatHangsDoesNotHoldUpTheNext) {
+  ProcessPool pool(
+      settings(answering("case $line in *bad*) sleep " + kForever + ";; *) " + kReward + ";; esac"),
+               1, 0.2),
+      read_reward);
+  const uint64_t hanging = pool.submit("\"n\": \"bad\"");
+  wait_for([&] { return pool.poll(hanging); }, 0.05);
+  pool.withdraw(hanging);
+  // The one behind it may be late itself; those after it are not.
+  ask(pool);
+  EXPECT_EQ(ask(pool).kind, Turn::Kind::reward);
+}
+
+TEST_F(ProcessPoolTest, RequestsLargerThanAPipeArrive) {
+  ProcessPool pool(settings(answering(answer(R"("reward": ${#line})"))), read_reward);
+  const std::string members = "\"n\": \"" + std::string(200000, 'x') + "\"";
+  EXPECT_EQ(ask(pool, members).rewards.at(0).value, static_cast<double>(members.size() + 27));
+}
+
+TEST_F(ProcessPoolTest, WritingToAProcessThatDoesNotReadRaisesNoSignal) {
+  struct sigaction action = {}, before = {};
+  action.sa_handler = SIG_DFL;
+  sigaction(SIGPIPE, &action, &before);
+  const std::string large = "\"n\": \"" + std::string(200000, 'x') + "\"";
+  {
+    ProcessPool pool(
+        settings("echo '{\"type\": \"hello\", \"protocol\": 1}'; exec <&-; sleep " + kForever, 1,
+                 0.2),
+        read_reward);
+    expect_failure(ask(pool, large), FailureKind::timeout, {"environment.turn_timeout"});
+  }
+  {
+    ProcessPool pool(
+        settings("echo '{\"type\": \"hello\", \"protocol\": 1}'; sleep " + kForever, 1, 0.2),
+        read_reward);
+    expect_failure(ask(pool, large), FailureKind::timeout, {"environment.turn_timeout"});
+  }
+  sigaction(SIGPIPE, &before, nullptr);
+}
+
+TEST_F(ProcessPoolTest, NothingWaitsForAProcessButTheEnd) {
+  double longest = 0.0;
+  const auto begin = SteadyClock::now();
+  {
+    // Stubborn: deaf to SIGTERM and to the end of its input.
+    ProcessPool pool(
+        settings("trap '' TERM; " + answering(kReward + "; while :; do sleep 0.02; done")),
+        read_reward);
+    ASSERT_EQ(ask(pool).kind, Turn::Kind::reward);
+    const uint64_t request = pool.submit("\"n\": 1");
+    for (int i = 0; i < 50; ++i) {
+      const auto before = SteadyClock::now();
+      EXPECT_EQ(pool.poll(request).kind, Turn::Kind::pending);
+      const std::chrono::duration<double> took = SteadyClock::now() - before;
+      longest = std::max(longest, took.count());
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  const std::chrono::duration<double> all = SteadyClock::now() - begin;
+  EXPECT_LT(longest, 0.5);
+  EXPECT_GT(all.count(), 1.0);
+  EXPECT_LT(all.count(), 8.0);
+}
+
+TEST_F(ProcessPoolTest, ProcessesEndByThemselvesWhenTheirInputDoes) {
+  const TestFolder folder;
+  const auto begin = SteadyClock::now();
+  {
+    ProcessPool pool(
+        settings(answering(kReward) + "; echo bye >&2; echo bye > " + folder.at("end"), 3),
+        read_reward);
+    ask(pool);
+  }
+  EXPECT_EQ(text_of_file(folder.at("end")), "bye\n");
+  EXPECT_LT(std::chrono::duration<double>(SteadyClock::now() - begin).count(), 0.9);
+}
+
+TEST_F(ProcessPoolTest, ThreadsMayShareItAndComeAndGo) {
+  ProcessPool pool(settings(answering(kReward), 3), read_reward);
+  std::mutex mutex;
+  std::set<std::string> pids;
+  const auto work = [&] {
+    for (int i = 0; i < 25; ++i) {
+      const Turn turn = ask(pool);
+      const std::lock_guard lock(mutex);
+      EXPECT_EQ(turn.kind, Turn::Kind::reward) << turn.failure;
+      pids.insert(turn.failure);
+    }
+  };
+  // A process must not end with the thread that happened to need it first.
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) threads.emplace_back(work);
+    for (std::thread& thread : threads) thread.join();
+  }
+  EXPECT_LE(pids.size(), 3u);
+}
+
+}  // namespace
+}  // namespace leeway

@@ -1,0 +1,228 @@
+// Everything goes wrong at once, and the run ends with every rollout accounted for: a judge that
+// hangs, dies, prints garbage, floods, answers late or reports errors; prompts that never work;
+// the whole program killed again and again and resumed.
+//
+// `scripts/chaos` runs it for longer: LEEWAY_CHAOS_STEPS and LEEWAY_CHAOS_KILLS.
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <set>
+#include <thread>
+
+#include "base/files.h"
+#include "base/rng.h"
+#include "cli_helpers.h"
+
+namespace leeway {
+namespace {
+
+namespace fs = std::filesystem;
+
+int64_t setting(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atoll(text) : otherwise;
+}
+
+// What the judge does follows from the turn's number, so that a history can be had again.
+constexpr const char* kJudge = R"(#!/bin/sh
+while read -r line; do
+  case $line in
+    *'"type": "hello"'*) echo '{"type": "hello", "protocol": 1}'; continue ;;
+  esac
+  id=${line#*'"id": '} id=${id%%,*}
+  case $line in *'"poison": true'*) echo "{\"id\": $id, \"error\": \"this prompt never works\"}"; continue ;; esac
+  case $((id % 37)) in
+    3) sleep 60 ;;
+    7) echo "going down" >&2; exit 3 ;;
+    11) echo "this is no JSON" ; continue ;;
+    13) echo "{\"id\": $id, \"error\": \"flaky backend\"}"; continue ;;
+    17) echo "{\"id\": $id, \"reward\": 1e999}"; continue ;;
+    19) head -c 300000 /dev/zero | tr '\0' 'x'; echo; continue ;;
+    23) echo "{\"id\": $((id + 1)), \"reward\": 1}"; continue ;;
+    29) kill -9 $$ ;;
+  esac
+  case $line in *'"text": "'[a-m]*) reward=1 ;; *) reward=0 ;; esac
+  echo "{\"id\": $id, \"reward\": $reward}"
+done
+)";
+
+constexpr const char* kConfig = R"(
+seed = 11
+[model]
+vocab_size = 128
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 1
+head_dim = 16
+max_position_embeddings = 48
+[trainer]
+learning_rate = 1e-3
+[orchestrator]
+prompts_per_batch = 8
+group_size = 4
+max_off_policy_steps = 2
+min_group_size = 2
+max_prompt_failures = 2
+retry_backoff = 0.01
+rollout_timeout = 20
+[rollout]
+max_new_tokens = 6
+stop = "\n"
+[eval]
+prompts = 4
+greedy = false
+[output]
+rollouts_every = 1
+rollouts_groups = 0
+[checkpoint]
+every = 2
+[[environment]]
+name = "sort"
+min_length = 2
+max_length = 3
+[[environment]]
+name = "process"
+id = "judge"
+weight = 3
+data = "prompts.jsonl"
+command = "sh judge.sh"
+processes = 6
+turn_timeout = 0.3
+max_output_bytes = 100000
+)";
+
+class Chaos : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    folder_.write("judge.sh", kJudge);
+    folder_.write("run.toml", kConfig);
+    std::string prompts;
+    for (int i = 0; i < 400; ++i) {
+      prompts += "{\"prompt\": \"" + std::to_string(i) + "=\"" +
+                 (i % 40 == 5 ? ", \"poison\": true" : "") + "}\n";
+    }
+    folder_.write("prompts.jsonl", prompts);
+  }
+  std::vector<std::string> arguments(bool resume) const {
+    std::vector<std::string> args = {"train"};
+    if (resume) {
+      args.insert(args.end(), {"--resume", "run"});
+    } else {
+      args.insert(args.end(), {"run.toml", "--set", "output_dir=run", "--set",
+                               "trainer.max_steps=" + std::to_string(steps_), "--set",
+                               "orchestrator.schedule=" + GetParam()});
+    }
+    args.push_back("--json");
+    return args;
+  }
+  // Starts the program and kills it after a while, unless it ends before; whether it was killed.
+  bool run_and_kill(bool resume, std::chrono::milliseconds after) const {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      if (::chdir(folder_.path().c_str()) != 0) ::_exit(126);
+      const int null = ::open("/dev/null", O_WRONLY);
+      ::dup2(null, STDOUT_FILENO);
+      ::dup2(null, STDERR_FILENO);
+      std::vector<std::string> words = arguments(resume);
+      words.insert(words.begin(), leeway_program());
+      std::vector<char*> argv;
+      for (std::string& word : words) argv.push_back(word.data());
+      argv.push_back(nullptr);
+      ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+    const auto end = std::chrono::steady_clock::now() + after;
+    int status = 0;
+    while (std::chrono::steady_clock::now() < end) {
+      if (::waitpid(child, &status, WNOHANG) == child) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    ::kill(child, SIGKILL);
+    ::waitpid(child, &status, 0);
+    return true;
+  }
+
+  TempFolder folder_;
+  const int64_t steps_ = setting("LEEWAY_CHAOS_STEPS", 24);
+  const int64_t kills_ = setting("LEEWAY_CHAOS_KILLS", 5);
+};
+
+TEST_P(Chaos, EndsWithEveryRolloutAccountedFor) {
+  Rng rng(17);
+  int64_t kills = 0;
+  for (; kills < kills_; ++kills) {
+    const auto after = std::chrono::milliseconds(300 + rng.below(1500));
+    const bool resume = fs::exists(folder_ / "run/config.toml");
+    if (!run_and_kill(resume, after)) break;
+  }
+  const RunResult result =
+      run_program(arguments(fs::exists(folder_ / "run/config.toml")),
+                  {.directory = folder_.path().string(), .time_limit = std::chrono::seconds(600)});
+  ASSERT_EQ(result.code, 0) << result;
+  const Document summary = json_of(result.out);
+  EXPECT_STREQ(summary["end"].GetString(), "finished");
+  EXPECT_EQ(summary["steps"].GetDouble(), static_cast<double>(steps_));
+  const Json& account = summary["account"];
+  double sum = 0.0;
+  for (const char* key :
+       {"trained", "filtered", "stale", "dropped", "waiting", "failed", "cancelled", "running"}) {
+    sum += account[key].GetDouble();
+  }
+  EXPECT_EQ(account["admitted"].GetDouble(), sum) << result.out;
+  EXPECT_GT(account["failed"].GetDouble(), 0.0);
+
+  // Every step once, no group twice, and the prompts that never work were given up with a reason.
+  std::set<double> steps, groups;
+  std::set<std::string> kinds;
+  for (const std::string& line : lines_of(read_file(folder_ / "run/metrics.jsonl"))) {
+    const Document row = json_of(line);
+    EXPECT_TRUE(steps.insert(row["step"].GetDouble()).second);
+    for (const auto& member : row.GetObject()) {
+      const std::string name = member.name.GetString();
+      if (name.starts_with("failures/")) kinds.insert(name);
+    }
+    double parts = 0.0;
+    for (const char* key :
+         {"running", "failed", "cancelled", "trained", "filtered", "stale", "dropped", "waiting"}) {
+      parts += row[(std::string("account/") + key).c_str()].GetDouble();
+    }
+    EXPECT_EQ(row["account/admitted"].GetDouble(), parts) << line;
+  }
+  EXPECT_EQ(steps.size(), static_cast<size_t>(steps_));
+  for (int64_t step = 1; step <= steps_; ++step) {
+    std::set<double> own;
+    const std::string file = "run/rollouts/step_" + std::to_string(step) + ".jsonl";
+    for (const std::string& line : lines_of(read_file(folder_ / file))) {
+      own.insert(json_of(line)["group"].GetDouble());
+    }
+    for (const double group : own) EXPECT_TRUE(groups.insert(group).second) << "trained twice";
+  }
+  EXPECT_EQ(groups.size(), static_cast<size_t>(8 * steps_));
+  for (const char* kind :
+       {"failures/timeout", "failures/bad_answer", "failures/environment_error"}) {
+    EXPECT_TRUE(kinds.contains(kind)) << kind;
+  }
+  const RunResult report = run_program({"report", "run"}, {.directory = folder_.path().string()});
+  EXPECT_EQ(report.code, 0) << report;
+  std::printf(
+      "%s: %lld steps, %lld kills; admitted %.0f = trained %.0f + filtered %.0f + stale "
+      "%.0f + dropped %.0f + waiting %.0f + failed %.0f + cancelled %.0f + running %.0f\n",
+      GetParam().c_str(), static_cast<long long>(steps_), static_cast<long long>(kills),
+      account["admitted"].GetDouble(), account["trained"].GetDouble(),
+      account["filtered"].GetDouble(), account["stale"].GetDouble(), account["dropped"].GetDouble(),
+      account["waiting"].GetDouble(), account["failed"].GetDouble(),
+      account["cancelled"].GetDouble(), account["running"].GetDouble());
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, Chaos, ::testing::Values("lockstep", "free"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace leeway
