@@ -222,7 +222,8 @@ std::map<std::string, std::string> results_of(const Document& row) {
   for (const auto& member : row.GetObject()) {
     const std::string name = member.name.GetString();
     if (name.starts_with("time/") || name.starts_with("perf/")) continue;
-    if (name.starts_with("progress/")) continue;  // sampling is ahead by as much as time allows
+    // Sampling is ahead by as much as time allows.
+    if (name.starts_with("progress/") || name.starts_with("account/")) continue;
     values[name] = text_of(member.value);
   }
   return values;

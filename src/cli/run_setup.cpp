@@ -69,7 +69,7 @@ RunSetup::RunSetup(Config configuration, bool needs_environments)
     if (!needs_environments) return;
     throw Error(
         "the configuration has no [[environment]]; give one with name = \"sort\", \"arithmetic\", "
-        "\"calculator\" or \"jsonl\"");
+        "\"calculator\", \"jsonl\" or \"process\"");
   }
   environments = std::make_unique<EnvironmentMix>(
       make_environments(run.environments, static_cast<uint64_t>(run.seed)));

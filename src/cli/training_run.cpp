@@ -182,9 +182,13 @@ class Run {
     try {
       progress_.note(fmt::format("run folder {}", files_.folder()));
       from_ ? go_on() : begin_run();
-      if (latest_) save_weights(*latest_, steps_);
     } catch (const Error& error) {
       // A file that cannot be written, most often: the disk is full.
+      give_up(error.what());
+    }
+    try {
+      if (latest_) save_weights(*latest_, steps_);
+    } catch (const Error& error) {
       summary_.weights.clear();
       give_up(error.what());
     }
@@ -248,9 +252,9 @@ class Run {
     table.threads = threads.trainer;
     const int64_t first = from_ ? from_->step : 0;
     steps_ = first;
+    latest_ = std::make_shared<const Parameters>(weights);
     if (!from_) evaluate(0, weights, 0);
     say_what_is_inert();
-    latest_ = std::make_shared<const Parameters>(weights);
     EngineSampler sampler(weights, first, setup_.engine_options(threads.sampler));
     RolloutDriver driver(*setup_.conversation, sampler, clock_,
                          setup_.rollout_settings(static_cast<float>(run_.rollout.temperature)));

@@ -188,9 +188,10 @@ std::vector<Field> orchestrator_fields(OrchestratorTable& t) {
        .target = &t.max_error_reschedule_attempts,
        .meaning = "Rounds with a failure after which a group is given up.",
        .range = {.low = 1, .high = 1e6}},
-      integer("min_group_size", t.min_group_size, 0, kMostRollouts,
-              "Finished rollouts with which a group that is given up is trained all the same; 0 for "
-              "the whole group."),
+      integer(
+          "min_group_size", t.min_group_size, 0, kMostRollouts,
+          "Finished rollouts with which a group that is given up is trained all the same; 0 for "
+          "the whole group."),
       integer("max_prompt_failures", t.max_prompt_failures, 1, 1e6,
               "Groups of a prompt given up before the prompt is left out for good."),
       number("zero_progress_batches", t.zero_progress_batches, kPositive,
@@ -355,10 +356,10 @@ Section describe(EnvironmentTable& t, size_t index) {
       of(sums, integer("terms", t.terms, 2, 16, "Numbers in a task.")),
       of(sums, word("operators", t.operators, "Some of `+`, `-` and `*`, each once.")),
       of(files, text("data", t.data,
-                         "File of training prompts, one JSON object a line; must "
-                         "be given.")),
+                     "File of training prompts, one JSON object a line; must "
+                     "be given.")),
       of(files, text("eval_data", t.eval_data,
-                         "File of held-out prompts; empty keeps some of `data` out of training.")),
+                     "File of held-out prompts; empty keeps some of `data` out of training.")),
       of({"jsonl"}, choice("verifier", t.verifier, {"exact", "numeric", "regex", "choice"},
                            "How an answer is compared with the expected one.")),
       of(files, word("prompt_key", t.prompt_key, "Key of the prompt in a line.")),
@@ -366,8 +367,8 @@ Section describe(EnvironmentTable& t, size_t index) {
       of({"calculator", "jsonl"},
          number("format_weight", t.format_weight, kNotNegative,
                 "Reward for a well-formed answer, right or wrong; 0 is off.")),
-      of({"process"}, text("command", t.command,
-                           "What answers turns, run by /bin/sh; must be given.")),
+      of({"process"},
+         text("command", t.command, "What answers turns, run by /bin/sh; must be given.")),
       of({"process"}, integer("processes", t.processes, 1, 1024, "How many of it run.")),
       of({"process"},
          number("turn_timeout", t.turn_timeout, kPositive, "Seconds that an answer may take.")),

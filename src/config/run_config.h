@@ -83,13 +83,13 @@ struct OrchestratorTable {
   int64_t max_inflight = 0;           // rollouts; 0: as many as staleness allows
   int64_t max_turns = 8;              // of a rollout
   std::optional<int64_t> max_error_reschedule_attempts = 3;  // "unlimited": none
-  int64_t min_group_size = 0;          // rollouts a group given up is trained with; 0: all
-  int64_t max_prompt_failures = 3;     // groups of a prompt given up before it is left out
-  double zero_progress_batches = 4.0;  // batches' worth of failures in a row that end the run
-  double retry_backoff = 0.1;          // seconds before the first retry; doubles every round
-  double rollout_timeout = 600.0;      // seconds; 0: none
+  int64_t min_group_size = 0;            // rollouts a group given up is trained with; 0: all
+  int64_t max_prompt_failures = 3;       // groups of a prompt given up before it is left out
+  double zero_progress_batches = 4.0;    // batches' worth of failures in a row that end the run
+  double retry_backoff = 0.1;            // seconds before the first retry; doubles every round
+  double rollout_timeout = 600.0;        // seconds; 0: none
   std::string advantage = "group_mean";  // advantages.h
-  double length_penalty = 0.0;                               // length shaping; 0: off
+  double length_penalty = 0.0;           // length shaping; 0: off
   bool filter_zero_advantages = false;
 };
 
@@ -145,9 +145,9 @@ struct EnvironmentTable {
   std::string verifier = "exact";          // jsonl: exact | numeric | regex | choice
   std::string prompt_key = "prompt", answer_key = "answer";  // jsonl
   double format_weight = 0.0;  // calculator, jsonl: reward part for a well-formed answer; 0: off
-  std::string command;                          // process: run by /bin/sh
-  int64_t processes = 2;                        // process: of them
-  double turn_timeout = 60.0;                   // process: seconds for an answer
+  std::string command;         // process: run by /bin/sh
+  int64_t processes = 2;       // process: of them
+  double turn_timeout = 60.0;  // process: seconds for an answer
   int64_t max_output_bytes = int64_t{1} << 20;  // process: of one answer
 };
 

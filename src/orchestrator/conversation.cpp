@@ -79,7 +79,9 @@ std::vector<int32_t> Conversation::next_prompt(std::span<const int32_t> prompt,
                                                const std::vector<Message>& history,
                                                const std::vector<Message>& messages,
                                                const Example& example) const {
-  LEEWAY_CHECK(renderer_ != nullptr, "turns that follow need a renderer");
+  if (renderer_ == nullptr) {
+    throw Error("the environment goes on with messages, which needs orchestrator.renderer.name");
+  }
   const RenderOptions options = options_of(example, true);
   if (auto bridged = renderer_->bridge_to_next_turn(prompt, completion, messages, options)) {
     return std::move(bridged->ids);

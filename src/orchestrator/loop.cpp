@@ -138,8 +138,7 @@ class Loop {
     number("account/filtered", totals.filtered);
     number("account/stale", totals.stale);
     number("account/dropped", totals.dropped);
-    number("account/waiting",
-           totals.completed - totals.batched - totals.stale - totals.dropped);
+    number("account/waiting", totals.completed - totals.batched - totals.stale - totals.dropped);
     number("progress/prompts", totals.groups_batched);
     number("progress/rollouts", totals.completed);
     number("progress/sampled_tokens", totals.sampled_tokens);

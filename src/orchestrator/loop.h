@@ -19,7 +19,7 @@ struct StepRecord {
   int64_t step = 0;
   PreparedBatch batch;
   LearnerResult learned;
-  MetricList metrics;  // everything of metrics.jsonl, `step` excepted
+  MetricList metrics;                  // everything of metrics.jsonl, `step` excepted
   std::vector<DroppedGroup> given_up;  // groups, since the step before
 };
 

@@ -142,12 +142,8 @@ Turn read_answer(const JsonValue& answer) {
 
 class ProcessEpisode : public Episode {
  public:
-  // `rendered`: there is certainly a chat format.
-  ProcessEpisode(std::shared_ptr<ProcessPool> pool, const Example& example, bool rendered)
-      : pool_(std::move(pool)),
-        messages_(example.messages),
-        example_(example.answer),
-        rendered_(rendered) {}
+  ProcessEpisode(std::shared_ptr<ProcessPool> pool, const Example& example)
+      : pool_(std::move(pool)), messages_(example.messages), example_(example.answer) {}
   ~ProcessEpisode() override {
     if (request_ != 0) pool_->withdraw(request_);
   }
@@ -155,7 +151,6 @@ class ProcessEpisode : public Episode {
   Turn respond(const Reply& reply) override {
     const ParsedResponse& response = reply.response;
     messages_.push_back(message_of(reply));
-    if (response.closed || response.reasoning || !response.tool_calls.empty()) rendered_ = true;
     request_ = pool_->submit(one_line(fmt::format(
         "\"turn\": {}, \"example\": {}, \"messages\": {}, \"reply\": {{\"text\": {}, \"content\": "
         "{}, \"truncated\": {}, \"tool_calls\": {}}}",
@@ -170,14 +165,6 @@ class ProcessEpisode : public Episode {
     if (turn.kind == Turn::Kind::pending) return turn;
     request_ = 0;
     if (turn.kind != Turn::Kind::messages) return turn;
-    if (!rendered_) {
-      return {.kind = Turn::Kind::failed,
-              .failure =
-                  "the program answered with messages, which only a chat format can show to "
-                  "the policy, and nothing in the reply is of one: give "
-                  "orchestrator.renderer.name, and answer a reply that was cut off with a "
-                  "reward"};
-    }
     messages_.insert(messages_.end(), turn.messages.begin(), turn.messages.end());
     return turn;
   }
@@ -186,7 +173,6 @@ class ProcessEpisode : public Episode {
   std::shared_ptr<ProcessPool> pool_;
   std::vector<Message> messages_;  // all so far
   std::string example_;            // the line of the file
-  bool rendered_;
   int64_t turn_ = 0;
   uint64_t request_ = 0;  // 0: none
 };
@@ -230,7 +216,7 @@ class ProcessEnvironment : public Environment {
   }
 
   std::unique_ptr<Episode> start(const Example& example) const override {
-    return std::make_unique<ProcessEpisode>(pool_, example, needs_renderer());
+    return std::make_unique<ProcessEpisode>(pool_, example);
   }
 
   // A program may answer with messages whatever the prompts are: that cannot be known before.

@@ -154,16 +154,6 @@ TEST_F(ProcessEnvironmentTest, TheProgramIsToldEverything) {
   EXPECT_EQ(messages.items[2].find("tool_calls")->items.size(), 1u);
 }
 
-TEST_F(ProcessEnvironmentTest, MessagesNeedAChatFormat) {
-  const std::string again = R"("messages": [{"role": "user", "content": "again"}])";
-  EXPECT_EQ(answered(again, rendered_reply("4")).kind, Turn::Kind::messages);
-  for (const bool truncated : {false, true}) {
-    const Turn turn = answered(again, plain_reply("4\n", truncated));
-    EXPECT_EQ(turn.kind, Turn::Kind::failed);
-    EXPECT_NE(turn.failure.find("orchestrator.renderer.name"), std::string::npos) << turn.failure;
-  }
-}
-
 TEST_F(ProcessEnvironmentTest, RespondDoesNotWait) {
   const auto environment =
       make_process_environment(table("sleep 0.2; " + answer(R"("reward": 1)")));

@@ -12,7 +12,7 @@
 namespace leeway {
 namespace {
 
-constexpr double kEnvironmentSlice = 0.001;  // seconds between two looks at environments at work
+constexpr double kEnvironmentSlice = 0.001;  // seconds of sampling while others wait
 constexpr double kDeadlineSlice = 0.1;       // seconds between two looks at deadlines
 
 }  // namespace
@@ -74,20 +74,11 @@ void RolloutDriver::start(const Environment& environment, const Example& example
     running->deadline = clock_.now() + settings_.timeout;
     rollouts_.emplace(rollout, std::move(running));
   }
-  std::vector<int64_t> begun;
-  for (int64_t rollout : rollouts) {
-    try {
-      rollouts_.at(rollout)->episode = environment.start(example);
-      begun.push_back(rollout);
-    } catch (const std::exception& error) {
-      fail(rollout, FailureKind::exception, error.what());
-    }
-  }
-  if (begun.empty()) return;
   try {
-    submit(begun, conversation_.first_prompt(example), seed);
+    for (int64_t rollout : rollouts) rollouts_.at(rollout)->episode = environment.start(example);
+    submit(rollouts, conversation_.first_prompt(example), seed);
   } catch (const std::exception& error) {
-    for (int64_t rollout : begun) fail(rollout, FailureKind::exception, error.what());
+    for (int64_t rollout : rollouts) fail(rollout, FailureKind::exception, error.what());
   }
 }
 
@@ -141,9 +132,12 @@ bool RolloutDriver::cancel(int64_t rollout, const std::string& reason) {
 
 std::vector<RolloutOutcome> RolloutDriver::poll(double seconds) {
   // An environment at work is looked at often, and nobody else says when it is ready.
-  const double slice = pending_.empty() ? seconds : std::min(seconds, kEnvironmentSlice);
+  // Outcomes at hand leave the sampler a moment too: rollouts that fail as they start, again and
+  // again, must not keep it from working for others.
+  const bool hurry = !pending_.empty() || !outcomes_.empty();
+  const double slice = hurry ? std::min(seconds, kEnvironmentSlice) : seconds;
   const bool sampling = !waits_.empty();
-  for (SampleResult& result : sampler_.poll(outcomes_.empty() ? slice : 0.0)) {
+  for (SampleResult& result : sampler_.poll(slice)) {
     const auto wait = waits_.find(result.request);
     if (wait == waits_.end()) continue;
     int64_t& member = wait->second.rollouts.at(static_cast<size_t>(result.sample));
@@ -152,8 +146,9 @@ std::vector<RolloutOutcome> RolloutDriver::poll(double seconds) {
     if (--wait->second.open == 0) waits_.erase(wait);
     if (rollout >= 0) take(*rollouts_.at(rollout), std::move(result));
   }
+  const size_t before = outcomes_.size();
   poll_environments();
-  if (outcomes_.empty() && !sampling && !pending_.empty()) clock_.sleep(slice);
+  if (outcomes_.size() == before && !sampling && !pending_.empty()) clock_.sleep(slice);
   if (settings_.timeout > 0.0) end_late_rollouts();
   return std::exchange(outcomes_, {});
 }

@@ -84,7 +84,8 @@ class Reader {
     for (const Json& group : list(root, "finished")) state.finished.push_back(read_group(group));
     for (const Json& open : list(root, "open")) {
       const int64_t number = integer(open, "number");
-      if (number >= state.next_group || (!state.open.empty() && number <= state.open.back().first)) {
+      if (number >= state.next_group ||
+          (!state.open.empty() && number <= state.open.back().first)) {
         fail(fmt::format("\"open\": group {} is no group that was drawn, or out of order", number));
       }
       state.open.emplace_back(number, integer(open, "failed_rounds"));
@@ -178,7 +179,8 @@ class Reader {
     if (!truncated.IsBool()) fail("\"truncated\" is neither true nor false");
     rollout.truncated = truncated.GetBool();
     for (const Json& part : list(json, "rewards")) {
-      rollout.rewards.push_back({text(part, "name"), number(part, "weight"), number(part, "value")});
+      rollout.rewards.push_back(
+          {text(part, "name"), number(part, "weight"), number(part, "value")});
     }
     for (const Json& from : list(json, "steps")) {
       TrajectoryStep& step = rollout.steps.emplace_back();
@@ -202,8 +204,7 @@ class Reader {
 
 }  // namespace
 
-std::string schedule_state_json(const ScheduleState& state,
-                                const std::vector<std::string>& ids) {
+std::string schedule_state_json(const ScheduleState& state, const std::vector<std::string>& ids) {
   JsonWriter json;
   json.begin_object().key("format").value(1.0);
   for_each_number(state, [&](const char* key, int64_t value) {

@@ -1,4 +1,5 @@
-// A scheduler's state as JSON, for checkpoints. Numbers come back with the same bits.
+// A scheduler's state as JSON, for checkpoints. Numbers come back with the same bits, the sign of a
+// zero excepted.
 #pragma once
 
 #include <string>

@@ -78,7 +78,7 @@ struct ScheduleCounts {
 //   completed = batched + stale + dropped with their group + waiting;  filtered: of the batched
 struct ScheduleTotals {
   int64_t admitted = 0, completed = 0, failed = 0, cancelled = 0;  // rollouts
-  int64_t batched = 0, filtered = 0, stale = 0, dropped = 0;                     // completed rollouts, by fate
+  int64_t batched = 0, filtered = 0, stale = 0, dropped = 0;       // completed rollouts, by fate
   int64_t groups_opened = 0, groups_dropped = 0, groups_stale = 0, groups_batched = 0;
   int64_t groups_partial = 0, quarantined_prompts = 0;
   int64_t sampled_tokens = 0;     // of completed rollouts
@@ -178,7 +178,7 @@ class RolloutScheduler {
   Sampler& sampler_;
   Clock& clock_;
   bool no_prompt_left_ = false;
-  int64_t streak_begin_ = 0;  // first rollout started after the failures in a row began
+  int64_t streak_begin_ = 0;   // first rollout started after the failures in a row began
   int64_t lost_in_a_row_ = 0;  // groups given up since one could be trained
   int64_t lost_begin_ = 0;     // first group drawn after they began
   std::map<PromptKey, int64_t> prompt_failures_;  // groups given up

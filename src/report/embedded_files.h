@@ -11,7 +11,8 @@ std::string_view compare_page_template();
 std::string_view trajectory_page_template();
 std::string_view run_page_template();
 
-// The parts of the run page: its style, then what its scripts share, its charts, its account, its rollouts.
+// The parts of the run page: its style, then what its scripts share, its charts, its account, its
+// rollouts.
 std::string_view run_page_css();
 std::string_view run_page_js();
 std::string_view run_page_charts_js();
