@@ -394,7 +394,10 @@ TEST_F(ResumeTest, WithoutACheckpointTheRunBeginsAnewAndKeepsItsNewOnes) {
   {
     Started run(arguments({"--resume", "run"}, {"checkpoint.keep_last=1", "checkpoint.every=2"}),
                 directory());
-    wait_until([&] { return contains(read_file(path("err.txt")), "the run begins anew"); });
+    wait_until([&] {
+      return fs::exists(path("err.txt")) &&
+             contains(read_file(path("err.txt")), "the run begins anew");
+    });
     wait_for_steps(10);
     run.send(SIGKILL);
     ASSERT_EQ(run.wait(), -SIGKILL);

@@ -286,7 +286,7 @@ TEST(Scheduler, CancelsWhatIsLeftOfADroppedGroup) {
   const ScheduleCounts counts = system.scheduler.take_counts();
   EXPECT_EQ(counts.cancelled_dropped, 2);
   EXPECT_EQ(counts.cancelled_stale, 0);
-  EXPECT_EQ(system.scheduler.last_failure(), "letters, prompt 0: sampler_error: bad moment");
+  EXPECT_EQ(system.scheduler.last_failure(), "letters, example 0: sampler_error: bad moment");
   EXPECT_TRUE(system.scheduler.take_batch());
   EXPECT_EQ(system.scheduler.take_counts().cancelled_dropped, 0) << "counts begin anew";
 }
