@@ -124,11 +124,14 @@ std::string summary_text(const RunSummary& summary, bool quick_start) {
   if (quick_start) {
     out +=
         "\nTry next:\n"
-        "  leeway config --example > my.toml                     the configuration of this run\n"
-        "  leeway train --set orchestrator.max_off_policy_steps=8   older rollouts\n"
+        "  leeway config --example > my.toml                           the configuration of this "
+        "run\n"
+        "  leeway train --set orchestrator.max_off_policy_steps=8      older rollouts\n"
         "  leeway train --set trainer.loss.preset=reinforce --set trainer.epochs=8   why "
         "corrections exist\n"
-        "  leeway report runs/sort runs/sort-2                   two runs over each other\n";
+        "  leeway report runs/sort runs/sort-2                         two runs over each other\n"
+        "  leeway sweep examples/02_off_policy/sweep.toml --dry-run    losses x seeds, as a "
+        "table\n";
   }
   return out;
 }
