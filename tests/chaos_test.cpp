@@ -209,6 +209,7 @@ TEST_P(Chaos, EndsWithEveryRolloutAccountedFor) {
        {"failures/timeout", "failures/bad_answer", "failures/environment_error"}) {
     EXPECT_TRUE(kinds.contains(kind)) << kind;
   }
+  EXPECT_TRUE(contains(read_file(folder_ / "run/log.txt"), "going down"));  // the judge's stderr
   const RunResult report = run_program({"report", "run"}, {.directory = folder_.path().string()});
   EXPECT_EQ(report.code, 0) << report;
   std::printf(

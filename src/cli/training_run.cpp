@@ -192,6 +192,7 @@ class Run {
       summary_.weights.clear();
       give_up(error.what());
     }
+    log_environments();
     summary_.sft_steps = state_.sft_steps;
     summary_.sft_seconds = state_.sft_seconds;
     summary_.before = state_.before;
@@ -320,6 +321,7 @@ class Run {
     steps_ = record.step;
     files_.write_step(record);
     files_.write_given_up(record);
+    log_environments();
     for (const DroppedGroup& group : record.given_up) {
       progress_.note(fmt::format("group {} of {} was given up, {} of its rollouts {}: {}",
                                  group.number, setup_.environment_ids[group.environment],
@@ -353,6 +355,15 @@ class Run {
     }
     if (output.weights_every > 0 && record.step % output.weights_every == 0) {
       save_weights(*latest_, record.step);
+    }
+  }
+
+  // What programs of environments wrote to their stderr.
+  void log_environments() {
+    for (const EnvironmentMix::Member& member : setup_.environments->members()) {
+      for (const std::string& line : member.environment->take_log()) {
+        files_.log(fmt::format("{} {}", member.id, line));
+      }
     }
   }
 

@@ -85,6 +85,8 @@ class Environment {
   // True where turns go back and forth, or a prompt is more than one user message: plain text
   // cannot say who speaks.
   virtual bool needs_renderer() const = 0;
+  // What it has to say for the run's log since the last call, line by line.
+  virtual std::vector<std::string> take_log() const { return {}; }
 };
 
 // By the table's name. `seed` decides the examples of generated environments. Throws Error: a file

@@ -222,6 +222,8 @@ class ProcessEnvironment : public Environment {
   // A program may answer with messages whatever the prompts are: that cannot be known before.
   bool needs_renderer() const override { return prompts_.needs_renderer; }
 
+  std::vector<std::string> take_log() const override { return pool_->take_log(); }
+
  private:
   JsonlPrompts prompts_;
   std::shared_ptr<ProcessPool> pool_;  // episodes may outlive the environment

@@ -32,7 +32,8 @@ constexpr auto kStatusGrace = milliseconds(200);   // between the end of output 
 constexpr auto kFirstBackoff = milliseconds(100);  // after a process that answered nothing
 constexpr auto kLongestBackoff = milliseconds(5000);
 constexpr size_t kReadSize = 1 << 16;
-constexpr int kReadsAtOnce = 32;  // so that endless output holds nobody up
+constexpr int kReadsAtOnce = 32;       // so that endless output holds nobody up
+constexpr size_t kLoggedLines = 1000;  // between two looks; earlier ones go
 constexpr size_t kKeptLines = 20, kKeptColumns = 500, kQuotedBytes = 200;
 
 // The beginning of what a process wrote, fit for a message.
@@ -123,8 +124,10 @@ std::string status_text(int status, const std::string& command) {
 // One process and its three pipes. Nothing here waits.
 class ProcessPool::Child {
  public:
-  // All of its group is killed when the writing end of `lifeline` is closed. Throws Error.
-  Child(const std::string& command, const File& lifeline) {
+  // All of its group is killed when the writing end of `lifeline` is closed. Lines of its stderr go
+  // to `log` too, which outlives it. Throws Error.
+  Child(const std::string& command, const File& lifeline, std::deque<std::string>& log)
+      : log_(log) {
     Pipe in, out, err;
     const char* const arguments[] = {"sh", "-c", kWatched, "sh", command.c_str(), nullptr};
     pid_ = ::fork();
@@ -242,6 +245,8 @@ class ProcessPool::Child {
     for (int i = 0; i < kReadsAtOnce && read_some(errors_, text); ++i) {
       for (const char c : text) {
         if (c == '\n') {
+          log_.push_back(fmt::format("{}: {}", pid_, error_line_));
+          if (log_.size() > kLoggedLines) log_.pop_front();
           kept_.push_back(std::exchange(error_line_, {}));
           if (kept_.size() > kKeptLines) kept_.pop_front();
         } else if (error_line_.size() < kKeptColumns) {
@@ -259,6 +264,7 @@ class ProcessPool::Child {
   std::string unsent_, received_, error_line_;
   size_t searched_ = 0;  // bytes of received_ without a line's end
   std::deque<std::string> kept_;
+  std::deque<std::string>& log_;
 };
 
 // Its writing end closes when this process ends, however that happens. (The signal that Linux sends
@@ -314,6 +320,12 @@ ProcessPool::~ProcessPool() {
     while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
     }
   }
+}
+
+std::vector<std::string> ProcessPool::take_log() {
+  const std::lock_guard lock(mutex_);
+  const std::deque<std::string> lines = std::exchange(log_, {});
+  return {lines.begin(), lines.end()};
 }
 
 uint64_t ProcessPool::submit(const std::string& members) {
@@ -503,7 +515,7 @@ void ProcessPool::start(Place& place, Time now) {
   place.answered = false;
   try {
     if (!lifeline_) lifeline_ = std::make_unique<Lifeline>();
-    place.child = std::make_unique<Child>(settings_.command, lifeline_->pipe.read);
+    place.child = std::make_unique<Child>(settings_.command, lifeline_->pipe.read, log_);
   } catch (const Error& error) {
     return replace(place, FailureKind::environment_error, error.what(), now);
   }

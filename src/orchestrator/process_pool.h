@@ -65,6 +65,9 @@ class ProcessPool {
   // After all but the last, the process is replaced.
   Turn poll(uint64_t request);
 
+  // Lines of the processes' stderr since the last call, "PID: line"; the last 1000 of them.
+  std::vector<std::string> take_log();
+
   // The answer is no longer wanted. A process at work on it goes on until it answers or is late.
   void withdraw(uint64_t request);
 
@@ -97,6 +100,7 @@ class ProcessPool {
   uint64_t next_in_queue();
 
   std::mutex mutex_;
+  std::deque<std::string> log_;  // before the processes, which write to it
   ProcessPoolSettings settings_;
   std::chrono::duration<double> timeout_;
   ReadAnswer read_answer_;
