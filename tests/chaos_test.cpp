@@ -17,6 +17,7 @@
 #include "base/files.h"
 #include "base/rng.h"
 #include "cli_helpers.h"
+#include "tiny_model.h"
 
 namespace leeway {
 namespace {
@@ -53,16 +54,7 @@ done
 
 constexpr const char* kConfig = R"(
 seed = 11
-[model]
-vocab_size = 128
-hidden_size = 32
-intermediate_size = 64
-num_hidden_layers = 1
-num_attention_heads = 2
-num_key_value_heads = 1
-head_dim = 16
-max_position_embeddings = 48
-[trainer]
+)" LEEWAY_TINY_MODEL R"([trainer]
 learning_rate = 1e-3
 [orchestrator]
 prompts_per_batch = 8
@@ -223,7 +215,7 @@ TEST_P(Chaos, EndsWithEveryRolloutAccountedFor) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, Chaos, ::testing::Values("lockstep", "free"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& schedule) { return schedule.param; });
 
 }  // namespace
 }  // namespace leeway

@@ -7,24 +7,14 @@
 
 #include "base/files.h"
 #include "cli_helpers.h"
+#include "tiny_model.h"
 
 namespace leeway {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kModel = R"(
-[model]
-tokenizer = "byte"
-vocab_size = 128
-hidden_size = 32
-intermediate_size = 64
-num_hidden_layers = 1
-num_attention_heads = 2
-num_key_value_heads = 1
-head_dim = 16
-max_position_embeddings = 48
-)";
+constexpr const char* kModel = LEEWAY_TINY_MODEL;
 
 constexpr const char* kLoop = R"(
 [sft]

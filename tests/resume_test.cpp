@@ -14,6 +14,7 @@
 #include "base/files.h"
 #include "base/rng.h"
 #include "cli_helpers.h"
+#include "tiny_model.h"
 
 namespace leeway {
 namespace {
@@ -24,17 +25,7 @@ using SteadyTime = std::chrono::steady_clock;
 
 constexpr const char* kConfig = R"(
 output_dir = "run"
-[model]
-tokenizer = "byte"
-vocab_size = 128
-hidden_size = 32
-intermediate_size = 64
-num_hidden_layers = 1
-num_attention_heads = 2
-num_key_value_heads = 1
-head_dim = 16
-max_position_embeddings = 48
-[sft]
+)" LEEWAY_TINY_MODEL R"([sft]
 max_steps = 4
 batch_size = 8
 [trainer]
@@ -648,25 +639,33 @@ TEST_F(FullDiskTest, AFullDiskEndsTheRunWhichGoesOnWhenThereIsRoom) {
 }
 
 TEST_F(ResumeTest, ARunThatGaveUpCanBeReadAndResumed) {
-  std::string alone = kConfig, mixed = kConfig;
-  alone.erase(alone.find("[[environment]]"));
-  mixed.erase(mixed.find("[sft]"), mixed.find("[trainer]") - mixed.find("[sft]"));
-  write("long.jsonl", "{\"prompt\": \"" + std::string(60, 'a') + "\", \"answer\": \"x\"}\n" +
-                          "{\"prompt\": \"" + std::string(60, 'b') + "\", \"answer\": \"x\"}\n");
+  std::string config = kConfig;
+  config.erase(config.find("[sft]"), config.find("[trainer]") - config.find("[sft]"));
+  config.erase(config.find("[[environment]]"));
+  // A judge that likes what it is evaluated with and nothing that is trained on.
+  write("judge.sh",
+        "while read -r line; do\n"
+        "  id=${line#*'\"id\": '} id=${id%%,*}\n"
+        "  case $line in\n"
+        "    *'\"hello\"'*) echo '{\"type\": \"hello\", \"protocol\": 1}' ;;\n"
+        "    *'\"good\": 1'*) echo \"{\\\"id\\\": $id, \\\"reward\\\": 1}\" ;;\n"
+        "    *) echo \"{\\\"id\\\": $id, \\\"error\\\": \\\"the backend is gone\\\"}\" ;;\n"
+        "  esac\n"
+        "done\n");
+  write("bad.jsonl", "{\"prompt\": \"a=\"}\n{\"prompt\": \"b=\"}\n");
+  write("good.jsonl", "{\"prompt\": \"c=\", \"good\": 1}\n");
   struct Case {
-    std::string config;
+    std::string environment;
     std::vector<std::string> words;
   };
   const Case cases[] = {
       // before the first step
-      {alone +
-           "[[environment]]\nname = \"process\"\ncommand = \"false\"\ndata = \"letters.jsonl\"\n",
-       {"evaluation: all", "exit status 1"}},
-      {mixed + "[[environment]]\nname = \"jsonl\"\nid = \"long\"\ndata = \"long.jsonl\"\n",
-       {"rollouts in a row failed", "long, example", "48 positions"}},
+      {"command = \"false\"\ndata = \"letters.jsonl\"\n", {"evaluation: all", "exit status 1"}},
+      {"command = \"sh judge.sh\"\ndata = \"bad.jsonl\"\neval_data = \"good.jsonl\"\n",
+       {"rollouts in a row failed", "the backend is gone"}},
   };
   for (const Case& each : cases) {
-    write("run.toml", each.config);
+    write("run.toml", config + "[[environment]]\nname = \"process\"\n" + each.environment);
     fs::remove_all(path("run"));
     for (const bool again : {false, true}) {
       const RunResult result =

@@ -7,6 +7,7 @@
 
 #include "base/files.h"
 #include "cli_helpers.h"
+#include "tiny_model.h"
 
 namespace leeway {
 namespace {
@@ -14,17 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kBase = R"(
-[model]
-tokenizer = "byte"
-vocab_size = 128
-hidden_size = 32
-intermediate_size = 64
-num_hidden_layers = 1
-num_attention_heads = 2
-num_key_value_heads = 1
-head_dim = 16
-max_position_embeddings = 48
-[trainer]
+)" LEEWAY_TINY_MODEL R"([trainer]
 max_steps = 3
 learning_rate = 3e-3
 [orchestrator]

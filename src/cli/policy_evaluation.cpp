@@ -9,13 +9,6 @@
 
 namespace leeway {
 
-double EvaluationResult::metric(const std::string& name) const {
-  for (const auto& [key, value] : metrics) {
-    if (key == name) return value;
-  }
-  return std::nan("");
-}
-
 EvaluationResult evaluate_policy(const RunSetup& setup, const Parameters& weights,
                                  const EvalTable& table, int threads, bool quiet) {
   const auto begin = std::chrono::steady_clock::now();

@@ -10,7 +10,7 @@ struct EvaluationResult {
   MetricList metrics;  // eval/..: docs/runs.md
   int64_t tokens = 0;
   double seconds = 0.0;
-  double metric(const std::string& name) const;  // NaN if there is none
+  double metric(const std::string& name) const { return metric_of(metrics, name); }
 };
 
 // Samples `table.prompts` prompts in float32, whatever rollouts use: the policy is evaluated, not

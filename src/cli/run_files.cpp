@@ -165,6 +165,7 @@ void RunFiles::open(const Config& config, const std::string& objective) {
   }
   write_file_atomically(path("objective.txt"), objective);
   log_ = open_file(path("log.txt"));
+  metrics_ = open_file(path("metrics.jsonl"));  // a folder with one is a run, however early it ends
   if (config.run.output.tensorboard) {
     tensorboard_ = std::make_unique<TensorBoardWriter>(path("tensorboard"), wall_time());
   }

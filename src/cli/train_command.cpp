@@ -20,13 +20,6 @@ struct Options {
   bool json = false;
 };
 
-double metric(const MetricList& metrics, const std::string& name) {
-  for (const auto& [key, value] : metrics) {
-    if (key == name) return value;
-  }
-  return std::nan("");
-}
-
 const char* name_of(RunSummary::End end) {
   switch (end) {
     case RunSummary::End::finished: return "finished";
@@ -81,16 +74,17 @@ std::string summary_json(const RunSummary& summary) {
 std::string summary_text(const RunSummary& summary, bool quick_start) {
   std::string out;
   const auto estimate = [](const MetricList& list) {
-    return fmt::format("{:.3f} [{:.3f}, {:.3f}]", metric(list, "eval/all/reward/mean"),
-                       metric(list, "eval/all/reward/low"), metric(list, "eval/all/reward/high"));
+    return fmt::format("{:.3f} [{:.3f}, {:.3f}]", metric_of(list, "eval/all/reward/mean"),
+                       metric_of(list, "eval/all/reward/low"),
+                       metric_of(list, "eval/all/reward/high"));
   };
   if (!summary.before.empty() && !summary.after.empty()) {
     out += fmt::format("held-out reward  {} before, {} after", estimate(summary.before),
                        estimate(summary.after));
-    const double before = metric(summary.before, "eval/all/greedy/mean");
+    const double before = metric_of(summary.before, "eval/all/greedy/mean");
     if (!std::isnan(before)) {
       out += fmt::format("; greedy {:.3f} before, {:.3f} after", before,
-                         metric(summary.after, "eval/all/greedy/mean"));
+                         metric_of(summary.after, "eval/all/greedy/mean"));
     }
     out += "\n";
   }

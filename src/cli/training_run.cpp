@@ -30,13 +30,6 @@
 namespace leeway {
 namespace {
 
-double metric(const MetricList& metrics, const std::string& name) {
-  for (const auto& [key, value] : metrics) {
-    if (key == name) return value;
-  }
-  return std::nan("");
-}
-
 // Sampling on the calling thread and learning beside it share the cores by plan: where they take
 // turns each has all of them. The learner has more to do per token, so it may use every core; the
 // sampler's own thread then takes the one it needs.
@@ -333,20 +326,20 @@ class Run {
         (record.step % output.rollouts_every == 0 || record.step == 1)) {
       files_.write_rollouts(record, setup_, setup_.config.loss_spec, output.rollouts_groups);
     }
-    const double step_seconds = metric(record.metrics, "time/step");
-    sampling_ += metric(record.metrics, "perf/sampler_busy") * step_seconds;
+    const double step_seconds = metric_of(record.metrics, "time/step");
+    sampling_ += metric_of(record.metrics, "perf/sampler_busy") * step_seconds;
     learning_ += record.learned.busy_seconds;
     summary_.trained_tokens =
-        static_cast<int64_t>(metric(record.metrics, "progress/trained_tokens"));
+        static_cast<int64_t>(metric_of(record.metrics, "progress/trained_tokens"));
     progress_.step(
         record.step, run_.trainer.max_steps,
         fmt::format("reward {:.3f}  mismatch_kl {:.2g}  masked {:.2f}%  lag {:.2g}  {:.0f}k "
                     "tokens/s",
-                    metric(record.metrics, "reward/all/mean"),
-                    metric(record.metrics, "mismatch_kl/all/mean"),
-                    100.0 * metric(record.metrics, "is_masked"),
-                    metric(record.metrics, "off_policy_level/all/mean"),
-                    (metric(record.metrics, "batch/tokens") +
+                    metric_of(record.metrics, "reward/all/mean"),
+                    metric_of(record.metrics, "mismatch_kl/all/mean"),
+                    100.0 * metric_of(record.metrics, "is_masked"),
+                    metric_of(record.metrics, "off_policy_level/all/mean"),
+                    (metric_of(record.metrics, "batch/tokens") +
                      static_cast<double>(record.batch.sampled_tokens)) /
                         step_seconds / 1000.0));
     if (run_.eval.every > 0 && record.step % run_.eval.every == 0) {

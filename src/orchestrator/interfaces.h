@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -71,6 +73,13 @@ struct LearnerBatch {
 
 // Names and numbers for metrics.jsonl, in the order they are written.
 using MetricList = std::vector<std::pair<std::string, double>>;
+// NaN if there is none of this name.
+inline double metric_of(const MetricList& metrics, std::string_view name) {
+  for (const auto& [key, value] : metrics) {
+    if (key == name) return value;
+  }
+  return std::numeric_limits<double>::quiet_NaN();
+}
 
 struct LearnerResult {
   int64_t version = 0;    // of `weights`: batches trained
