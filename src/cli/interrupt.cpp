@@ -1,20 +1,37 @@
 #include "cli/interrupt.h"
 
 #include <unistd.h>
-#include <csignal>
 
+#include <csignal>
+#include <cstdint>
+#include <ctime>
 #include <string_view>
 
 namespace leeway {
 namespace {
 
 // A signal handler sees nothing but statics.
-volatile std::sig_atomic_t asked_to_stop = 0;
+volatile std::sig_atomic_t asked_to_stop = 0;  // the signal that did
+timespec first_signal;
 struct sigaction previous_int, previous_term;
 
+// Wrappers pass on a signal that the terminal has sent already: two of a kind within this time are
+// one.
+constexpr int64_t kSameSignal = 200'000'000;  // nanoseconds
+
+int64_t since_first_signal() {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (now.tv_sec - first_signal.tv_sec) * 1'000'000'000 + now.tv_nsec - first_signal.tv_nsec;
+}
+
 void on_signal(int signal) {
-  if (asked_to_stop != 0) _exit(128 + signal);
-  asked_to_stop = 1;
+  if (asked_to_stop != 0) {
+    if (signal != asked_to_stop || since_first_signal() > kSameSignal) _exit(128 + signal);
+    return;
+  }
+  clock_gettime(CLOCK_MONOTONIC, &first_signal);
+  asked_to_stop = signal;
   constexpr std::string_view kText =
       "\nleeway: finishing this step, then saving; once more to stop at once\n";
   (void)!write(STDERR_FILENO, kText.data(), kText.size());

@@ -1,5 +1,6 @@
 // Ctrl-C during a run: once, the step in progress is finished and everything saved; twice, the
-// program ends at once.
+// program ends at once. Two of a kind within a fifth of a second are one: wrappers pass
+// on what the terminal sends to all.
 #pragma once
 
 namespace leeway {
