@@ -53,7 +53,9 @@ class Loop {
       const bool idle = stop || scheduler_.running() == 0;
       std::optional<LearnerResult> learned = learner_.poll(idle ? kWaitSlice : 0.0);
       if (!learned) continue;
-      if (!learned->failure.empty()) return give_up(result, learned->failure);
+      if (!learned->failure.empty()) {
+        return give_up(result, fmt::format("{} ({})", learned->failure, groups_in_progress()));
+      }
       result.steps = learned->version;
       finish_step(std::move(*learned));
     }
@@ -65,6 +67,16 @@ class Loop {
     result.end = LoopResult::End::gave_up;
     result.reason = std::move(reason);
     return result;
+  }
+
+  // Which batch the learner has, for people.
+  std::string groups_in_progress() const {
+    std::vector<int64_t> numbers;
+    for (const Group& group : in_progress_->groups) numbers.push_back(group.number);
+    std::sort(numbers.begin(), numbers.end());
+    if (numbers.size() < 2) return fmt::format("the batch of group {}", numbers.front());
+    return fmt::format("the batch of {} groups from {} to {}", numbers.size(), numbers.front(),
+                       numbers.back());
   }
 
   void start_learner() {
