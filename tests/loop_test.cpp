@@ -326,8 +326,9 @@ TEST_F(LoopTest, ToolTurnsOfARolloutAreOneSampleUnlessThePrefixBreaks) {
 
 TEST_F(LoopTest, ANumberThatIsNotFiniteEndsTheRunWithTheLastGoodWeights) {
   write_config();
+  // The second batch was sampled before the step that ruins the weights.
   const RunResult result = train({"trainer.learning_rate=1e30", "trainer.max_grad_norm=0",
-                                  "orchestrator.max_off_policy_steps=0"});
+                                  "orchestrator.max_off_policy_steps=1"});
   EXPECT_EQ(result.code, 3) << result;
   EXPECT_TRUE(contains(result.err, "gave up")) << result.err;
   const Document summary = json_of(result.out);
