@@ -538,16 +538,17 @@ TEST_F(ResumeTest, ASignalSavesAndTheResumedRunEndsTheSame) {
     ASSERT_EQ(result.code, 0) << result;
     expect_same(outcome(400), wanted);
   }
-  // Twice: at once.
-  fs::remove_all(path("run"));
-  {
+  // Twice: at once. Where the second comes too late, the run has ended well before it.
+  int code = 0;
+  for (int attempt = 0; attempt < 20 && code == 0; ++attempt) {
+    fs::remove_all(path("run"));
     Started run(arguments({"run.toml"}, kLong), directory());
     wait_for_steps(10);
     run.send(SIGTERM);
     run.send(SIGINT);
-    const int code = run.wait();
-    EXPECT_TRUE(code == 130 || code == 143) << code;
+    code = run.wait();
   }
+  EXPECT_TRUE(code == 130 || code == 143) << code;
   expect_readable();
   const RunResult result = resume();
   ASSERT_EQ(result.code, 0) << result;
