@@ -197,9 +197,12 @@ TEST_P(Chaos, EndsWithEveryRolloutAccountedFor) {
     for (const double group : own) EXPECT_TRUE(groups.insert(group).second) << "trained twice";
   }
   EXPECT_EQ(groups.size(), static_cast<size_t>(8 * steps_));
-  for (const char* kind :
-       {"failures/timeout", "failures/bad_answer", "failures/environment_error"}) {
+  for (const char* kind : {"failures/bad_answer", "failures/environment_error"}) {
     EXPECT_TRUE(kinds.contains(kind)) << kind;
+  }
+  // In the other schedule what hangs may be cancelled as stale before it is late.
+  if (GetParam() == "lockstep") {
+    EXPECT_TRUE(kinds.contains("failures/timeout"));
   }
   EXPECT_TRUE(contains(read_file(folder_ / "run/log.txt"), "going down"));  // the judge's stderr
   const RunResult report = run_program({"report", "run"}, {.directory = folder_.path().string()});
