@@ -12,9 +12,8 @@
 namespace leeway {
 namespace {
 
-struct Options {
-  std::string file, model;
-  std::vector<std::string> sets;
+struct Options : ConfigOptions {
+  std::string model;
   bool json = false;
 };
 
@@ -70,13 +69,9 @@ void add_eval(CLI::App& app, Program& program) {
       "Evaluates a policy on the held-out prompts of a configuration's environments: mean reward\n"
       "and pass@k with 95 % intervals, and greedily.");
   auto options = std::make_shared<Options>();
-  command->add_option("config", options->file, "A TOML file (docs/configuration.md)");
+  add_config_options(*command, *options);
   command->add_option("--weights", options->model,
                       "A Hugging Face folder, such as RUN/weights/step_200; default: [model]");
-  command
-      ->add_option("--set", options->sets,
-                   "table.key=value, over the file; may be repeated, the last of a key counts")
-      ->type_name("KEY=VALUE");
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([&program, options] { run(program, *options); });
 }

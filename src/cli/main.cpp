@@ -46,6 +46,11 @@ int main(int argc, char** argv) {
   app.name("leeway");
   app.require_subcommand(1);
   app.set_version_flag("--version", LEEWAY_VERSION);
+  leeway::add_train(app, program);
+  leeway::add_sft(app, program);
+  leeway::add_eval(app, program);
+  leeway::add_sweep(app, program);
+  leeway::add_report(app, program);
   CLI::App* loss = app.add_subcommand(
       "loss", "Policy losses and off-policy corrections: list, explain, evaluate, check, compare");
   loss->require_subcommand(1);
@@ -60,11 +65,6 @@ int main(int argc, char** argv) {
   leeway::add_tokenize(app, program);
   leeway::add_render(app, program);
   leeway::add_trajectory(app, program);
-  leeway::add_train(app, program);
-  leeway::add_sft(app, program);
-  leeway::add_eval(app, program);
-  leeway::add_sweep(app, program);
-  leeway::add_report(app, program);
   leeway::add_config(app, program);
   try {
     app.parse(argc, argv);

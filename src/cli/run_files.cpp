@@ -16,6 +16,8 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "leeway/error.h"
+#include "report/run_folder.h"
+#include "report/run_page.h"
 
 namespace leeway {
 namespace {
@@ -298,6 +300,30 @@ void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup, c
   std::error_code error;
   fs::create_directories(path("rollouts"), error);
   write_file_atomically(path(fmt::format("rollouts/step_{}.jsonl", record.step)), text);
+}
+
+std::string weights_folder(const std::string& run_folder, int64_t step) {
+  return fmt::format("{}/weights/step_{}", run_folder, step);
+}
+
+std::string RunFiles::save_weights(const Parameters& weights, int64_t step,
+                                   const std::string& model_path) {
+  const std::string to = weights_folder(folder_, step);
+  save_parameters(weights, to);
+  if (model_path.empty()) return to;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json",
+                           "special_tokens_map.json", "vocab.json", "merges.txt"}) {
+    const fs::path from = fs::path(model_path) / name;
+    std::error_code error;
+    if (!fs::exists(from, error)) continue;
+    write_file_atomically(to + "/" + name, read_file(from.string()));
+  }
+  return to;
+}
+
+void RunFiles::write_report() const {
+  const std::string folders[] = {folder_};
+  write_file_atomically(path("report.html"), run_page(run_folders_json(folders)));
 }
 
 std::optional<std::pair<int64_t, MetricList>> last_evaluation(const std::string& folder) {

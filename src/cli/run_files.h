@@ -40,6 +40,10 @@ class RunFiles {
   // Sample rollouts of a step: `groups` groups (0: all), evenly spread.
   void write_rollouts(const StepRecord& record, const RunSetup& setup, const LossSpec& spec,
                       int64_t groups);
+  // To weights/step_N, with the tokenizer of `model_path` (may be empty) beside them, so that the
+  // folder loads anywhere. Its name.
+  std::string save_weights(const Parameters& weights, int64_t step, const std::string& model_path);
+  void write_report() const;  // report.html, of what the folder holds now
 
  private:
   // A lock that ends with the process, however that ends.
@@ -67,6 +71,8 @@ class RunFiles {
   std::ofstream metrics_, sft_, eval_, given_up_, log_;
   std::unique_ptr<TensorBoardWriter> tensorboard_;
 };
+
+std::string weights_folder(const std::string& run_folder, int64_t step);
 
 // The last evaluation in the run folder `folder`: its step and metrics.
 std::optional<std::pair<int64_t, MetricList>> last_evaluation(const std::string& folder);

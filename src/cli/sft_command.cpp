@@ -6,15 +6,11 @@
 #include "cli/output.h"
 #include "cli/sft_phase.h"
 #include "leeway/error.h"
-#include "report/run_folder.h"
-#include "report/run_page.h"
 
 namespace leeway {
 namespace {
 
-struct Options {
-  std::string file;
-  std::vector<std::string> sets;
+struct Options : ConfigOptions {
   bool json = false;
 };
 
@@ -31,10 +27,9 @@ void run(Program& program, Options options) {
   const Interrupt interrupt;
   progress.note(fmt::format("run folder {}", files.folder()));
   const SftResult result = run_sft(setup, program.catalog, files, progress, interrupt);
-  const std::string weights = files.path(fmt::format("weights/step_{}", result.steps));
-  save_parameters(result.weights, weights);
-  const std::string folders[] = {files.folder()};
-  write_file_atomically(files.path("report.html"), run_page(run_folders_json(folders)));
+  const std::string weights =
+      files.save_weights(result.weights, result.steps, config.run.model.path);
+  files.write_report();
   if (!result.failure.empty()) {
     say("leeway: the run gave up: " + result.failure);
     program.exit_code = 3;
@@ -65,11 +60,7 @@ void add_sft(CLI::App& app, Program& program) {
       "and \"completion\", or on demonstrations of the environments. The loss is on the\n"
       "assistant's tokens. Ctrl-C finishes the step and saves.");
   auto options = std::make_shared<Options>();
-  command->add_option("config", options->file, "A TOML file (docs/configuration.md)");
-  command
-      ->add_option("--set", options->sets,
-                   "table.key=value, over the file; may be repeated, the last of a key counts")
-      ->type_name("KEY=VALUE");
+  add_config_options(*command, *options);
   command->add_flag("--json", options->json, "Print the summary as JSON");
   command->callback([&program, options] { run(program, *options); });
 }

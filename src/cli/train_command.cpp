@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <filesystem>
 #include <map>
 
 #include "base/files.h"
@@ -14,9 +15,8 @@
 namespace leeway {
 namespace {
 
-struct Options {
-  std::string file, resume;
-  std::vector<std::string> sets;
+struct Options : ConfigOptions {
+  std::string resume;
   bool json = false;
 };
 
@@ -162,6 +162,10 @@ void refuse_changes(const std::string& folder, const Config& saved, const Config
 
 RunSummary resume(Program& program, const Options& options) {
   const std::string saved_name = options.resume + "/config.toml";
+  if (!std::filesystem::exists(saved_name)) {
+    throw Error(fmt::format("--resume {}: there is no {}; name the folder of a run", options.resume,
+                            saved_name));
+  }
   const std::string saved_text = read_file(saved_name);
   const Config saved =
       parse_config(program.catalog, saved_name, saved_text, {}, ConfigScope::whole);
@@ -208,11 +212,7 @@ void add_train(CLI::App& app, Program& program) {
       "small model learns to sort letters. Sampling and training overlap; rollouts are at most\n"
       "orchestrator.max_off_policy_steps versions old. Ctrl-C finishes the step and saves.");
   auto options = std::make_shared<Options>();
-  command->add_option("config", options->file, "A TOML file (docs/configuration.md)");
-  command
-      ->add_option("--set", options->sets,
-                   "table.key=value, over the file; may be repeated, the last of a key counts")
-      ->type_name("KEY=VALUE");
+  add_config_options(*command, *options);
   command
       ->add_option("--resume", options->resume,
                    "A run folder: goes on from its newest checkpoint, with its configuration")

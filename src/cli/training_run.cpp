@@ -117,10 +117,6 @@ struct Resumption {
   std::vector<std::string> notes;  // what was passed over
 };
 
-std::string weights_folder(const std::string& folder, int64_t step) {
-  return fmt::format("{}/weights/step_{}", folder, step);
-}
-
 // The report is the last file of a run, and goes when it is resumed.
 bool has_finished(const Resumption& resumption, int64_t max_steps) {
   if (!resumption.from || resumption.from->step < max_steps) return false;
@@ -180,7 +176,7 @@ class Run {
       give_up(error.what());
     }
     try {
-      if (latest_) save_weights(*latest_, steps_);
+      if (latest_) save_weights(steps_);
     } catch (const Error& error) {
       summary_.weights.clear();
       give_up(error.what());
@@ -192,7 +188,7 @@ class Run {
     summary_.steps = steps_;
     summary_.seconds = clock_.now() - begin;
     try {
-      write_report();
+      files_.write_report();
     } catch (const Error& error) {
       give_up(error.what());
     }
@@ -347,7 +343,7 @@ class Run {
       evaluate(record.step, *latest_, last ? 0 : threads);
     }
     if (output.weights_every > 0 && record.step % output.weights_every == 0) {
-      save_weights(*latest_, record.step);
+      save_weights(record.step);
     }
   }
 
@@ -410,23 +406,8 @@ class Run {
                 "back, or start a new run");
   }
 
-  void save_weights(const Parameters& weights, int64_t step) {
-    summary_.weights = weights_folder(files_.folder(), step);
-    save_parameters(weights, summary_.weights);
-    // A folder that loads anywhere has its tokenizer beside the weights.
-    if (run_.model.path.empty()) return;
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json",
-                             "special_tokens_map.json", "vocab.json", "merges.txt"}) {
-      const std::filesystem::path from = std::filesystem::path(run_.model.path) / name;
-      std::error_code error;
-      if (!std::filesystem::exists(from, error)) continue;
-      write_file_atomically(summary_.weights + "/" + name, read_file(from.string()));
-    }
-  }
-
-  void write_report() {
-    const std::string folders[] = {files_.folder()};
-    write_file_atomically(files_.path("report.html"), run_page(run_folders_json(folders)));
+  void save_weights(int64_t step) {
+    summary_.weights = files_.save_weights(*latest_, step, run_.model.path);
   }
 
   const RunSetup& setup_;

@@ -46,7 +46,7 @@ void read_loss(const Catalog& catalog, const std::vector<const Given*>& part, Co
     const std::string message = error.what();
     // A bad name is reported without a place: give it the one the name stands at.
     if (message.starts_with("preset \"") && !preset_where.empty()) {
-      throw Error(preset_where.substr(0, preset_where.find(": ")) + ": trainer.loss." + message);
+      throw Error(preset_where + message);
     }
     throw;
   }

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "base/test_folder.h"
 #include "leeway/error.h"
 #include "model/parameters.h"
 #include "model/safetensors.h"
@@ -27,37 +28,6 @@
 namespace leeway::testing {
 
 inline const std::string kGoldens = LEEWAY_SOURCE_DIR "/tests/data/hf";
-
-class TestFolder {
- public:
-  TestFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "leeway-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = pattern;
-  }
-  ~TestFolder() { std::filesystem::remove_all(path_); }
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-  std::string at(const std::string& name) const { return path_ + "/" + name; }
-  std::string write(const std::string& name, std::string_view bytes) const {
-    std::ofstream(at(name), std::ios::binary) << bytes;
-    return at(name);
-  }
-  // Sorted names of what is in it.
-  std::vector<std::string> names() const {
-    std::vector<std::string> list;
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
-      list.push_back(entry.path().filename().string());
-    }
-    std::sort(list.begin(), list.end());
-    return list;
-  }
-
- private:
-  std::string path_;
-};
 
 // While it lives, no file grows beyond `bytes`: a full disk that needs no disk.
 class FileSizeLimit {

@@ -52,22 +52,15 @@ Example read_demonstration(std::string_view line) {
 }  // namespace
 
 std::vector<Example> load_demonstrations(const std::string& path) {
-  const std::string text = read_file(path);
   std::vector<Example> examples;
-  size_t number = 0;
-  for (size_t start = 0; start < text.size();) {
-    const size_t end = std::min(text.find('\n', start), text.size());
-    const std::string_view line = std::string_view(text).substr(start, end - start);
-    start = end + 1;
-    ++number;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+  for_each_line(read_file(path), [&](size_t number, std::string_view line) {
     try {
       examples.push_back(read_demonstration(line));
       examples.back().index = examples.size() - 1;
     } catch (const Error& error) {
       throw Error(fmt::format("{} line {}: {}", path, number, error.what()));
     }
-  }
+  });
   if (examples.empty()) throw Error(path + ": holds no demonstration");
   return examples;
 }

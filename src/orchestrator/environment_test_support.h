@@ -13,31 +13,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/test_folder.h"
 #include "leeway/error.h"
 #include "orchestrator/environment.h"
 
 namespace leeway::testing {
-
-class TestFolder {
- public:
-  TestFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "leeway-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = pattern;
-  }
-  ~TestFolder() { std::filesystem::remove_all(path_); }
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-
-  std::string at(const std::string& name) const { return path_ + "/" + name; }
-  std::string write(const std::string& name, std::string_view bytes) const {
-    std::ofstream(at(name), std::ios::binary) << bytes;
-    return at(name);
-  }
-
- private:
-  std::string path_;
-};
 
 // The call throws Error, and the message holds every one of `words`.
 inline void expect_refused(const std::function<void()>& call,

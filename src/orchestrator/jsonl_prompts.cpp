@@ -78,15 +78,8 @@ std::string without_first_line(const std::string& message) {
 }
 
 std::vector<Line> read_lines(const std::string& path, const JsonlReader& reader) {
-  const std::string text = read_file(path);
   std::vector<Line> lines;
-  size_t number = 0;
-  for (size_t start = 0; start < text.size();) {
-    const size_t end = std::min(text.find('\n', start), text.size());
-    const std::string_view line = std::string_view(text).substr(start, end - start);
-    start = end + 1;
-    ++number;
-    if (trimmed(line).empty()) continue;
+  for_each_line(read_file(path), [&](size_t number, std::string_view line) {
     std::string place = fmt::format("{} line {}", path, number);
     try {
       JsonlPrompt prompt = read_prompt(line, reader);
@@ -95,7 +88,7 @@ std::vector<Line> read_lines(const std::string& path, const JsonlReader& reader)
     } catch (const Error& error) {
       throw Error(place + without_first_line(error.what()));
     }
-  }
+  });
   if (lines.empty()) throw Error(fmt::format("{}: there are no examples in it", path));
   return lines;
 }
