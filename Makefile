@@ -2,13 +2,14 @@
 #
 # Each target installs what it is missing (scripts/setup) and needs nothing but make, git and root
 # on a fresh Debian 12.
+# TORCH names the CMake folder of a PyTorch to build against, where python3 imports none or another.
 BUILD ?= build
 JOBS ?= $(shell nproc)
 
 .PHONY: build program demo test bench asan tsan format clean
 
 # Configured anew each time, which takes seconds: packages may have come since.
-configure = cmake --preset release -B $(BUILD) > $(BUILD)-configure.log || \
+configure = cmake --preset release -B $(BUILD) $(if $(TORCH),-DCMAKE_PREFIX_PATH=$(TORCH)) > $(BUILD)-configure.log || \
   { cat $(BUILD)-configure.log; rm -f $(BUILD)/build.ninja; exit 1; }; rm -f $(BUILD)-configure.log
 
 build:

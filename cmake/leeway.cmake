@@ -3,9 +3,9 @@
 include(GoogleTest)
 
 add_library(leeway_options INTERFACE)
-target_compile_options(leeway_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
-                       -Wno-sign-conversion -Wno-missing-field-initializers
-                       -fno-math-errno)
+target_compile_options(leeway_options INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wno-sign-conversion;-Wno-missing-field-initializers;-fno-math-errno>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")
 target_include_directories(leeway_options INTERFACE ${PROJECT_SOURCE_DIR}/include
                            ${PROJECT_SOURCE_DIR}/src)
 if(LEEWAY_SANITIZE)

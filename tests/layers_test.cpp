@@ -38,11 +38,12 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"engine", {"model", "core", "kernels", "config", "base"}},
     {"server", {"engine", "model", "core", "kernels", "config", "base"}},
     {"trainer", {"model", "core", "kernels", "config", "base"}},
+    {"torch", {"trainer", "engine", "ops", "model", "core", "kernels", "config", "base"}},
     {"orchestrator", {"text", "config", "base"}},
 };
 // The only folders that see torch: its headers are slow, and a program that needs no GPU starts
 // without it.
-const std::vector<std::string> kTorchFolders = {"src/ops/", "src/model/torch/"};
+const std::vector<std::string> kTorchFolders = {"src/ops/", "src/model/torch/", "src/torch/"};
 // Third parties that ask for quotes.
 const std::set<std::string> kQuotedLibraries = {"hwy"};
 // Below core there is no loss to speak of: of the public headers only the error words.
@@ -77,8 +78,8 @@ void check_include(const SourceFile& file, const std::string& where, const std::
   const bool may_use_torch =
       std::any_of(kTorchFolders.begin(), kTorchFolders.end(),
                   [&](const std::string& prefix) { return file.path.starts_with(prefix); });
-  if (torch.contains(folder) && !may_use_torch) {
-    problems.push_back(where + ": torch belongs to src/ops and src/model/torch");
+  if (!quoted && torch.contains(folder) && !may_use_torch) {
+    problems.push_back(where + ": torch belongs to src/ops, src/torch and src/model/torch");
     return;
   }
   if (!quoted || kQuotedLibraries.contains(folder)) return;

@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/devices.h"
 #include "cli/output.h"
 #include "cli/token_lists.h"
 #include "engine/engine.h"
@@ -14,7 +15,7 @@ namespace leeway {
 namespace {
 
 struct Options {
-  std::string model, tokens, precision = "float32";
+  std::string model, tokens, precision = "float32", device = "cpu";
   int64_t max_new_tokens = 0, samples = 1;
   SamplingSettings sampling;
   uint64_t seed = 0;
@@ -51,10 +52,15 @@ void write_completions(const std::vector<FinishedSample>& completions) {
 
 void run(const Options& options) {
   check_sampling(options.sampling);
+  check_device(options.device, "--device cuda");
+  if (options.device == "cuda" && options.precision == "int8") {
+    throw Error("--precision int8: is of the CPU alone; with --device cuda take bf16 or float32");
+  }
   const Parameters parameters = load_parameters(options.model);
   const auto prompts = read_token_lists(options.tokens, parameters.config());
   EngineOptions engine_options = options.engine;
   engine_options.precision = precision_of(options.precision);
+  engine_options.backend = sampling_backend(options.device, options.precision);
   Engine engine(parameters, 0, engine_options);
   std::vector<int32_t> stop_ids = options.stop_ids;
   if (options.stop_at_eos) {
@@ -134,6 +140,9 @@ void add_generate(CLI::App& app, Program&) {
   command->add_flag("--stop-at-eos", options->stop_at_eos, "End at the model's eos_token_id");
   command->add_option("--precision", options->precision, "Of the weights while sampling")
       ->check(CLI::IsMember({"float32", "bf16", "int8"}))
+      ->capture_default_str();
+  command->add_option("--device", options->device, "What computes; cuda needs a GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command
       ->add_option("--kv-bytes", options->engine.kv_bytes,

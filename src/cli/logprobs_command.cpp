@@ -5,55 +5,78 @@
 
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/devices.h"
 #include "cli/output.h"
 #include "cli/token_lists.h"
 #include "core/cpu/policy_head.h"
 #include "leeway/error.h"
 #include "model/cpu_decoder.h"
+#include "trainer/micro_batch.h"
 
 namespace leeway {
 namespace {
 
 struct Options {
-  std::string model, tokens, numerics = "exact";
+  std::string model, tokens, numerics = "exact", device = "cpu", precision = "float32";
   int threads = 0;
 };
 
-// Sequences side by side, as many as fit a pass.
-struct Pack {
-  std::vector<int32_t> tokens;
-  std::vector<int64_t> cu_seqlens{0};
-};
-constexpr size_t kPassTokens = 4096;
+constexpr int64_t kPassTokens = 4096;
 
-// log p(token t+1 | tokens to t) at row t; nothing at a sequence's last row.
-std::vector<float> pack_logprobs(ThreadPool& pool, const Parameters& parameters, const Pack& pack,
-                                 const TrainingOptions& options) {
-  const ModelConfig& config = parameters.config();
-  std::vector<float> hidden(pack.tokens.size() * static_cast<size_t>(config.hidden_size));
-  training_forward(pool, parameters, {pack.tokens, pack.cu_seqlens}, options, hidden, nullptr);
-  std::vector<int64_t> targets(pack.tokens.begin() + 1, pack.tokens.end()), rows;
-  targets.push_back(0);
-  for (size_t s = 0; s + 1 < pack.cu_seqlens.size(); ++s) {
-    for (int64_t t = pack.cu_seqlens[s]; t + 1 < pack.cu_seqlens[s + 1]; ++t) rows.push_back(t);
+// Sequences side by side, as many as fit a pass, beginning with list `next`, which is moved on.
+// Row t gives log p(token t+1 | tokens to t); a sequence's last row is not asked for.
+MicroBatch pack(const std::vector<std::vector<int32_t>>& lists, size_t& next) {
+  MicroBatch batch;
+  batch.cu_seqlens.push_back(0);
+  while (next < lists.size() &&
+         (batch.size() == 0 ||
+          batch.size() + static_cast<int64_t>(lists[next].size()) <= kPassTokens)) {
+    const std::vector<int32_t>& list = lists[next++];
+    for (size_t t = 0; t < list.size(); ++t) {
+      if (t + 1 < list.size()) batch.rows.push_back(batch.size() + static_cast<int64_t>(t));
+      batch.targets.push_back(t + 1 < list.size() ? list[t + 1] : 0);
+    }
+    batch.tokens.insert(batch.tokens.end(), list.begin(), list.end());
+    batch.cu_seqlens.push_back(batch.size());
   }
+  return batch;
+}
+
+// On the CPU, without the memory that training takes.
+std::vector<float> score(ThreadPool& pool, const Parameters& parameters, const MicroBatch& batch,
+                         const TrainingOptions& options) {
+  const ModelConfig& config = parameters.config();
+  std::vector<float> hidden(static_cast<size_t>(batch.size() * config.hidden_size));
+  training_forward(pool, parameters, batch.packed(), options, hidden, nullptr);
   HeadProblem problem;
-  problem.tokens = static_cast<int64_t>(pack.tokens.size());
+  problem.tokens = batch.size();
   problem.hidden_size = config.hidden_size, problem.vocabulary = config.vocab_size;
   problem.hidden = rows_of(hidden.data(), config.hidden_size);
   problem.weight = rows_of(network_of(parameters).head, config.hidden_size);
-  problem.targets = targets, problem.rows = rows, problem.all_rows = false;
-  std::vector<float> logprobs(pack.tokens.size());
+  problem.targets = batch.targets, problem.rows = batch.rows, problem.all_rows = false;
+  std::vector<float> logprobs(batch.tokens.size());
   head_logprobs(pool, problem, logprobs, {});
   return logprobs;
 }
 
+void check_options(const Options& options) {
+  if (options.device == "cpu" && options.precision == "bf16") {
+    throw Error("--precision bf16: is of the GPU alone; the CPU computes in float32");
+  }
+  check_device(options.device, "--device cuda");
+}
+
 void run(const Options& options) {
+  check_options(options);
   const Parameters parameters = load_parameters(options.model);
   const auto lists = read_token_lists(options.tokens, parameters.config());
   const TrainingOptions training{.numerics =
                                      options.numerics == "fast" ? Numerics::fast : Numerics::exact};
   ThreadPool pool(options.threads);
+  std::unique_ptr<TrainingBackend> gpu;
+  if (const auto make = training_backend(options.device, options.precision)) {
+    gpu = make({parameters}, {});
+  }
   size_t total = 0, done = 0;
   for (const auto& list : lists) total += list.size();
   Progress progress("log-probabilities", "tokens");
@@ -61,30 +84,29 @@ void run(const Options& options) {
   JsonWriter json;
   json.begin_object().key("logprobs").begin_array();
   for (size_t next = 0; next < lists.size();) {
-    Pack pack;
-    while (next < lists.size() &&
-           (pack.tokens.empty() || pack.tokens.size() + lists[next].size() <= kPassTokens)) {
-      pack.tokens.insert(pack.tokens.end(), lists[next].begin(), lists[next].end());
-      pack.cu_seqlens.push_back(static_cast<int64_t>(pack.tokens.size()));
-      ++next;
+    const size_t first = next;
+    const MicroBatch batch = pack(lists, next);
+    RowValues values;
+    if (gpu) {
+      gpu->score(PolicyKind::current, batch, values);
+    } else {
+      values.logprobs = score(pool, parameters, batch, training);
     }
-    const std::vector<float> logprobs = pack_logprobs(pool, parameters, pack, training);
-    const size_t first = next + 1 - pack.cu_seqlens.size();
-    for (size_t s = 0; s + 1 < pack.cu_seqlens.size(); ++s) {
+    for (size_t s = 0; s + 1 < batch.cu_seqlens.size(); ++s) {
       json.begin_array().null();
-      for (int64_t t = pack.cu_seqlens[s]; t + 1 < pack.cu_seqlens[s + 1]; ++t) {
-        const float logprob = logprobs[static_cast<size_t>(t)];
+      for (int64_t t = batch.cu_seqlens[s]; t + 1 < batch.cu_seqlens[s + 1]; ++t) {
+        const float logprob = values.logprobs[static_cast<size_t>(t)];
         if (!std::isfinite(logprob)) {
           throw Error(fmt::format(
               "{}: tokens[{}][{}]: its log-probability is {}, not finite: the "
               "weights in {} lead to numbers beyond float32",
-              options.tokens, first + s, t + 1 - pack.cu_seqlens[s], logprob, options.model));
+              options.tokens, first + s, t + 1 - batch.cu_seqlens[s], logprob, options.model));
         }
         json.value(logprob);
       }
       json.end_array();
     }
-    done += pack.tokens.size();
+    done += batch.tokens.size();
     progress.update(done, total);
   }
   json.end_array().end_object();
@@ -108,9 +130,16 @@ void add_logprobs(CLI::App& app, Program&) {
   command->add_option("--tokens", options->tokens, "JSON file with token ids, or - for stdin")
       ->required();
   command
-      ->add_option("--numerics", options->numerics,
-                   "exact: bit for bit what sampling records; fast: products by the BLAS")
+      ->add_option(
+          "--numerics", options->numerics,
+          "On the CPU. exact: bit for bit what sampling records; fast: products by the BLAS")
       ->check(CLI::IsMember({"exact", "fast"}))
+      ->capture_default_str();
+  command->add_option("--device", options->device, "What computes; cuda needs a GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command->add_option("--precision", options->precision, "Of the passes on cuda")
+      ->check(CLI::IsMember({"float32", "bf16"}))
       ->capture_default_str();
   command->add_option("--threads", options->threads, "0: one per core")
       ->check(CLI::Range(0, 1024))

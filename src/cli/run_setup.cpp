@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cli/configured_renderer.h"
+#include "cli/devices.h"
 #include "leeway/error.h"
 #include "orchestrator/demonstrations.h"
 
@@ -31,6 +32,12 @@ ModelConfig scratch_config(const ModelTable& table, int64_t tokenizer_size) {
   return config;
 }
 
+// Said before anything is read: weights take their time.
+Config with_its_device(Config config) {
+  check_device(config.run.model);
+  return config;
+}
+
 Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer) {
   if (!run.model.path.empty()) return load_parameters(run.model.path);
   Parameters weights(scratch_config(run.model, tokenizer.vocab_size()));
@@ -50,7 +57,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const RunConfig& run, const std::strin
 }  // namespace
 
 RunSetup::RunSetup(Config configuration, bool needs_environments)
-    : config(std::move(configuration)),
+    : config(with_its_device(std::move(configuration))),
       tokenizer(make_tokenizer(config.run, config.renderer.name)),
       weights(make_weights(config.run, *tokenizer)) {
   const RunConfig& run = config.run;
@@ -113,6 +120,7 @@ EngineOptions RunSetup::engine_options(int threads) const {
   options.max_sequences = table.max_sequences;
   options.kv_after_swap =
       table.kv_after_swap == "recompute" ? KvAfterSwap::recompute : KvAfterSwap::keep;
+  options.backend = sampling_backend(config.run);
   return options;
 }
 

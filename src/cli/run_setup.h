@@ -17,8 +17,8 @@ namespace leeway {
 struct RunSetup {
   // `needs_environments`: whether the job is nothing without one. Throws Error: none where one is
   // needed, a file that cannot be read, an environment that needs a renderer where none is
-  // configured, a stop token outside the model's vocabulary, an [sft] table without demonstrations
-  // or with one that is longer than the model.
+  // configured, a device that is not there, a stop token outside the model's vocabulary, an [sft]
+  // table without demonstrations or with one that is longer than the model.
   explicit RunSetup(Config configuration, bool needs_environments = true);
 
   Config config;

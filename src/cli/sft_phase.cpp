@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/rng.h"
+#include "cli/devices.h"
 #include "cli/policy_evaluation.h"
 #include "cli/trainer_learner.h"
 #include "leeway/error.h"
@@ -85,7 +86,7 @@ SftResult run_sft(const RunSetup& setup, const Catalog& catalog, RunFiles& files
   const auto begin = std::chrono::steady_clock::now();
   // Cross entropy on the demonstrations' tokens: -log pi with an advantage of 1.
   Trainer trainer(setup.weights, catalog.make_spec("reinforce", {}),
-                  trainer_table(setup.config.run));
+                  trainer_table(setup.config.run), training_backend(setup.config.run));
   Demonstrations demonstrations(setup);
   SftResult result{setup.weights};
   double reward = -1.0;

@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "cli/checkpoints.h"
+#include "cli/devices.h"
 #include "cli/engine_sampler.h"
 #include "cli/explain_text.h"
 #include "cli/interrupt.h"
@@ -229,8 +230,10 @@ class Run {
   }
 
   void say_what_is_inert() {
+    // On the CPU alone is it one piece of code that samples and trains.
     const bool on_policy = run_.orchestrator.max_off_policy_steps == 0 &&
-                           run_.trainer.numerics == "exact" && run_.rollout.precision == "float32";
+                           run_.model.device == "cpu" && run_.trainer.numerics == "exact" &&
+                           run_.rollout.precision == "float32";
     for (const std::string& part : inert_parts(setup_.config.loss_spec, run_.trainer, on_policy)) {
       progress_.note("note: " + part);
     }
@@ -251,7 +254,8 @@ class Run {
     RolloutScheduler scheduler(run_.orchestrator, static_cast<uint64_t>(run_.seed), table.max_steps,
                                *setup_.environments, driver, sampler, clock_);
     // The reference is the policy at step 0, also of a run that goes on.
-    Trainer trainer(from_ ? initial_weights() : std::move(weights), setup_.config.loss_spec, table);
+    Trainer trainer(from_ ? initial_weights() : std::move(weights), setup_.config.loss_spec, table,
+                    training_backend(run_));
     if (from_) {
       trainer.load(from_->folder);
       const std::string name = from_->folder + "/schedule.json";

@@ -65,7 +65,8 @@ TEST(ConfigDump, HasNoKeysWithoutEffect) {
   }
   EXPECT_NE(plain.find("model.hidden_size"), std::string::npos);
   const std::string loaded = effective_of(parse("[model]\npath = \"m\"\n[sft]\n"));
-  EXPECT_NE(loaded.find("model.path = \"m\"\nmodel.tokenizer = \"\"\nsft.max_steps"),
+  EXPECT_NE(loaded.find("model.path = \"m\"\nmodel.tokenizer = \"\"\nmodel.device = \"cpu\"\n"
+                        "sft.max_steps"),
             std::string::npos)
       << loaded;
   EXPECT_EQ(loaded.find("sft.check_every"), std::string::npos);

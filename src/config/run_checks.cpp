@@ -41,6 +41,12 @@ class Checks {
             {"trainer.optimizer_steps", "trainer.minibatches"},
             "trainer.optimizer_steps = \"minibatch\" is inert with trainer.minibatches = 1; raise "
             "minibatches or leave optimizer_steps out");
+    const bool on_gpu = run_.model.device == "cuda";
+    require(on_gpu || t.precision != "bf16", {"trainer.precision", "model.device"},
+            "the CPU trains in float32; leave trainer.precision out, or set model.device = "
+            "\"cuda\"");
+    require(!on_gpu || run_.rollout.precision != "int8", {"rollout.precision", "model.device"},
+            "int8 is of the CPU alone; with model.device = \"cuda\" take bf16 or float32");
     if (loss_.reads(Stream::teacher)) {
       require(!t.teacher.empty(), {"trainer.loss.teacher_tau", "trainer.loss.preset"},
               "the loss reads a teacher's log-probabilities (teacher_tau); give trainer.teacher, a "

@@ -51,6 +51,21 @@ TEST(RunChecks, HeadsOfAModelDivide) {
                 "[model]\nnum_attention_heads = 8\nnum_key_value_heads = 8\n"});
 }
 
+TEST(RunChecks, ADeviceHasItsPrecisionsAndItsKeys) {
+  const std::string cuda = "[model]\ndevice = \"cuda\"\n";
+  expect_refused(
+      {{"[model]\ndevice = \"gpu\"\n", {"line 2", "model.device", "cpu, cuda"}},
+       {"[trainer]\nprecision = \"bf16\"\n",
+        {"line 2", "trainer.precision", "float32", "model.device = \"cuda\""}},
+       {cuda + "[rollout]\nprecision = \"int8\"\n", {"line 4", "rollout.precision", "bf16"}},
+       {cuda + "[trainer]\nnumerics = \"exact\"\n", {"line 4", "trainer.numerics", "inert"}},
+       {cuda + "[trainer]\nthreads = 2\n", {"line 4", "trainer.threads", "inert"}}});
+  expect_taken({cuda, cuda + "[trainer]\nprecision = \"bf16\"\n[rollout]\nprecision = \"bf16\"\n",
+                cuda + "[trainer]\nprecision = \"float32\"\n",
+                "[trainer]\nprecision = \"float32\"\n",
+                "[model]\ndevice = \"cpu\"\n[rollout]\nprecision = \"int8\"\n"});
+}
+
 TEST(RunChecks, AFinalRateNeedsASchedule) {
   for (const std::string table : {"trainer", "sft"}) {
     expect_refused({{"[" + table + "]\nfinal_rate = 0\n",

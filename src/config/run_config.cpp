@@ -59,6 +59,8 @@ std::vector<Field> model_fields(ModelTable& t) {
            "A Hugging Face folder to start from; empty makes a model from scratch."),
       text("tokenizer", t.tokenizer,
            "`byte`, or a tokenizer.json; empty takes that of `path`, and `byte` from scratch."),
+      choice("device", t.device, {"cpu", "cuda"},
+             "What trains and samples; cuda needs a GPU and a build with PyTorch for CUDA."),
   };
   const std::string reason = fmt::format(
       "shapes a model made from scratch, and model.path = {} brings its own shape; leave out one "
@@ -142,7 +144,10 @@ std::vector<Field> sft_fields(SftTable& t) {
   return fields;
 }
 
-std::vector<Field> trainer_fields(TrainerTable& t) {
+std::vector<Field> trainer_fields(TrainerTable& t, const std::string& device) {
+  const bool on_gpu = device == "cuda";
+  const std::string of_cpu =
+      "is of the CPU alone and inert with model.device = \"cuda\"; leave it out";
   std::vector<Field> fields = {
       integer("max_steps", t.max_steps, 1, kMostSteps, "Batches of rollouts to train on."),
       integer("epochs", t.epochs, 1, 1000, "Passes over each batch."),
@@ -161,13 +166,18 @@ std::vector<Field> trainer_fields(TrainerTable& t) {
            "A Hugging Face folder; needed by losses with `teacher_tau`, refused for others."),
       number("entropy_bonus", t.entropy_bonus, kNotNegative,
              "Times the mean entropy, taken off the loss."),
-      choice("numerics", t.numerics, {"exact", "fast"},
-             "Exact gives the sampler's bits whatever is computed side by side; fast uses the "
-             "BLAS."),
+      inert_if(on_gpu, of_cpu,
+               choice("numerics", t.numerics, {"exact", "fast"},
+                      "Exact gives the sampler's bits whatever is computed side by side; fast uses "
+                      "the BLAS; on the CPU.")),
+      choice("precision", t.precision, {"auto", "float32", "bf16"},
+             "Of the trainer's passes, whose weights and optimizer are float32; auto is bf16 on "
+             "cuda and float32 on cpu, which has no other."),
       flag("recompute_activations", t.recompute_activations,
            "Whether layers are computed again in the backward pass instead of kept."),
-      integer("threads", t.threads, 0, kMostThreads,
-              "Threads of the trainer; 0 leaves it to the plan."),
+      inert_if(on_gpu, of_cpu,
+               integer("threads", t.threads, 0, kMostThreads,
+                       "Threads of the trainer on the CPU; 0 leaves it to the plan.")),
   };
   for (Field& field : optimizer_fields(t.optimizer, "trainer")) fields.push_back(std::move(field));
   return fields;
@@ -307,7 +317,7 @@ std::vector<Section> describe(RunConfig& run, RendererConfig& renderer) {
        .given = &run.sft.enabled},
       {.path = "trainer",
        .about = "What is done with a batch of rollouts.",
-       .fields = trainer_fields(run.trainer)},
+       .fields = trainer_fields(run.trainer, run.model.device)},
       {.path = "trainer.loss", .about = "`preset`, and the keys of that preset.", .open = true},
       {.path = "orchestrator",
        .about = "Which rollouts are made, when, and what becomes of their rewards.",

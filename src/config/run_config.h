@@ -14,8 +14,9 @@ namespace leeway {
 
 // [model]: a Hugging Face folder, or the shape of a model made from scratch (never both).
 struct ModelTable {
-  std::string path;       // empty: from scratch
-  std::string tokenizer;  // "byte", a tokenizer.json; empty: that of `path`, else "byte"
+  std::string path;            // empty: from scratch
+  std::string tokenizer;       // "byte", a tokenizer.json; empty: that of `path`, else "byte"
+  std::string device = "cpu";  // cpu | cuda, of trainer and sampler
   // From scratch, keys of config.json. vocab_size 0: what the tokenizer needs.
   std::string model_type = "llama";
   int64_t vocab_size = 0;
@@ -69,6 +70,7 @@ struct TrainerTable {
   std::string teacher;                    // a Hugging Face folder; for teacher_tau
   double entropy_bonus = 0.0;
   std::string numerics = "exact";  // exact | fast
+  std::string precision = "auto";  // auto | float32 | bf16, of the passes; weights are float32
   bool recompute_activations = false;
   int64_t threads = 0;       // 0: by plan
   OptimizerTable optimizer;  // keys stand in [trainer] itself

@@ -112,6 +112,7 @@ reference = "some/folder"
 teacher = "teacher/folder"
 entropy_bonus = 0.01
 numerics = "fast"
+precision = "float32"
 recompute_activations = true
 threads = 3
 learning_rate = 2

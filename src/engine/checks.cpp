@@ -2,34 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "kernels/attention.h"
 #include "leeway/error.h"
-#include "model/cpu_decoder.h"
 
 namespace leeway {
 namespace {
-
-void check_options(const EngineOptions& options, int64_t block_bytes) {
-  if (options.threads < 0) {
-    throw Error(
-        fmt::format("threads is {}: it must be positive, or 0 for one per core", options.threads));
-  }
-  if (options.max_rows_per_step < 1) {
-    throw Error(
-        fmt::format("max_rows_per_step is {}: it must be at least 1", options.max_rows_per_step));
-  }
-  if (options.max_sequences < 1) {
-    throw Error(fmt::format("max_sequences is {}: it must be at least 1", options.max_sequences));
-  }
-  if (options.kv_bytes < block_bytes) {
-    throw Error(fmt::format("kv_bytes is {}: one block of {} positions of this model takes {}",
-                            options.kv_bytes, kBlockKeys, block_bytes));
-  }
-}
 
 std::string in_words(const std::optional<Llama3Rope>& rope) {
   if (!rope) return "none";
@@ -42,16 +25,42 @@ std::string in_words(const std::optional<Llama3Rope>& rope) {
 
 }  // namespace
 
-RequestLimits limits_of(const ModelConfig& config, const EngineOptions& options) {
+void check_options(const EngineOptions& options) {
+  if (options.threads < 0) {
+    throw Error(
+        fmt::format("threads is {}: it must be positive, or 0 for one per core", options.threads));
+  }
+  if (options.max_rows_per_step < 1) {
+    throw Error(
+        fmt::format("max_rows_per_step is {}: it must be at least 1", options.max_rows_per_step));
+  }
+  if (options.max_sequences < 1) {
+    throw Error(fmt::format("max_sequences is {}: it must be at least 1", options.max_sequences));
+  }
+}
+
+int64_t most_blocks(const ModelConfig& config, const EngineOptions& options) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const int64_t longest = (config.max_position_embeddings + kBlockKeys - 1) / kBlockKeys;
+  return options.max_sequences > kMost / longest ? kMost : options.max_sequences * longest;
+}
+
+int64_t block_count(const EngineOptions& options, int64_t block_bytes, int64_t most) {
+  if (options.kv_bytes < block_bytes) {
+    throw Error(fmt::format("kv_bytes is {}: one block of {} positions of this model takes {}",
+                            options.kv_bytes, kBlockKeys, block_bytes));
+  }
+  return std::min(options.kv_bytes / block_bytes, most);
+}
+
+RequestLimits limits_of(const ModelConfig& config, const EngineOptions& options,
+                        const SamplingBackend& backend) {
   RequestLimits limits;
   limits.vocabulary = config.vocab_size;
   limits.positions = config.max_position_embeddings;
   limits.sequences = options.max_sequences;
-  limits.block_bytes = static_cast<int64_t>(KvStore::block_bytes(config));
-  check_options(options, limits.block_bytes);
-  const int64_t longest = (limits.positions + kBlockKeys - 1) / kBlockKeys;
-  limits.blocks = options.kv_bytes / limits.block_bytes;
-  if (limits.blocks / longest >= limits.sequences) limits.blocks = limits.sequences * longest;
+  limits.blocks = backend.blocks();
+  limits.block_bytes = backend.block_bytes();
   return limits;
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "engine/test_support.h"
 
 namespace leeway {
@@ -13,7 +15,10 @@ TEST(Checks, RefusesOptionsOutOfRange) {
   const auto message = [](auto change) {
     EngineOptions options;
     change(options);
-    return refusal([&] { limits_of(tiny(Family::llama), options); });
+    return refusal([&] {
+      check_options(options);
+      block_count(options, 4096, most_blocks(tiny(Family::llama), options));
+    });
   };
   const std::vector<std::pair<std::string, std::string>> refused{
       {message([](EngineOptions& o) { o.threads = -1; }), "threads is -1"},
@@ -23,6 +28,19 @@ TEST(Checks, RefusesOptionsOutOfRange) {
   for (const auto& [got, words] : refused) {
     EXPECT_NE(got.find(words), std::string::npos) << got << "; expected: " << words;
   }
+}
+
+TEST(Checks, CountsBlocksByMemoryAndByWhatTheModelCanUse) {
+  EngineOptions options;
+  options.max_sequences = 3;
+  const int64_t most = most_blocks(tiny(Family::llama), options);
+  EXPECT_EQ(most, 3 * kPositions / kBlockKeys);
+  options.kv_bytes = 5 * 4096 + 4095;
+  EXPECT_EQ(block_count(options, 4096, most), 5);
+  options.kv_bytes = 1000 * 4096;
+  EXPECT_EQ(block_count(options, 4096, most), most);
+  options.max_sequences = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(block_count(options, 4096, most_blocks(tiny(Family::llama), options)), 1000);
 }
 
 TEST(Checks, RefusesWeightsOfAnotherModelByTheKeyThatDiffers) {

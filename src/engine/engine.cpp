@@ -2,25 +2,25 @@
 
 #include <fmt/format.h>
 
-#include <functional>
 #include <mutex>
-#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
-#include "base/aligned.h"
-#include "base/thread_pool.h"
 #include "engine/checks.h"
+#include "engine/cpu_backend.h"
 #include "engine/scheduler.h"
 #include "leeway/error.h"
-#include "model/cpu_decoder.h"
 
 namespace leeway {
 namespace {
 
-// Fewer logits than this are sampled faster by one thread than others are woken.
-constexpr int64_t kLogitsWorthATeam = 4096;
+std::unique_ptr<SamplingBackend> make_backend(const ModelConfig& config,
+                                              const EngineOptions& options) {
+  check_options(options);
+  const MakeSamplingBackend make = options.backend ? options.backend : make_cpu_backend;
+  return make(config, options, most_blocks(config, options));
+}
 
 }  // namespace
 
@@ -32,6 +32,9 @@ struct Engine::Impl {
 
   const EngineOptions options;
   const ModelConfig config;
+
+  // The stepping thread's own, like those below.
+  const std::unique_ptr<SamplingBackend> backend;
   const RequestLimits limits;
 
   // What other threads hand in and take out.
@@ -45,33 +48,24 @@ struct Engine::Impl {
   std::vector<FinishedSample> finished;
 
   // The stepping thread's own.
-  ThreadPool pool;
-  KvStore kv;
-  SamplingDecoder decoder;
   Scheduler scheduler;
   int64_t version;
-  std::vector<TokenSampler> samplers;  // [threads]
   std::vector<Arrival> taken_arrivals;
   std::vector<int64_t> taken_cancels;
-  AlignedVector<float> logits;
   std::vector<Drawn> drawn;
   std::vector<FinishedSample> ended;
 
   Impl(const Parameters& weights, int64_t first_version, const EngineOptions& given)
       : options(given),
         config(weights.config()),
-        limits(limits_of(config, options)),
-        pool(options.threads),
-        kv(config, limits.blocks),
-        decoder(config, options.precision),
+        backend(make_backend(config, options)),
+        limits(limits_of(config, options, *backend)),
         scheduler(limits.blocks, options.max_sequences, options.max_rows_per_step),
-        version(first_version),
-        samplers(static_cast<size_t>(pool.threads())) {
-    decoder.load(pool, weights);
+        version(first_version) {
+    backend->load(weights);
   }
 
   void take_what_came_in();
-  void draw(const StepRows& pass);
   void publish();
   std::string failure(const StepRows& pass) const;
   StepReport step();
@@ -91,33 +85,8 @@ void Engine::Impl::take_what_came_in() {
   taken_arrivals.clear();
   taken_cancels.clear();
   if (!weights) return;
-  decoder.load(pool, *weights);
+  backend->load(*weights);
   if (options.kv_after_swap == KvAfterSwap::recompute) scheduler.restart();
-}
-
-// Each token from its own row and its own random numbers: who draws it does not matter.
-void Engine::Impl::draw(const StepRows& pass) {
-  const size_t vocabulary = static_cast<size_t>(limits.vocabulary);
-  const int64_t count = static_cast<int64_t>(pass.draws.size());
-  drawn.resize(pass.draws.size());
-  const auto draw_one = [&](int64_t i, TokenSampler& sampler) {
-    const Draw& draw = pass.draws[i];
-    const std::span<const float> row(logits.data() + draw.logits * limits.vocabulary, vocabulary);
-    drawn[i].failure.clear();
-    try {
-      drawn[i].token = sampler.sample(row, draw.request->request.sampling, draw.sample->rng);
-    } catch (const Error& error) {
-      drawn[i].failure = error.what();
-    }
-  };
-  if (count == 1 || count * limits.vocabulary < kLogitsWorthATeam) {
-    for (int64_t i = 0; i < count; ++i) draw_one(i, samplers[0]);
-    return;
-  }
-  const auto share = [&](Team& team) {
-    team.for_each(count, [&](int64_t i, int thread) { draw_one(i, samplers[thread]); });
-  };
-  pool.run_team(std::cref(share));
 }
 
 // Empty when every draw gave a token.
@@ -156,14 +125,9 @@ StepReport Engine::Impl::step() {
   const StepRows& pass = scheduler.plan();
   std::string message;
   if (!pass.tokens.empty()) {
-    const size_t wanted = pass.logit_rows.size() * static_cast<size_t>(limits.vocabulary);
-    if (logits.size() < wanted) logits.resize(wanted);
-    decoder.run(pool, pass.tokens, pass.sequences, kv, pass.logit_rows, logits.data());
-    draw(pass);
+    backend->run(pass, drawn);
     message = failure(pass);
-    for (const BlockCopy& copy : scheduler.commit(drawn, version, ended)) {
-      kv.copy_block(copy.from, copy.to);
-    }
+    backend->copy_blocks(scheduler.commit(drawn, version, ended));
   }
   publish();
   if (!message.empty()) throw Error(message);

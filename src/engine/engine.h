@@ -6,8 +6,8 @@
 //   waits for memory again, so that nothing is evicted and nothing deadlocks. Admission is in order
 //   of submission.
 // - A token's draw depends on the request's seed, its sample number, its place in the sample and
-//   the logits; with the decoder's bitwise guarantees this means: same seed, same tokens, whatever
-//   else is in the batch.
+//   the logits; with the native decoder's bitwise guarantees this means: same seed, same tokens,
+//   whatever else is in the batch. (A GPU's logits depend in their last bits on the batch.)
 // - Each token carries the policy version whose weights gave its logits.
 //
 // Threads: one thread calls `step`; everything else may be called from any thread at any time.
@@ -17,6 +17,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/backend.h"
 #include "engine/request.h"
 #include "kernels/matmul.h"
 #include "model/parameters.h"
@@ -35,6 +36,7 @@ struct EngineOptions {
   int64_t max_rows_per_step = 512;      // prompt and decode rows of one pass
   int64_t max_sequences = 256;          // samples running at a time
   KvAfterSwap kv_after_swap = KvAfterSwap::keep;
+  MakeSamplingBackend backend;  // empty: the CPU's, which alone follows `precision`
 };
 
 // What one step did.

@@ -17,6 +17,8 @@ namespace leeway::testing {
 struct Example {
   Tensor hidden, weight, targets, cu_seqlens, mask, advantages, rollout, prox, ref, teacher;
   OptionalTensor rows, temperature, weights, versions;
+  int64_t chunk_bytes = 0;
+  bool float32_weight_gradient = false;
 
   // Sequences of 9, 1, 17 and 4 tokens. Streams lie around the log-probabilities.
   explicit Example(int64_t seed = 1, int64_t hidden_size = 7, int64_t vocabulary = 23) {
@@ -67,18 +69,21 @@ auto typed_op(const char* name) {
 }
 
 inline std::tuple<Tensor, Tensor> token_logprobs(const Example& e) {
-  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&,
-                                               const OptionalTensor&, const OptionalTensor&);
+  using Signature =
+      std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
+                                 const OptionalTensor&, int64_t, bool, bool, bool);
   return typed_op<Signature>("token_logprobs")
-      .call(e.hidden, e.weight, e.targets, e.rows, e.temperature);
+      .call(e.hidden, e.weight, e.targets, e.rows, e.temperature, e.chunk_bytes, false, false,
+            e.float32_weight_gradient);
 }
 
 inline std::tuple<Tensor, Tensor> head_backward(const Example& e, const Tensor& g) {
-  using Signature =
-      std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                 const OptionalTensor&, const OptionalTensor&);
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&,
+                                               const Tensor&, const OptionalTensor&,
+                                               const OptionalTensor&, int64_t, bool, bool, bool);
   return typed_op<Signature>("head_backward")
-      .call(e.hidden, e.weight, e.targets, g, e.rows, e.temperature);
+      .call(e.hidden, e.weight, e.targets, g, e.rows, e.temperature, e.chunk_bytes, false, false,
+            e.float32_weight_gradient);
 }
 
 struct LossOutputs {
@@ -111,7 +116,7 @@ inline HeadOutputs policy_head(const Example& e, const std::string& spec,
       const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const Tensor&,
       const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
       const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-      std::string, double);
+      std::string, double, int64_t, bool, bool, bool);
   const auto optional = [](const Tensor& t) {
     return t.defined() ? OptionalTensor(t) : OptionalTensor();
   };
@@ -119,7 +124,8 @@ inline HeadOutputs policy_head(const Example& e, const std::string& spec,
       typed_op<Signature>("policy_head")
           .call(e.hidden, e.weight, e.targets, e.rows, e.cu_seqlens, e.mask, e.advantages,
                 e.rollout, optional(e.prox), optional(e.ref), optional(e.teacher), e.weights,
-                e.versions, e.temperature, spec, denominator);
+                e.versions, e.temperature, spec, denominator, e.chunk_bytes, false, false,
+                e.float32_weight_gradient);
   return {loss, logprobs, entropy, metrics};
 }
 

@@ -4,6 +4,9 @@
 #include "leeway/metrics.h"
 #include "ops/spec_json.h"
 #include "ops/tensors.h"
+#ifdef LEEWAY_CUDA
+#include "ops/cuda/head.h"
+#endif
 
 namespace leeway {
 namespace {
@@ -23,10 +26,11 @@ SixTensors with_gradients_cpu(const Tensor& hidden, const Tensor& weight, const 
                               const OptionalTensor& ref_logprobs,
                               const OptionalTensor& teacher_logprobs, const OptionalTensor& weights,
                               const OptionalTensor& versions, const OptionalTensor& temperature,
-                              std::string spec_json, double denominator, bool want_hidden,
+                              std::string spec_json, double denominator, int64_t chunk_bytes, bool,
+                              bool, bool float32_weight_gradient, bool want_hidden,
                               bool want_weight) {
   const LossSpec spec = spec_from_json(spec_json);
-  const HeadTensors head(hidden, weight, {targets, rows, temperature});
+  const HeadTensors head(hidden, weight, {targets, rows, temperature, {chunk_bytes}});
   const int64_t tokens = head.problem().tokens;
   const BatchTensors batch(
       {cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs, ref_logprobs,
@@ -45,7 +49,7 @@ SixTensors with_gradients_cpu(const Tensor& hidden, const Tensor& weight, const 
                          want_weight ? writable_floats_of(d_weight) : std::span<float>());
   }
   if (want_hidden) d_hidden = d_hidden.to(hidden.scalar_type());
-  if (want_weight) d_weight = d_weight.to(weight.scalar_type());
+  if (want_weight && !float32_weight_gradient) d_weight = d_weight.to(weight.scalar_type());
   return {at::scalar_tensor(result.loss, at::kFloat),   logprobs, entropy,
           metrics_tensor(result.metrics, batch.view()), d_hidden, d_weight};
 }
@@ -57,11 +61,12 @@ FourTensors policy_head_cpu(const Tensor& hidden, const Tensor& weight, const Te
                             const OptionalTensor& ref_logprobs,
                             const OptionalTensor& teacher_logprobs, const OptionalTensor& weights,
                             const OptionalTensor& versions, const OptionalTensor& temperature,
-                            std::string spec_json, double denominator) {
-  const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] =
-      with_gradients_cpu(hidden, weight, targets, rows, cu_seqlens, mask, advantages,
-                         rollout_logprobs, prox_logprobs, ref_logprobs, teacher_logprobs, weights,
-                         versions, temperature, std::move(spec_json), denominator, false, false);
+                            std::string spec_json, double denominator, int64_t chunk_bytes,
+                            bool invariant, bool float32_logits, bool float32_weight_gradient) {
+  const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] = with_gradients_cpu(
+      hidden, weight, targets, rows, cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs,
+      ref_logprobs, teacher_logprobs, weights, versions, temperature, std::move(spec_json),
+      denominator, chunk_bytes, invariant, float32_logits, float32_weight_gradient, false, false);
   return {loss, logprobs, entropy, metrics};
 }
 
@@ -69,8 +74,8 @@ SixTensors with_gradients_meta(const Tensor& hidden, const Tensor& weight, const
                                const OptionalTensor&, const Tensor&, const Tensor&, const Tensor&,
                                const Tensor&, const OptionalTensor&, const OptionalTensor&,
                                const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                               const OptionalTensor&, std::string, double, bool want_hidden,
-                               bool want_weight) {
+                               const OptionalTensor&, std::string, double, int64_t, bool, bool,
+                               bool, bool want_hidden, bool want_weight) {
   const auto options = targets.options().dtype(at::kFloat);
   return {at::empty({}, options),
           at::empty_like(targets, options),
@@ -87,18 +92,22 @@ FourTensors policy_head_meta(const Tensor& hidden, const Tensor& weight, const T
                              const OptionalTensor& ref_logprobs,
                              const OptionalTensor& teacher_logprobs, const OptionalTensor& weights,
                              const OptionalTensor& versions, const OptionalTensor& temperature,
-                             std::string spec_json, double denominator) {
-  const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] =
-      with_gradients_meta(hidden, weight, targets, rows, cu_seqlens, mask, advantages,
-                          rollout_logprobs, prox_logprobs, ref_logprobs, teacher_logprobs, weights,
-                          versions, temperature, std::move(spec_json), denominator, false, false);
+                             std::string spec_json, double denominator, int64_t chunk_bytes,
+                             bool invariant, bool float32_logits, bool float32_weight_gradient) {
+  const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] = with_gradients_meta(
+      hidden, weight, targets, rows, cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs,
+      ref_logprobs, teacher_logprobs, weights, versions, temperature, std::move(spec_json),
+      denominator, chunk_bytes, invariant, float32_logits, float32_weight_gradient, false, false);
   return {loss, logprobs, entropy, metrics};
 }
 
-// Undefined stays undefined. A factor of one, the usual case, is seen without asking a device.
+// Undefined stays undefined. A factor of one, the usual case, costs next to nothing.
 Tensor scaled(Tensor gradient, const Tensor& factor) {
   if (!gradient.defined()) return gradient;
   if (factor.is_cpu() && factor.item<double>() == 1.0) return gradient;
+#ifdef LEEWAY_CUDA
+  if (gradient.is_cuda() && factor.is_cuda()) return cuda::scaled(gradient, factor);
+#endif
   return gradient.mul_(factor);
 }
 
@@ -111,10 +120,11 @@ class PolicyHead : public torch::autograd::Function<PolicyHead> {
                                .findSchemaOrThrow("leeway::_policy_head", "")
                                .typed<decltype(with_gradients_cpu)>();
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] =
-        op.call(hidden, weight, h.targets, h.rows, a.cu_seqlens, a.mask, a.advantages,
-                a.rollout_logprobs, a.prox_logprobs, a.ref_logprobs, a.teacher_logprobs, a.weights,
-                a.versions, h.temperature, a.spec_json, a.denominator, want_hidden, want_weight);
+    const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] = op.call(
+        hidden, weight, h.targets, h.rows, a.cu_seqlens, a.mask, a.advantages, a.rollout_logprobs,
+        a.prox_logprobs, a.ref_logprobs, a.teacher_logprobs, a.weights, a.versions, h.temperature,
+        a.spec_json, a.denominator, h.settings.chunk_bytes, h.settings.invariant,
+        h.settings.float32_logits, h.settings.float32_weight_gradient, want_hidden, want_weight);
     context->saved_data[kHidden] = d_hidden;
     context->saved_data[kWeight] = d_weight;
     context->mark_non_differentiable({logprobs, entropy, metrics});
@@ -146,11 +156,16 @@ FourTensors policy_head_autograd(
     const Tensor& rollout_logprobs, const OptionalTensor& prox_logprobs,
     const OptionalTensor& ref_logprobs, const OptionalTensor& teacher_logprobs,
     const OptionalTensor& weights, const OptionalTensor& versions,
-    const OptionalTensor& temperature, std::string spec_json, double denominator) {
+    const OptionalTensor& temperature, std::string spec_json, double denominator,
+    int64_t chunk_bytes, bool invariant, bool float32_logits, bool float32_weight_gradient) {
   const bool want_hidden = at::GradMode::is_enabled() && hidden.requires_grad();
   const bool want_weight = at::GradMode::is_enabled() && weight.requires_grad();
   const variable_list out = PolicyHead::apply(
-      hidden, weight, HeadArguments{targets, rows, temperature},
+      hidden, weight,
+      HeadArguments{targets,
+                    rows,
+                    temperature,
+                    {chunk_bytes, invariant, float32_logits, float32_weight_gradient}},
       LossArguments{cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs, ref_logprobs,
                     teacher_logprobs, weights, versions, std::move(spec_json), denominator},
       want_hidden, want_weight);

@@ -257,21 +257,42 @@ TEST(PolicyHeadOp, RefusesWhatItsPartsRefuse) {
 // ---------------------------------------------------------------------------------------------
 // What other programs rely on
 
+TEST(PolicyHeadOp, OptionsChangeMemoryAndTypesAlone) {
+  Example plain(4), small(4);
+  plain.renew(at::kBFloat16), small.renew(at::kBFloat16);
+  small.chunk_bytes = 1;
+  policy_head(plain, kIcepop).loss.backward();
+  policy_head(small, kIcepop).loss.backward();
+  EXPECT_TRUE(same_bits(plain.weight.grad(), small.weight.grad()));
+  const Tensor g = torch::randn({plain.tokens()});
+  small.float32_weight_gradient = true;
+  const auto narrow = testing::head_backward(plain, g), wide = testing::head_backward(small, g);
+  EXPECT_EQ(std::get<1>(wide).scalar_type(), at::kFloat);
+  EXPECT_TRUE(same_bits(std::get<1>(wide).to(at::kBFloat16), std::get<1>(narrow)));
+  small.chunk_bytes = -1;
+  expect_words(error_of([&] { policy_head(small, kIcepop); }), {"chunk_bytes = -1"});
+}
+
 TEST(Library, HasTheSchemasOfItsContract) {
   const std::string streams =
       "Tensor cu_seqlens, Tensor mask, Tensor advantages, Tensor rollout_logprobs, "
       "Tensor? prox_logprobs, Tensor? ref_logprobs, Tensor? teacher_logprobs, Tensor? weights, "
       "Tensor? versions";
   const std::string head = "Tensor hidden, Tensor weight, Tensor targets";
+  // Beyond the contract, and never in the way of a call that follows it.
+  const std::string options =
+      ", *, int chunk_bytes=0, bool invariant=False, bool float32_logits=False, "
+      "bool float32_weight_gradient=False)";
   const std::vector<std::string> schemas = {
-      "token_logprobs(" + head +
-          ", Tensor? rows, Tensor? temperature) -> (Tensor logprobs, Tensor entropy)",
+      "token_logprobs(" + head + ", Tensor? rows, Tensor? temperature" + options +
+          " -> (Tensor logprobs, Tensor entropy)",
       "policy_loss(Tensor logprobs, " + streams +
           ", str spec_json, float denominator) -> (Tensor loss, Tensor g, Tensor metrics)",
-      "head_backward(" + head +
-          ", Tensor g, Tensor? rows, Tensor? temperature) -> (Tensor d_hidden, Tensor d_weight)",
+      "head_backward(" + head + ", Tensor g, Tensor? rows, Tensor? temperature" + options +
+          " -> (Tensor d_hidden, Tensor d_weight)",
       "policy_head(" + head + ", Tensor? rows, " + streams +
-          ", Tensor? temperature, str spec_json, float denominator) -> (Tensor loss, "
+          ", Tensor? temperature, str spec_json, float denominator" + options +
+          " -> (Tensor loss, "
           "Tensor logprobs, Tensor entropy, Tensor metrics)",
       "metric_names(str spec_json) -> str[]",
       "finalize_metrics(Tensor[] metrics, str spec_json) -> Tensor"};

@@ -58,10 +58,6 @@ void check_matrix(const Tensor& t, const char* name, const char* shape) {
 }
 
 std::vector<int64_t> checked_offsets(const Tensor& t, int64_t tokens, const char* of) {
-  check_argument(t.scalar_type() == at::kInt || t.scalar_type() == at::kLong, t, "cu_seqlens",
-                 "int32 or int64");
-  check_argument(t.dim() == 1 && t.size(0) >= 2, t, "cu_seqlens",
-                 "[sequences + 1] with at least one sequence");
   const Tensor wide = t.to(at::kLong).contiguous();
   const std::span<const int64_t> ends = values_of<int64_t>(wide);
   TORCH_CHECK_VALUE(ends.front() == 0, "cu_seqlens[0] = ", ends.front(), ": must be 0");
@@ -74,10 +70,7 @@ std::vector<int64_t> checked_offsets(const Tensor& t, int64_t tokens, const char
   return {ends.begin(), ends.end()};
 }
 
-std::vector<int32_t> checked_versions(const Tensor& t, int64_t tokens, const char* of) {
-  check_argument(t.scalar_type() == at::kInt || t.scalar_type() == at::kLong, t, "versions",
-                 "int32 or int64");
-  check_argument(is_vector(t, tokens), t, "versions", tokens_text(tokens, of));
+std::vector<int32_t> checked_versions(const Tensor& t) {
   const Tensor wide = t.to(at::kLong).contiguous();
   std::vector<int32_t> versions;
   for (int64_t version : values_of<int64_t>(wide)) {
@@ -113,8 +106,8 @@ std::span<float> writable_floats_of(const Tensor& values) {
   return {values.data_ptr<float>(), static_cast<size_t>(values.numel())};
 }
 
-HeadTensors::HeadTensors(const Tensor& hidden, const Tensor& weight, const HeadArguments& arguments)
-    : hidden_(hidden), weight_(weight) {
+void check_head_tensors(const Tensor& hidden, const Tensor& weight,
+                        const HeadArguments& arguments) {
   check_matrix(hidden, "hidden", "[tokens, hidden size]");
   check_matrix(weight, "weight", "[vocabulary, hidden size]");
   TORCH_CHECK_VALUE(hidden.scalar_type() == weight.scalar_type(),
@@ -130,20 +123,10 @@ HeadTensors::HeadTensors(const Tensor& hidden, const Tensor& weight, const HeadA
                  "int64");
   check_argument(is_vector(arguments.targets, tokens), arguments.targets, "targets",
                  tokens_text(tokens, "hidden"));
-  targets_ = arguments.targets.contiguous();
-  problem_.tokens = tokens;
-  problem_.hidden_size = hidden.size(1);
-  problem_.vocabulary = weight.size(0);
-  problem_.hidden = operand_of(hidden);
-  problem_.weight = operand_of(weight);
-  problem_.targets = values_of<int64_t>(targets_);
   if (arguments.rows) {
-    const Tensor& rows = *arguments.rows;
-    check_argument(rows.scalar_type() == at::kLong, rows, "rows", "int64");
-    check_argument(rows.dim() == 1, rows, "rows", "[rows], positions of tokens");
-    rows_ = rows.contiguous();
-    problem_.all_rows = false;
-    problem_.rows = values_of<int64_t>(rows_);
+    check_argument(arguments.rows->scalar_type() == at::kLong, *arguments.rows, "rows", "int64");
+    check_argument(arguments.rows->dim() == 1, *arguments.rows, "rows",
+                   "[rows], positions of tokens");
   }
   if (arguments.temperature) {
     const Tensor& temperature = *arguments.temperature;
@@ -151,42 +134,88 @@ HeadTensors::HeadTensors(const Tensor& hidden, const Tensor& weight, const HeadA
     check_argument(
         temperature.dim() == 0 || is_vector(temperature, 1) || is_vector(temperature, tokens),
         temperature, "temperature", fmt::format("one number, or [{}], one for each token", tokens));
-    temperature_ = temperature.contiguous();
+  }
+  TORCH_CHECK_VALUE(arguments.settings.chunk_bytes >= 0,
+                    "chunk_bytes = ", arguments.settings.chunk_bytes, ": must be 0 or more");
+}
+
+HeadTensors::HeadTensors(const Tensor& hidden, const Tensor& weight, const HeadArguments& arguments)
+    : hidden_(hidden), weight_(weight) {
+  check_head_tensors(hidden, weight, arguments);
+  targets_ = arguments.targets.contiguous();
+  problem_.tokens = hidden.size(0);
+  problem_.hidden_size = hidden.size(1);
+  problem_.vocabulary = weight.size(0);
+  problem_.hidden = operand_of(hidden);
+  problem_.weight = operand_of(weight);
+  problem_.targets = values_of<int64_t>(targets_);
+  if (arguments.rows) {
+    rows_ = arguments.rows->contiguous();
+    problem_.all_rows = false;
+    problem_.rows = values_of<int64_t>(rows_);
+  }
+  if (arguments.temperature) {
+    temperature_ = arguments.temperature->contiguous();
     problem_.temperature = floats_of(temperature_);
   }
+  if (arguments.settings.chunk_bytes > 0) problem_.chunk_bytes = arguments.settings.chunk_bytes;
   check_head(problem_);
 }
 
-BatchTensors::BatchTensors(const LossArguments& arguments, int64_t tokens, const char* of) {
-  offsets_ = checked_offsets(arguments.cu_seqlens, tokens, of);
-  view_.offsets = offsets_;
-
+void check_loss_tensors(const LossArguments& arguments, int64_t tokens, const char* of) {
+  const Tensor& offsets = arguments.cu_seqlens;
+  check_argument(offsets.scalar_type() == at::kInt || offsets.scalar_type() == at::kLong, offsets,
+                 "cu_seqlens", "int32 or int64");
+  check_argument(offsets.dim() == 1 && offsets.size(0) >= 2, offsets, "cu_seqlens",
+                 "[sequences + 1] with at least one sequence");
   const Tensor& mask = arguments.mask;
   check_argument(mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte, mask, "mask",
                  "bool or uint8");
   check_argument(is_vector(mask, tokens), mask, "mask", tokens_text(tokens, of));
-  held_.push_back(mask.contiguous());
-  view_.mask = {static_cast<const uint8_t*>(held_.back().data_ptr()), static_cast<size_t>(tokens)};
-
-  auto stream = [&](const Tensor& values, const char* name) {
-    held_.push_back(checked_stream(values, name, tokens, of));
-    return floats_of(held_.back());
+  const auto check_stream = [&](const Tensor& values, const char* name) {
+    check_argument(values.scalar_type() == at::kFloat, values, name, "float32");
+    check_argument(is_vector(values, tokens), values, name, tokens_text(tokens, of));
   };
-  auto optional_stream = [&](const OptionalTensor& values, const char* name) {
-    return values ? stream(*values, name) : std::span<const float>();
-  };
-  view_.advantages = stream(arguments.advantages, "advantages");
-  view_.rollout = stream(arguments.rollout_logprobs, "rollout_logprobs");
-  view_.prox = optional_stream(arguments.prox_logprobs, "prox_logprobs");
-  view_.ref = optional_stream(arguments.ref_logprobs, "ref_logprobs");
-  view_.teacher = optional_stream(arguments.teacher_logprobs, "teacher_logprobs");
-  view_.weights = optional_stream(arguments.weights, "weights");
+  check_stream(arguments.advantages, "advantages");
+  check_stream(arguments.rollout_logprobs, "rollout_logprobs");
+  if (arguments.prox_logprobs) check_stream(*arguments.prox_logprobs, "prox_logprobs");
+  if (arguments.ref_logprobs) check_stream(*arguments.ref_logprobs, "ref_logprobs");
+  if (arguments.teacher_logprobs) check_stream(*arguments.teacher_logprobs, "teacher_logprobs");
+  if (arguments.weights) check_stream(*arguments.weights, "weights");
   if (arguments.versions) {
-    versions_ = checked_versions(*arguments.versions, tokens, of);
-    view_.versions = versions_;
+    const Tensor& versions = *arguments.versions;
+    check_argument(versions.scalar_type() == at::kInt || versions.scalar_type() == at::kLong,
+                   versions, "versions", "int32 or int64");
+    check_argument(is_vector(versions, tokens), versions, "versions", tokens_text(tokens, of));
   }
   TORCH_CHECK_VALUE(std::isfinite(arguments.denominator), "denominator = ", arguments.denominator,
                     ": must be finite; negative means the batch's own");
+}
+
+BatchTensors::BatchTensors(const LossArguments& arguments, int64_t tokens, const char* of) {
+  check_loss_tensors(arguments, tokens, of);
+  offsets_ = checked_offsets(arguments.cu_seqlens, tokens, of);
+  view_.offsets = offsets_;
+  held_.push_back(arguments.mask.contiguous());
+  view_.mask = {static_cast<const uint8_t*>(held_.back().data_ptr()), static_cast<size_t>(tokens)};
+
+  auto stream = [&](const Tensor& values) {
+    held_.push_back(values.contiguous());
+    return floats_of(held_.back());
+  };
+  auto optional_stream = [&](const OptionalTensor& values) {
+    return values ? stream(*values) : std::span<const float>();
+  };
+  view_.advantages = stream(arguments.advantages);
+  view_.rollout = stream(arguments.rollout_logprobs);
+  view_.prox = optional_stream(arguments.prox_logprobs);
+  view_.ref = optional_stream(arguments.ref_logprobs);
+  view_.teacher = optional_stream(arguments.teacher_logprobs);
+  view_.weights = optional_stream(arguments.weights);
+  if (arguments.versions) {
+    versions_ = checked_versions(*arguments.versions);
+    view_.versions = versions_;
+  }
   if (arguments.denominator >= 0.0) denominator_ = arguments.denominator;
 }
 

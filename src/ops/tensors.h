@@ -16,12 +16,22 @@
 
 namespace leeway {
 
+// How the head computes; see library.cpp.
+struct HeadSettings {
+  int64_t chunk_bytes = 0;
+  bool invariant = false, float32_logits = false, float32_weight_gradient = false;
+};
+
 // What the operators of the head take beside hidden states [N, H] and weight [V, H].
 struct HeadArguments {
   Tensor targets;              // int64 [N]
   OptionalTensor rows;         // int64 [R], rising
   OptionalTensor temperature;  // float32 [], [1] or [N]
+  HeadSettings settings;
 };
+
+// Types and shapes of all, on any device.
+void check_head_tensors(const Tensor& hidden, const Tensor& weight, const HeadArguments& arguments);
 
 // What the operators with a loss take beside the log-probabilities. Streams are float32 [N].
 struct LossArguments {
@@ -34,6 +44,10 @@ struct LossArguments {
   double denominator;  // negative: the batch's own
 };
 
+// The same for a loss over `tokens` tokens, as `of` (the name of an argument) has it.
+void check_loss_tensors(const LossArguments& arguments, int64_t tokens, const char* of);
+
+// On the CPU.
 class HeadTensors {
  public:
   HeadTensors(const Tensor& hidden, const Tensor& weight, const HeadArguments& arguments);
@@ -46,7 +60,6 @@ class HeadTensors {
 
 class BatchTensors {
  public:
-  // `tokens` is N, as `of` (the name of an argument) has it.
   BatchTensors(const LossArguments& arguments, int64_t tokens, const char* of);
   // Without `pi`.
   const BatchView<float>& view() const { return view_; }

@@ -10,9 +10,15 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using TwoTensors = std::tuple<Tensor, Tensor>;
 
+constexpr const char* kChunkBytes = "chunk_bytes";
+constexpr const char* kInvariant = "invariant";
+constexpr const char* kFloat32Logits = "float32_logits";
+constexpr const char* kFloat32WeightGradient = "float32_weight_gradient";
+
 TwoTensors token_logprobs_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                              const OptionalTensor& rows, const OptionalTensor& temperature) {
-  const HeadTensors head(hidden, weight, {targets, rows, temperature});
+                              const OptionalTensor& rows, const OptionalTensor& temperature,
+                              int64_t chunk_bytes, bool, bool, bool) {
+  const HeadTensors head(hidden, weight, {targets, rows, temperature, {chunk_bytes}});
   Tensor logprobs = at::empty({head.problem().tokens}, at::kFloat);
   Tensor entropy = at::empty({head.problem().tokens}, at::kFloat);
   const PoolLease pool;
@@ -24,8 +30,9 @@ TwoTensors token_logprobs_cpu(const Tensor& hidden, const Tensor& weight, const 
 TwoTensors backward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                         const OptionalTensor& g, const OptionalTensor& g_entropy,
                         const OptionalTensor& rows, const OptionalTensor& temperature,
+                        int64_t chunk_bytes, bool, bool, bool float32_weight_gradient,
                         bool want_hidden, bool want_weight) {
-  const HeadTensors head(hidden, weight, {targets, rows, temperature});
+  const HeadTensors head(hidden, weight, {targets, rows, temperature, {chunk_bytes}});
   const int64_t tokens = head.problem().tokens;
   const Tensor by_logprob =
       g ? checked_stream(*g, "g", tokens, "hidden") : at::zeros({tokens}, at::kFloat);
@@ -42,34 +49,39 @@ TwoTensors backward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor
                   want_weight ? writable_floats_of(d_weight) : std::span<float>());
   }
   if (want_hidden) d_hidden = d_hidden.to(hidden.scalar_type());
-  if (want_weight) d_weight = d_weight.to(weight.scalar_type());
+  if (want_weight && !float32_weight_gradient) d_weight = d_weight.to(weight.scalar_type());
   return {d_hidden, d_weight};
 }
 
 TwoTensors head_backward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                              const Tensor& g, const OptionalTensor& rows,
-                             const OptionalTensor& temperature) {
-  return backward_cpu(hidden, weight, targets, g, {}, rows, temperature, true, true);
+                             const OptionalTensor& temperature, int64_t chunk_bytes, bool invariant,
+                             bool float32_logits, bool float32_weight_gradient) {
+  return backward_cpu(hidden, weight, targets, g, {}, rows, temperature, chunk_bytes, invariant,
+                      float32_logits, float32_weight_gradient, true, true);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Shapes alone
 
 TwoTensors token_logprobs_meta(const Tensor&, const Tensor&, const Tensor& targets,
-                               const OptionalTensor&, const OptionalTensor&) {
+                               const OptionalTensor&, const OptionalTensor&, int64_t, bool, bool,
+                               bool) {
   const auto options = targets.options().dtype(at::kFloat);
   return {at::empty_like(targets, options), at::empty_like(targets, options)};
 }
 
 TwoTensors backward_meta(const Tensor& hidden, const Tensor& weight, const Tensor&,
                          const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                         const OptionalTensor&, bool want_hidden, bool want_weight) {
+                         const OptionalTensor&, int64_t, bool, bool, bool, bool want_hidden,
+                         bool want_weight) {
   return {want_hidden ? at::empty_like(hidden) : Tensor(),
           want_weight ? at::empty_like(weight) : Tensor()};
 }
 
 TwoTensors head_backward_meta(const Tensor& hidden, const Tensor& weight, const Tensor&,
-                              const Tensor&, const OptionalTensor&, const OptionalTensor&) {
+                              const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t,
+                              bool, bool, bool) {
   return {at::empty_like(hidden), at::empty_like(weight)};
 }
 
@@ -90,7 +102,13 @@ class TokenLogprobs : public torch::autograd::Function<TokenLogprobs> {
                                .typed<decltype(token_logprobs_cpu)>();
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto [logprobs, entropy] =
-        op.call(hidden, weight, head.targets, head.rows, head.temperature);
+        op.call(hidden, weight, head.targets, head.rows, head.temperature,
+                head.settings.chunk_bytes, head.settings.invariant, head.settings.float32_logits,
+                head.settings.float32_weight_gradient);
+    context->saved_data[kChunkBytes] = head.settings.chunk_bytes;
+    context->saved_data[kInvariant] = head.settings.invariant;
+    context->saved_data[kFloat32Logits] = head.settings.float32_logits;
+    context->saved_data[kFloat32WeightGradient] = head.settings.float32_weight_gradient;
     context->save_for_backward(
         {hidden, weight, head.targets, tensor_of(head.rows), tensor_of(head.temperature)});
     context->set_materialize_grads(false);
@@ -104,19 +122,27 @@ class TokenLogprobs : public torch::autograd::Function<TokenLogprobs> {
     refuse_second_derivative("token_logprobs");
     const variable_list saved = context->get_saved_variables();
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [d_hidden, d_weight] =
-        op.call(saved[0], saved[1], saved[2], optional_of(gradients[0]), optional_of(gradients[1]),
-                optional_of(saved[3]), optional_of(saved[4]), context->needs_input_grad(0),
-                context->needs_input_grad(1));
+    const auto [d_hidden, d_weight] = op.call(
+        saved[0], saved[1], saved[2], optional_of(gradients[0]), optional_of(gradients[1]),
+        optional_of(saved[3]), optional_of(saved[4]), context->saved_data[kChunkBytes].toInt(),
+        context->saved_data[kInvariant].toBool(), context->saved_data[kFloat32Logits].toBool(),
+        context->saved_data[kFloat32WeightGradient].toBool(), context->needs_input_grad(0),
+        context->needs_input_grad(1));
     return {d_hidden, d_weight, Tensor()};
   }
 };
 
 TwoTensors token_logprobs_autograd(const Tensor& hidden, const Tensor& weight,
                                    const Tensor& targets, const OptionalTensor& rows,
-                                   const OptionalTensor& temperature) {
-  const variable_list out =
-      TokenLogprobs::apply(hidden, weight, HeadArguments{targets, rows, temperature});
+                                   const OptionalTensor& temperature, int64_t chunk_bytes,
+                                   bool invariant, bool float32_logits,
+                                   bool float32_weight_gradient) {
+  const variable_list out = TokenLogprobs::apply(
+      hidden, weight,
+      HeadArguments{targets,
+                    rows,
+                    temperature,
+                    {chunk_bytes, invariant, float32_logits, float32_weight_gradient}});
   return {out[0], out[1]};
 }
 

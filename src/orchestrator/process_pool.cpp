@@ -37,7 +37,7 @@ constexpr size_t kLoggedLines = 1000;  // between two looks; earlier ones go
 constexpr size_t kKeptLines = 20, kKeptColumns = 500, kQuotedBytes = 200;
 
 // The beginning of what a process wrote, fit for a message.
-std::string quoted(std::string_view line) {
+std::string in_quotes(std::string_view line) {
   std::string out = "\"";
   for (const char c : line.substr(0, kQuotedBytes)) {
     if (c == '"' || c == '\\') {
@@ -116,7 +116,7 @@ std::string status_text(int status, const std::string& command) {
                       : code == 126 ? " (/bin/sh could not run a program of environment.command = "
                                     : nullptr;
   return fmt::format("ended with exit status {}{}", code,
-                     shell != nullptr ? shell + quoted(command) + ")" : "");
+                     shell != nullptr ? shell + in_quotes(command) + ")" : "");
 }
 
 }  // namespace
@@ -417,7 +417,7 @@ bool ProcessPool::take_lines(Place& place, Time now) {
     replace(place, FailureKind::bad_answer,
             fmt::format("environment.max_output_bytes: process {} wrote a line of more than {} "
                         "bytes: {}",
-                        place.child->pid(), most, quoted(line)),
+                        place.child->pid(), most, in_quotes(line)),
             now);
     return true;
   };
@@ -447,7 +447,7 @@ void ProcessPool::take_line(Place& place, std::string_view line, Time now) {
     finish(place.request, std::move(turn));
   } catch (const Error& error) {
     return replace(place, FailureKind::bad_answer,
-                   fmt::format("process {} wrote {}: {}{}", place.child->pid(), quoted(line),
+                   fmt::format("process {} wrote {}: {}{}", place.child->pid(), in_quotes(line),
                                error.what(), place.child->last_words()),
                    now);
   }
@@ -470,7 +470,7 @@ void ProcessPool::take_greeting(Place& place, std::string_view line, Time now) {
     refuse_all(
         fmt::format("the program of environment.command speaks protocol {}, and this "
                     "version of Leeway protocol {}",
-                    quoted(protocol->text), kProtocol));
+                    in_quotes(protocol->text), kProtocol));
     return replace(place, FailureKind::bad_answer, refusal_, now);
   }
   place.state = Place::State::idle;

@@ -63,6 +63,14 @@ BatchView<float> MicroBatch::view(std::span<const float> pi, bool prox_is_pi) co
   return out;
 }
 
+std::vector<float> MicroBatch::entropy_gradients(double value) const {
+  std::vector<float> out(value == 0.0 ? 0 : mask.size());
+  for (size_t t = 0; t < out.size(); ++t) {
+    if (mask[t] != 0) out[t] = static_cast<float>(value);
+  }
+  return out;
+}
+
 std::vector<MicroBatch> make_micro_batches(std::span<const Sample> samples,
                                            const PolicyStreams& streams, int64_t max_tokens,
                                            bool every_row, std::span<const size_t> only) {

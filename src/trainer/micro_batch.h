@@ -38,6 +38,8 @@ struct MicroBatch {
   PackedTokens packed() const { return {tokens, cu_seqlens}; }
   // `pi` stands for the current policy, and for prox where that is the same.
   BatchView<float> view(std::span<const float> pi, bool prox_is_pi) const;
+  // `value` for each trained token [N]; empty if it is 0.
+  std::vector<float> entropy_gradients(double value) const;
 };
 
 // Packs the samples, rollouts kept whole, into micro-batches of at most `max_tokens` rows (a longer

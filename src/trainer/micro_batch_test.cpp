@@ -166,5 +166,12 @@ TEST(Scatter, BringsValuesBackToTheirTokens) {
   }
 }
 
+TEST(MicroBatches, GiveTrainedTokensAnEntropyGradient) {
+  MicroBatch batch;
+  batch.mask = {0, 1, 1, 0};
+  EXPECT_EQ(batch.entropy_gradients(-0.5), (std::vector<float>{0.0f, -0.5f, -0.5f, 0.0f}));
+  EXPECT_TRUE(batch.entropy_gradients(0.0).empty());
+}
+
 }  // namespace
 }  // namespace leeway

@@ -11,8 +11,8 @@
 #include "core/participation.h"
 #include "leeway/error.h"
 #include "leeway/evaluator.h"
+#include "trainer/cpu_backend.h"
 #include "trainer/minibatches.h"
-#include "trainer/state_files.h"
 
 namespace leeway {
 namespace {
@@ -109,27 +109,21 @@ int64_t optimizer_steps_per_batch(const TrainerTable& table) {
 }
 
 struct Trainer::Impl {
-  Impl(Parameters initial, LossSpec loss, TrainerTable settings)
-      : pool(static_cast<int>(settings.threads)),
-        evaluator(1),
-        policy(std::move(initial)),
-        gradients(policy.config()),
-        optimizer(policy.config()),
-        spec(std::move(loss)),
-        table(std::move(settings)) {
-    if (table.numerics == "fast") require_blas();
-    options.numerics = table.numerics == "fast" ? Numerics::fast : Numerics::exact;
-    options.recompute_activations = table.recompute_activations;
+  Impl(Parameters initial, LossSpec loss, TrainerTable settings, const MakeTrainingBackend& make)
+      : evaluator(1), spec(std::move(loss)), table(std::move(settings)) {
     every_row = looks_at_every_row(spec);
+    TrainingWeights weights{std::move(initial)};
+    const ModelConfig& config = weights.policy.config();
     if (spec.reads(Stream::ref)) {
-      reference = table.reference == "initial"
-                      ? std::make_unique<Parameters>(policy)
-                      : load_other_policy("reference", table.reference, policy.config());
+      weights.reference = table.reference == "initial"
+                              ? std::make_unique<Parameters>(weights.policy)
+                              : load_other_policy("reference", table.reference, config);
     }
     if (spec.reads(Stream::teacher)) {
       LEEWAY_CHECK(!table.teacher.empty(), "the configuration names a teacher where one is read");
-      teacher = load_other_policy("teacher", table.teacher, policy.config());
+      weights.teacher = load_other_policy("teacher", table.teacher, config);
     }
+    backend = make ? make(std::move(weights), table) : make_cpu_training(std::move(weights), table);
   }
 
   std::vector<MicroBatch> micro_batches(std::span<const Sample> samples,
@@ -138,88 +132,19 @@ struct Trainer::Impl {
     return make_micro_batches(samples, streams, table.max_tokens, every_row, only);
   }
 
-  HeadProblem head_of(const Parameters& weights, const MicroBatch& batch) {
-    HeadProblem problem;
-    problem.tokens = batch.size();
-    problem.hidden_size = weights.config().hidden_size;
-    problem.vocabulary = weights.config().vocab_size;
-    problem.hidden = rows_of(hidden.data(), problem.hidden_size);
-    problem.weight = rows_of(network_of(weights).head, problem.hidden_size);
-    problem.targets = batch.targets;
-    problem.rows = batch.rows;
-    problem.all_rows = false;
-    problem.temperature = batch.temperature;
-    return problem;
-  }
-
-  // Hidden states of a micro-batch; with `activations`, what the backward pass needs.
-  void decode(const Parameters& weights, const MicroBatch& batch, Activations* kept) {
-    const size_t numbers = static_cast<size_t>(batch.size() * weights.config().hidden_size);
-    if (hidden.size() < numbers) hidden.resize(numbers);
-    training_forward(pool, weights, batch.packed(), options,
-                     std::span<float>(hidden).first(numbers), kept);
-    logprobs.resize(static_cast<size_t>(batch.size()));
-    entropy.resize(logprobs.size());
-  }
-
-  void backward(const MicroBatch& batch) {
-    training_backward(pool, policy, batch.packed(), d_hidden_of(batch), activations, gradients);
-  }
-  std::span<float> d_hidden_of(const MicroBatch& batch) {
-    const size_t numbers = static_cast<size_t>(batch.size() * policy.config().hidden_size);
-    if (d_hidden.size() < numbers) d_hidden.resize(numbers);
-    return std::span<float>(d_hidden).first(numbers);
-  }
-  std::span<float> d_head() {
-    const auto& config = policy.config();
-    return {network_of(gradients).head,
-            static_cast<size_t>(config.vocab_size * config.hidden_size)};
-  }
-
-  TokenValues score(const Parameters& weights, std::span<const Sample> samples) {
-    check_samples(policy.config(), samples);
-    TokenValues values = zeros_like(samples);
+  TokenValues score(PolicyKind policy, std::span<const Sample> samples) {
+    check_samples(backend->config(), samples);
+    TokenValues result = zeros_like(samples);
     for (const MicroBatch& batch : micro_batches(samples, {}, {})) {
-      decode(weights, batch, nullptr);
-      head_logprobs(pool, head_of(weights, batch), logprobs, {});
-      scatter(batch, logprobs, values);
+      backend->score(policy, batch, values);
+      scatter(batch, values.logprobs, result);
     }
-    return values;
+    return result;
   }
 
   void check_rollouts(std::span<const Sample> samples, const char* reader) const {
     if (samples.empty() || !samples[0].rollout.empty()) return;
     throw Error(fmt::format("sample 0: rollout is empty, and {} reads it", reader));
-  }
-
-  // A micro-batch whose gradient needs nothing of others.
-  void pass_alone(const MicroBatch& batch, bool prox_is_pi, std::optional<double> denominator,
-                  double entropy_gradient, PassResult& result) {
-    decode(policy, batch, &activations);
-    const HeadProblem problem = head_of(policy, batch);
-    const BatchView<float> view = batch.view(logprobs, prox_is_pi);
-    if (entropy_gradient == 0.0) {
-      const HeadResult head = policy_head(pool, problem, spec, view, denominator, logprobs, entropy,
-                                          d_hidden_of(batch), d_head());
-      result.loss += head.loss;
-      result.metrics.merge(head.metrics);
-    } else {
-      head_logprobs(pool, problem, logprobs, entropy);
-      g.resize(logprobs.size());
-      result.loss += evaluator.evaluate(spec, view, g, denominator, &result.metrics);
-      pass_gradient(batch, problem, g, entropy_gradient);
-    }
-    backward(batch);
-    note_values(batch, result);
-  }
-
-  void pass_gradient(const MicroBatch& batch, const HeadProblem& problem,
-                     std::span<const float> gradient, double entropy_gradient) {
-    g_entropy.assign(entropy_gradient == 0.0 ? 0 : gradient.size(), 0.0f);
-    for (size_t t = 0; t < g_entropy.size(); ++t) {
-      if (batch.mask[t] != 0) g_entropy[t] = static_cast<float>(entropy_gradient);
-    }
-    head_backward(pool, problem, gradient, g_entropy, d_hidden_of(batch), d_head());
   }
 
   // Two passes: all log-probabilities, the loss of the whole batch, then gradients.
@@ -230,9 +155,8 @@ struct Trainer::Impl {
     std::vector<float> pi;
     joined.cu_seqlens.push_back(0);
     for (const MicroBatch& batch : batches) {
-      decode(policy, batch, nullptr);
-      head_logprobs(pool, head_of(policy, batch), logprobs, entropy);
-      pi.insert(pi.end(), logprobs.begin(), logprobs.end());
+      backend->score(PolicyKind::current, batch, values);
+      pi.insert(pi.end(), values.logprobs.begin(), values.logprobs.end());
       const int64_t first = joined.cu_seqlens.back();
       for (size_t s = 1; s < batch.cu_seqlens.size(); ++s) {
         joined.cu_seqlens.push_back(first + batch.cu_seqlens[s]);
@@ -255,12 +179,8 @@ struct Trainer::Impl {
     size_t first = 0;
     for (const MicroBatch& batch : batches) {
       const size_t count = static_cast<size_t>(batch.size());
-      decode(policy, batch, &activations);
-      const HeadProblem problem = head_of(policy, batch);
-      head_logprobs(pool, problem, logprobs, entropy);
-      pass_gradient(batch, problem, std::span<const float>(gradient).subspan(first, count),
-                    entropy_gradient);
-      backward(batch);
+      backend->gradient_pass(batch, std::span<const float>(gradient).subspan(first, count),
+                             entropy_gradient, values);
       note_values(batch, result);
       first += count;
     }
@@ -268,9 +188,9 @@ struct Trainer::Impl {
 
   // Entropies and log-probabilities of the pass just made.
   void note_values(const MicroBatch& batch, PassResult& result) const {
-    scatter(batch, logprobs, result.logprobs);
+    scatter(batch, values.logprobs, result.logprobs);
     for (size_t t = 0; t < batch.mask.size(); ++t) {
-      if (batch.mask[t] != 0) result.entropy += entropy[t];
+      if (batch.mask[t] != 0) result.entropy += values.entropy[t];
     }
   }
 
@@ -311,8 +231,10 @@ struct Trainer::Impl {
         pass_together(batches, streams.prox_is_pi, denominator, entropy_gradient, result);
       } else {
         if (!denominator && !needs_whole_batch(spec)) denominator = denominator_of(batches);
+        const LossPass how{&spec, streams.prox_is_pi, denominator, entropy_gradient};
         for (const MicroBatch& batch : batches) {
-          pass_alone(batch, streams.prox_is_pi, denominator, entropy_gradient, result);
+          result.loss += backend->loss_pass(batch, how, result.metrics, values);
+          note_values(batch, result);
         }
       }
       result.loss -= table.entropy_bonus * result.entropy / trained;
@@ -324,46 +246,42 @@ struct Trainer::Impl {
     return result;
   }
 
-  ThreadPool pool;
   Evaluator evaluator;
-  Parameters policy, gradients;
-  AdamW optimizer;
   LossSpec spec;
   TrainerTable table;
-  TrainingOptions options;
   bool every_row = false;
-  std::unique_ptr<Parameters> reference, teacher;
-  Activations activations;
-  AlignedVector<float> hidden, d_hidden;
-  std::vector<float> logprobs, entropy, g, g_entropy;
+  std::unique_ptr<TrainingBackend> backend;
+  RowValues values;          // of the micro-batch at hand
   std::string pass_failure;  // of a pass since the last step: the gradients are of no use
 };
 
-Trainer::Trainer(Parameters initial, LossSpec spec, TrainerTable table)
-    : impl_(std::make_unique<Impl>(std::move(initial), std::move(spec), std::move(table))) {}
+Trainer::Trainer(Parameters initial, LossSpec spec, TrainerTable table,
+                 const MakeTrainingBackend& backend)
+    : impl_(
+          std::make_unique<Impl>(std::move(initial), std::move(spec), std::move(table), backend)) {}
 Trainer::~Trainer() = default;
 
-const Parameters& Trainer::parameters() const { return impl_->policy; }
+const Parameters& Trainer::parameters() const { return impl_->backend->parameters(); }
 const LossSpec& Trainer::spec() const { return impl_->spec; }
-int64_t Trainer::optimizer_steps() const { return impl_->optimizer.steps(); }
+int64_t Trainer::optimizer_steps() const { return impl_->backend->steps(); }
 
 TokenValues Trainer::forward(std::span<const Sample> samples) {
-  return impl_->score(impl_->policy, samples);
+  return impl_->score(PolicyKind::current, samples);
 }
 
 TokenValues Trainer::ref_forward(std::span<const Sample> samples) {
-  LEEWAY_CHECK(impl_->reference != nullptr, "the loss reads ref");
-  return impl_->score(*impl_->reference, samples);
+  LEEWAY_CHECK(impl_->spec.reads(Stream::ref), "the loss reads ref");
+  return impl_->score(PolicyKind::reference, samples);
 }
 
 TokenValues Trainer::teacher_forward(std::span<const Sample> samples) {
-  LEEWAY_CHECK(impl_->teacher != nullptr, "the loss reads teacher");
-  return impl_->score(*impl_->teacher, samples);
+  LEEWAY_CHECK(impl_->spec.reads(Stream::teacher), "the loss reads teacher");
+  return impl_->score(PolicyKind::teacher, samples);
 }
 
 PassResult Trainer::forward_backward(std::span<const Sample> samples, const PolicyStreams& streams,
                                      std::optional<double> denominator) {
-  check_samples(impl_->policy.config(), samples);
+  check_samples(impl_->backend->config(), samples);
   const LossSpec& spec = impl_->spec;
   if (spec.reads(Stream::rollout)) impl_->check_rollouts(samples, spec.preset.c_str());
   check_stream("prox", spec.reads(Stream::prox) && !streams.prox_is_pi, spec.preset, streams.prox,
@@ -376,7 +294,7 @@ PassResult Trainer::forward_backward(std::span<const Sample> samples, const Poli
 }
 
 double Trainer::denominator_of_samples(std::span<const Sample> samples) {
-  check_samples(impl_->policy.config(), samples);
+  check_samples(impl_->backend->config(), samples);
   if (impl_->spec.denominator_depends_on_pi()) {
     throw Error(fmt::format(
         "preset {}: its denominator depends on the log-probabilities, so that only a pass over all "
@@ -391,7 +309,7 @@ double Trainer::denominator_of_samples(std::span<const Sample> samples) {
 OptimResult Trainer::optim_step() {
   OptimResult result;
   const OptimizerTable& settings = impl_->table.optimizer;
-  result.grad_norm = gradient_norm(impl_->pool, impl_->gradients);
+  result.grad_norm = impl_->backend->gradient_norm();
   const double scale = settings.max_grad_norm > 0.0 && result.grad_norm > settings.max_grad_norm
                            ? settings.max_grad_norm / result.grad_norm
                            : 1.0;
@@ -399,20 +317,19 @@ OptimResult Trainer::optim_step() {
     result.failure = std::exchange(impl_->pass_failure, {});
   } else if (std::isfinite(result.grad_norm) && scale * result.grad_norm < kLargestNorm) {
     result.learning_rate =
-        learning_rate(settings, impl_->optimizer.steps() + 1,
+        learning_rate(settings, impl_->backend->steps() + 1,
                       impl_->table.max_steps * optimizer_steps_per_batch(impl_->table));
-    impl_->optimizer.step(impl_->pool, settings, result.learning_rate, scale, impl_->gradients,
-                          impl_->policy);
+    impl_->backend->step(settings, result.learning_rate, scale);
   } else {
     result.failure = fmt::format("the norm of the gradient is {}", result.grad_norm);
   }
-  std::fill(impl_->gradients.flat().begin(), impl_->gradients.flat().end(), 0.0f);
+  impl_->backend->zero_gradients();
   return result;
 }
 
 BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   Impl& impl = *impl_;
-  check_samples(impl.policy.config(), samples);
+  check_samples(impl.backend->config(), samples);
   if (impl.spec.reads(Stream::rollout)) impl.check_rollouts(samples, impl.spec.preset.c_str());
   BatchResult result;
   PolicyStreams streams;
@@ -422,10 +339,10 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
     seconds += watch.seconds();
     return value;
   };
-  if (impl.reference) {
+  if (impl.spec.reads(Stream::ref)) {
     streams.ref = timed(result.ref_seconds, [&] { return ref_forward(samples); });
   }
-  if (impl.teacher) {
+  if (impl.spec.reads(Stream::teacher)) {
     streams.teacher = timed(result.teacher_seconds, [&] { return teacher_forward(samples); });
   }
   const int64_t steps = optimizer_steps_per_batch(impl.table);
@@ -464,7 +381,7 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   };
   for (int64_t epoch = 0; epoch < impl.table.epochs; ++epoch) {
     const auto minibatches =
-        split_minibatches(samples, parts, static_cast<uint64_t>(impl.optimizer.steps() + epoch));
+        split_minibatches(samples, parts, static_cast<uint64_t>(impl.backend->steps() + epoch));
     for (const std::vector<size_t>& minibatch : minibatches) {
       PassResult pass = timed(result.pass_seconds, [&] {
         return impl.pass(
@@ -476,7 +393,7 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
       result.passes.merge(std::move(pass));
       if (!result.passes.failure.empty()) {
         result.failure = result.passes.failure;
-        std::fill(impl.gradients.flat().begin(), impl.gradients.flat().end(), 0.0f);
+        impl.backend->zero_gradients();
         return result;
       }
       if (step_each && trains && !step()) return result;
@@ -489,12 +406,8 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   return result;
 }
 
-void Trainer::save(const std::string& folder) const {
-  save_state(folder, impl_->policy, impl_->optimizer);
-}
+void Trainer::save(const std::string& folder) const { impl_->backend->save(folder); }
 
-void Trainer::load(const std::string& folder) {
-  load_state(folder, impl_->policy, impl_->optimizer);
-}
+void Trainer::load(const std::string& folder) { impl_->backend->load(folder); }
 
 }  // namespace leeway

@@ -16,7 +16,7 @@
 // - A pass or a step that is not finite changes no weight: it is reported, and the weights are the
 //   last good ones.
 //
-// Threads: one call at a time per object; each call uses all of the trainer's threads.
+// Threads: one call at a time per object; each call uses all of the backend's threads.
 #pragma once
 
 #include <memory>
@@ -28,6 +28,7 @@
 #include "config/run_config.h"
 #include "leeway/metrics.h"
 #include "model/parameters.h"
+#include "trainer/backend.h"
 #include "trainer/micro_batch.h"
 #include "trainer/optimizer.h"
 #include "trainer/sample.h"
@@ -68,8 +69,10 @@ class Trainer {
  public:
   // `spec` is trained with; `table` says how. Loads a reference or teacher folder that the loss
   // needs. Throws Error: a folder that cannot be read or does not fit the policy's vocabulary, a
-  // BLAS that is not there (numerics = "fast").
-  Trainer(Parameters initial, LossSpec spec, TrainerTable table);
+  // BLAS that is not there (numerics = "fast"). `backend` says where numbers live and are computed;
+  // empty: on the CPU.
+  Trainer(Parameters initial, LossSpec spec, TrainerTable table,
+          const MakeTrainingBackend& backend = {});
   ~Trainer();
 
   const Parameters& parameters() const;

@@ -5,12 +5,59 @@
 #include <torch/version.h>
 
 #include <cmath>
+#include <tuple>
+#include <utility>
 
 namespace leeway {
 
 // What sums are kept in: float32, and float64 for float64.
 inline at::ScalarType wide_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// Whether rows of this device and type may go to `packed_attention`, and heads of this width.
+inline bool has_packed_attention(const at::Device& device, at::ScalarType type, int64_t head_dim) {
+#if TORCH_VERSION_MAJOR >= 2
+  return device.is_cuda() && (type == at::kBFloat16 || type == at::kHalf) && head_dim % 8 == 0 &&
+         head_dim <= 256;
+#else
+  (void)device, (void)type, (void)head_dim;
+  return false;
+#endif
+}
+
+// Causal attention of all sequences at once: q [N, heads, head_dim], k and v [N, kv_heads,
+// head_dim]; `offsets` is int32 [S + 1] on their device.
+inline at::Tensor packed_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                   const at::Tensor& offsets, int64_t longest) {
+#if TORCH_VERSION_MAJOR >= 2
+  return std::get<0>(at::_flash_attention_forward(q, k, v, offsets, offsets, longest, longest, 0.0,
+                                                  /*is_causal=*/true,
+                                                  /*return_debug_mask=*/false));
+#else
+  (void)k, (void)v, (void)offsets, (void)longest;
+  return q;  // has_packed_attention is false
+#endif
+}
+
+// The gradients of x * inverse * weight, inverse [.., 1] = 1 / sqrt(mean of x^2 + eps) in float32,
+// by x and by weight. `d_y`, x and weight are of one type.
+inline std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& d_y,
+                                                           const at::Tensor& x,
+                                                           const at::Tensor& weight,
+                                                           const at::Tensor& inverse) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 9)
+  if (x.is_cuda()) {
+    const auto [d_x, d_weight] =
+        at::_fused_rms_norm_backward(d_y, x, {x.size(-1)}, inverse, weight, {true, true});
+    return {d_x, d_weight};
+  }
+#endif
+  const at::Tensor normed = x.to(at::kFloat) * inverse, wide = d_y.to(at::kFloat);
+  const at::Tensor d_normed = wide * weight.to(at::kFloat);
+  const at::Tensor d_x = inverse * (d_normed - normed * (d_normed * normed).mean(-1, true));
+  const at::Tensor d_weight = (wide * normed).reshape({-1, x.size(-1)}).sum(0);
+  return {d_x.to(x.scalar_type()), d_weight.to(weight.scalar_type())};
 }
 
 // Causal attention of one sequence: queries, keys and values [heads, length, head_dim]; scores are

@@ -4,10 +4,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
 #include <numbers>
 #include <string>
 
 #include "leeway/error.h"
+#include "model/torch/layer_rows.h"
 #include "model/torch/torch_compat.h"
 
 namespace leeway {
@@ -16,16 +18,39 @@ using torch::Tensor;
 
 namespace {
 
-// The weights of one layer; undefined where the family has none.
+// Gives the copy in the compute type and hands its gradient on to the master.
+struct UseCopy : torch::autograd::Function<UseCopy> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor&, const Tensor& copy) {
+    return copy;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    return {gradients[0].to(at::kFloat), Tensor()};
+  }
+};
+
+// A parameter as passes use it; undefined where the family has none.
+struct Weight {
+  Tensor leaf;
+  Tensor copy;  // in the compute type; undefined where the leaf is of that type
+
+  // In the compute type, part of the graph.
+  Tensor use() const {
+    if (!copy.defined()) return leaf;
+    return at::GradMode::is_enabled() && leaf.requires_grad() ? UseCopy::apply(leaf, copy) : copy;
+  }
+};
+
+// The weights of one layer.
 struct Layer {
-  Tensor input_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, o, o_bias, post_norm, gate,
+  Weight input_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, o, o_bias, post_norm, gate,
       up, down;
 
-  std::vector<Tensor> tensors() const {
+  std::vector<Tensor> leaves() const {
     std::vector<Tensor> list;
-    for (const Tensor* tensor : {&input_norm, &q, &k, &v, &q_bias, &k_bias, &v_bias, &q_norm,
+    for (const Weight* weight : {&input_norm, &q, &k, &v, &q_bias, &k_bias, &v_bias, &q_norm,
                                  &k_norm, &o, &o_bias, &post_norm, &gate, &up, &down}) {
-      if (tensor->defined()) list.push_back(*tensor);
+      if (weight->leaf.defined()) list.push_back(weight->leaf);
     }
     return list;
   }
@@ -34,30 +59,17 @@ struct Layer {
 // The sequences of a batch, and the rotary angles of its tokens. [N, 1, head_dim / 2]
 struct Packing {
   std::vector<int64_t> lengths;
+  int64_t longest = 0;
+  Tensor offsets;  // for `packed_attention`; undefined: sequence by sequence
   Tensor cosines, sines;
 };
 
 // ---------------------------------------------------------------------------------------------
 // The network
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  const Tensor wide = x.to(wide_type(x));
-  const Tensor normed = wide * at::rsqrt(wide.square().mean(-1, true) + eps);
-  return normed.to(x.scalar_type()) * weight.to(x.scalar_type());
-}
-
-Tensor project(const Tensor& x, const Tensor& weight, const Tensor& bias = {}) {
-  const Tensor w = weight.to(x.scalar_type());
-  return bias.defined() ? at::linear(x, w, bias.to(x.scalar_type())) : at::linear(x, w);
-}
-
-// Turns each pair (i, i + head_dim / 2) of x [N, heads, head_dim] by its angle.
-Tensor rotate(const Tensor& x, const Packing& packing) {
-  const std::vector<Tensor> halves = x.to(wide_type(x)).chunk(2, -1);
-  const Tensor &a = halves[0], &b = halves[1];
-  return at::cat({a * packing.cosines - b * packing.sines, b * packing.cosines + a * packing.sines},
-                 -1)
-      .to(x.scalar_type());
+Tensor project(const Tensor& x, const Weight& weight, const Weight& bias = {}) {
+  return bias.leaf.defined() ? at::linear(x, weight.use(), bias.use())
+                             : at::linear(x, weight.use());
 }
 
 // Each key/value head once for every query head that reads it.
@@ -89,18 +101,20 @@ Tensor attention(const ModelConfig& config, const Layer& layer, const Packing& p
   Tensor k = project(x, layer.k, layer.k_bias).view({-1, kv_heads, config.head_dim});
   const Tensor v = project(x, layer.v, layer.v_bias).view({-1, kv_heads, config.head_dim});
   if (config.qk_norm) {
-    q = rms_norm(q, layer.q_norm, config.rms_norm_eps);
-    k = rms_norm(k, layer.k_norm, config.rms_norm_eps);
+    q = rms_norm(q, layer.q_norm.use(), config.rms_norm_eps);
+    k = rms_norm(k, layer.k_norm.use(), config.rms_norm_eps);
   }
-  q = rotate(q, packing);
-  k = rotate(k, packing);
+  q = turned(q, packing.cosines, packing.sines);
+  k = turned(k, packing.cosines, packing.sines);
   const Tensor attended =
-      attend(q, expand_heads(k, heads), expand_heads(v, heads), packing.lengths);
+      packing.offsets.defined()
+          ? packed_attention(q, k, v, packing.offsets, packing.longest).flatten(1)
+          : attend(q, expand_heads(k, heads), expand_heads(v, heads), packing.lengths);
   return project(attended, layer.o, layer.o_bias);
 }
 
 Tensor gated_unit(const Layer& layer, const Tensor& x) {
-  return project(at::silu(project(x, layer.gate)) * project(x, layer.up), layer.down);
+  return project(gated(project(x, layer.gate), project(x, layer.up)), layer.down);
 }
 
 // A layer with all it needs but the residual stream x [N, hidden_size].
@@ -114,8 +128,9 @@ struct LayerPass : torch::CustomClassHolder {
 
   Tensor run(const Tensor& x) const {
     const double eps = config.rms_norm_eps;
-    const Tensor y = x + attention(config, layer, *packing, rms_norm(x, layer.input_norm, eps));
-    return y + gated_unit(layer, rms_norm(y, layer.post_norm, eps));
+    const Tensor y =
+        x + attention(config, layer, *packing, rms_norm(x, layer.input_norm.use(), eps));
+    return y + gated_unit(layer, rms_norm(y, layer.post_norm.use(), eps));
   }
 };
 
@@ -194,9 +209,9 @@ void check_cu_seqlens(const ModelConfig& config, std::span<const int64_t> cu_seq
   }
 }
 
-// The host's float32 values as a tensor that shares their memory.
-Tensor host_view(std::span<float> values, const std::vector<int64_t>& shape) {
-  return at::from_blob(values.data(), shape, at::TensorOptions(at::kFloat));
+// The host's float32 values as a tensor that shares their memory; only read where they are const.
+Tensor host_view(std::span<const float> values, const std::vector<int64_t>& shape) {
+  return at::from_blob(const_cast<float*>(values.data()), shape, at::TensorOptions(at::kFloat));
 }
 
 }  // namespace
@@ -209,28 +224,44 @@ struct TorchDecoder::Impl {
   std::vector<ParameterInfo> table;
   torch::ScalarType compute;
   std::vector<Tensor> parameters;
-  Tensor frequencies;  // [head_dim / 2], float32, on the device
-  Tensor embedding, final_norm, head;
+  std::vector<Tensor> copies;  // beside them; undefined where none is needed
+  Tensor frequencies;          // [head_dim / 2], float32, on the device
+  Weight embedding, final_norm, head;
   std::vector<Layer> layers;
 
   std::shared_ptr<const Packing> pack(std::span<const int64_t> cu_seqlens) const {
     auto packing = std::make_shared<Packing>();
-    std::vector<Tensor> positions;
+    std::vector<float> positions;
     for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
-      packing->lengths.push_back(cu_seqlens[s + 1] - cu_seqlens[s]);
-      positions.push_back(at::arange(packing->lengths.back(), at::kFloat));
+      const int64_t length = cu_seqlens[s + 1] - cu_seqlens[s];
+      packing->lengths.push_back(length);
+      packing->longest = std::max(packing->longest, length);
+      for (int64_t t = 0; t < length; ++t) positions.push_back(static_cast<float>(t));
     }
-    const Tensor angles =
-        at::cat(positions).to(frequencies.device()).unsqueeze(1) * frequencies.unsqueeze(0);
+    const at::Device device = frequencies.device();
+    if (has_packed_attention(device, compute, config.head_dim)) {
+      std::vector<int32_t> offsets(cu_seqlens.begin(), cu_seqlens.end());
+      packing->offsets =
+          at::from_blob(offsets.data(), {static_cast<int64_t>(offsets.size())}, at::kInt)
+              .to(device);
+    }
+    const Tensor angles = host_view(positions, {cu_seqlens.back(), 1}).to(device) * frequencies;
     const at::ScalarType wide = compute == at::kDouble ? at::kDouble : at::kFloat;
     packing->cosines = angles.cos().to(wide).unsqueeze(1);
     packing->sines = angles.sin().to(wide).unsqueeze(1);
     return packing;
   }
+
+  void refresh_copies() {
+    const at::NoGradGuard guard;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (copies[i].defined()) copies[i].copy_(parameters[i]);
+    }
+  }
 };
 
 TorchDecoder::TorchDecoder(const Parameters& parameters, torch::Device device,
-                           torch::ScalarType compute)
+                           torch::ScalarType compute, bool trains)
     : impl_(std::make_unique<Impl>()) {
   LEEWAY_CHECK(compute == at::kDouble || compute == at::kFloat || compute == at::kBFloat16 ||
                    compute == at::kHalf,
@@ -240,41 +271,46 @@ TorchDecoder::TorchDecoder(const Parameters& parameters, torch::Device device,
   impl.table = parameters.table();
   impl.compute = compute;
   impl.frequencies = rotary_frequencies(impl.config).to(device);
-  const at::ScalarType master = compute == at::kDouble ? at::kDouble : at::kFloat;
+  const NetworkPointers<const float> network = network_of(parameters);
+  const at::ScalarType kept = trains && compute != at::kDouble ? at::kFloat : compute;
   for (size_t i = 0; i < impl.table.size(); ++i) {
     const std::span<const float> values = parameters.of(i);
-    const Tensor host =
-        host_view({const_cast<float*>(values.data()), values.size()}, impl.table[i].shape);
-    impl.parameters.push_back(
-        host.to(at::TensorOptions(device).dtype(master), false, /*copy=*/true).requires_grad_());
+    const Tensor host = host_view(values, impl.table[i].shape);
+    const Tensor leaf = host.to(at::TensorOptions(device).dtype(kept), false, /*copy=*/true);
+    // Rows of the embedding are looked up among the leaf's.
+    const bool looked_up = values.data() == network.embedding && network.head != network.embedding;
+    impl.copies.push_back(kept == compute || looked_up ? Tensor() : leaf.to(compute));
+    impl.parameters.push_back(leaf);
+    impl.parameters.back().requires_grad_(trains);
   }
   // By the place the native network gives each parameter.
-  auto tensor_of = [&](const float* place) {
+  auto weight_of = [&](const float* place) {
     for (size_t i = 0; i < impl.table.size(); ++i) {
-      if (place != nullptr && parameters.of(i).data() == place) return impl.parameters[i];
+      if (place != nullptr && parameters.of(i).data() == place) {
+        return Weight{impl.parameters[i], impl.copies[i]};
+      }
     }
-    return Tensor();
+    return Weight();
   };
-  const NetworkPointers<const float> network = network_of(parameters);
-  impl.embedding = tensor_of(network.embedding);
-  impl.final_norm = tensor_of(network.final_norm);
-  impl.head = tensor_of(network.head);
+  impl.embedding = weight_of(network.embedding);
+  impl.final_norm = weight_of(network.final_norm);
+  impl.head = weight_of(network.head);
   for (const LayerPointers<const float>& at : network.layers) {
-    impl.layers.push_back({.input_norm = tensor_of(at.input_norm),
-                           .q = tensor_of(at.q),
-                           .k = tensor_of(at.k),
-                           .v = tensor_of(at.v),
-                           .q_bias = tensor_of(at.q_bias),
-                           .k_bias = tensor_of(at.k_bias),
-                           .v_bias = tensor_of(at.v_bias),
-                           .q_norm = tensor_of(at.q_norm),
-                           .k_norm = tensor_of(at.k_norm),
-                           .o = tensor_of(at.o),
-                           .o_bias = tensor_of(at.o_bias),
-                           .post_norm = tensor_of(at.post_norm),
-                           .gate = tensor_of(at.gate),
-                           .up = tensor_of(at.up),
-                           .down = tensor_of(at.down)});
+    impl.layers.push_back({.input_norm = weight_of(at.input_norm),
+                           .q = weight_of(at.q),
+                           .k = weight_of(at.k),
+                           .v = weight_of(at.v),
+                           .q_bias = weight_of(at.q_bias),
+                           .k_bias = weight_of(at.k_bias),
+                           .v_bias = weight_of(at.v_bias),
+                           .q_norm = weight_of(at.q_norm),
+                           .k_norm = weight_of(at.k_norm),
+                           .o = weight_of(at.o),
+                           .o_bias = weight_of(at.o_bias),
+                           .post_norm = weight_of(at.post_norm),
+                           .gate = weight_of(at.gate),
+                           .up = weight_of(at.up),
+                           .down = weight_of(at.down)});
   }
 }
 
@@ -284,25 +320,27 @@ TorchDecoder& TorchDecoder::operator=(TorchDecoder&&) noexcept = default;
 
 const ModelConfig& TorchDecoder::config() const { return impl_->config; }
 const std::vector<Tensor>& TorchDecoder::parameters() const { return impl_->parameters; }
+void TorchDecoder::weights_changed() { impl_->refresh_copies(); }
 
 Tensor TorchDecoder::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
                              bool recompute_activations) const {
   check_cu_seqlens(impl_->config, cu_seqlens, tokens.size(0));
   const std::shared_ptr<const Packing> packing = impl_->pack(cu_seqlens);
-  Tensor x = at::embedding(impl_->embedding, tokens).to(impl_->compute);
+  Tensor x = at::embedding(impl_->embedding.leaf, tokens).to(impl_->compute);
   for (const Layer& layer : impl_->layers) {
     const auto pass = c10::make_intrusive<LayerPass>(impl_->config, layer, packing);
     if (recompute_activations) {
-      const std::vector<Tensor> weights = layer.tensors();
+      const std::vector<Tensor> weights = layer.leaves();
       x = RecomputedLayer::apply(pass, x, at::TensorList(weights));
     } else {
       x = pass->run(x);
     }
   }
-  return rms_norm(x, impl_->final_norm, impl_->config.rms_norm_eps);
+  return rms_norm(x, impl_->final_norm.use(), impl_->config.rms_norm_eps);
 }
 
-Tensor TorchDecoder::head_weight() const { return impl_->head.to(impl_->compute); }
+Tensor TorchDecoder::head_weight() const { return impl_->head.use(); }
+const Tensor& TorchDecoder::head_parameter() const { return impl_->head.leaf; }
 
 void TorchDecoder::copy_to(Parameters& to) const {
   const at::NoGradGuard guard;
@@ -310,6 +348,15 @@ void TorchDecoder::copy_to(Parameters& to) const {
   for (size_t i = 0; i < impl_->table.size(); ++i) {
     host_view(to.of(i), impl_->table[i].shape).copy_(impl_->parameters[i]);
   }
+}
+
+void TorchDecoder::copy_from(const Parameters& from) {
+  const at::NoGradGuard guard;
+  LEEWAY_CHECK(from.table().size() == impl_->table.size(), "weights of another model");
+  for (size_t i = 0; i < impl_->table.size(); ++i) {
+    impl_->parameters[i].copy_(host_view(from.of(i), impl_->table[i].shape));
+  }
+  impl_->refresh_copies();
 }
 
 void TorchDecoder::copy_gradients_to(Parameters& to) const {

@@ -534,6 +534,51 @@ TEST(TorchDecoder, HalfPrecisionComputesWithFloat32Masters) {
   }
 }
 
+TEST(TorchDecoder, PassesReadWeightsThatHaveChanged) {
+  for (const torch::Device& device : devices()) {
+    for (Family family : kFamilies) {
+      const ModelConfig config = small_config(family);
+      const Parameters first = random_parameters(config, 31),
+                       second = random_parameters(config, 32);
+      const std::vector<int64_t> offsets = offsets_of(kLengths);
+      const Tensor tokens = random_tokens(config, offsets.back(), 33).to(device);
+      const TorchDecoder expected(second, device, at::kBFloat16);
+      TorchDecoder copied(first, device, at::kBFloat16), stepped(first, device, at::kBFloat16);
+      copied.copy_from(second);
+      {
+        const at::NoGradGuard guard;
+        for (size_t i = 0; i < first.table().size(); ++i) {
+          Tensor(stepped.parameters()[i]).copy_(expected.parameters()[i]);
+        }
+      }
+      stepped.weights_changed();
+      for (const TorchDecoder* decoder : {&copied, &stepped}) {
+        EXPECT_TRUE(at::equal(decoder->forward(tokens, offsets, false),
+                              expected.forward(tokens, offsets, false)));
+        EXPECT_TRUE(at::equal(decoder->head_weight(), expected.head_weight()));
+      }
+    }
+  }
+}
+
+TEST(TorchDecoder, WithoutTrainingItHasTheSameNumbersAndNoGraph) {
+  for (const torch::Device& device : devices()) {
+    for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+      const ModelConfig config = small_config(Family::qwen2);
+      const Parameters parameters = random_parameters(config, 34);
+      const std::vector<int64_t> offsets = offsets_of(kLengths);
+      const Tensor tokens = random_tokens(config, offsets.back(), 35).to(device);
+      const TorchDecoder trains(parameters, device, compute);
+      const TorchDecoder scores(parameters, device, compute, false);
+      const Tensor hidden = scores.forward(tokens, offsets, false);
+      EXPECT_FALSE(hidden.requires_grad());
+      EXPECT_EQ(scores.parameters()[0].scalar_type(), compute);
+      EXPECT_TRUE(at::equal(hidden, trains.forward(tokens, offsets, false)));
+      EXPECT_TRUE(at::equal(scores.head_weight(), trains.head_weight()));
+    }
+  }
+}
+
 TEST(TorchDecoder, WeightsAndGradientsComeBackAsTheyAre) {
   const ModelConfig config = small_config(Family::llama);
   const Parameters parameters = random_parameters(config, 21);

@@ -1,0 +1,219 @@
+"""A Qwen3-shaped model of 0.6 billion random parameters: a training step of 8 x 2048 tokens and
+sampling of 256 sequences, in transformers and in ours (gpu_model_benchmark).
+
+  model.py [--program BUILD/gpu_model_benchmark] [--output FILE] [--only PART ..]
+
+Every part runs in a process of its own with a limit of time; what it has printed until then counts.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+SEQUENCES, LENGTH = 8, 2048
+PROMPTS, PROMPT_LENGTH, NEW_TOKENS = 256, 128, 128
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024,
+    "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+    "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}, "hidden_act": "silu",
+    "attention_bias": False, "use_sliding_window": False,
+}
+METHOD = ("medians of 5 steps after 2 warm-ups, by the host's clock with the device's work done; "
+          "forward and backward of the mean token loss, all tokens trained; transformers: bf16 "
+          "weights, sdpa, fused AdamW on bf16; ours: bf16 with float32 masters, gradients and "
+          "moments; sampling at temperature 1: new tokens over the whole time, prompts included; "
+          "used_gib: of the device, allocators' caches included")
+# Seconds; the whole stage stays within them together.
+LIMITS = {"train_eager": 60, "train_compiled": 120, "sample": 90, "ours": 120}
+
+
+def emit(row):
+    print(json.dumps(row), flush=True)
+
+
+def used_gib():
+    import torch
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / float(1 << 30)
+
+
+def make_model():
+    import torch
+    import transformers
+    config = transformers.Qwen3Config(**{k: v for k, v in CONFIG.items()
+                                         if k not in ("architectures", "model_type")})
+    with torch.device("cuda"):
+        try:
+            return transformers.AutoModelForCausalLM.from_config(
+                config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        except TypeError:  # the argument's older name
+            return transformers.AutoModelForCausalLM.from_config(
+                config, torch_dtype=torch.bfloat16, attn_implementation="sdpa")
+
+
+def median_seconds(run, rounds=5, warm_ups=2):
+    import torch
+    times = []
+    for i in range(warm_ups + rounds):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        if i >= warm_ups:
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def train(compiled):
+    """`compiled`: each layer, and the head with its loss, which is where compiling pays."""
+    import torch
+    import torch.nn.functional as F
+    torch.manual_seed(1)
+    model = make_model()
+    model.train()
+    ids = torch.randint(CONFIG["vocab_size"], (SEQUENCES, LENGTH), device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+
+    def head_loss(hidden, weight, ids):
+        logits = hidden[:, :-1].flatten(0, 1) @ weight.t()
+        return F.cross_entropy(logits.float(), ids[:, 1:].flatten())
+
+    if compiled:
+        # Were each layer a case of its own, the rest would silently stay eager.
+        torch._dynamo.config.recompile_limit = 64
+        for layer in model.model.layers:
+            layer.compile()
+        head_loss = torch.compile(head_loss, dynamic=False)
+
+    def forward_backward():
+        model.zero_grad(set_to_none=True)
+        if compiled:
+            hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+            loss = head_loss(hidden, model.lm_head.weight, ids)
+        else:
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+
+    begin = time.perf_counter()
+    forward_backward()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - begin
+    torch.cuda.reset_peak_memory_stats()
+    passes = median_seconds(forward_backward)
+    peak = torch.cuda.max_memory_allocated() / float(1 << 30)
+    step = median_seconds(optimizer.step)
+    tokens = SEQUENCES * LENGTH
+    emit({"name": "transformers, train" + (", torch.compile" if compiled else ""),
+          "tokens": tokens, "forward_backward_seconds": passes, "optimizer_seconds": step,
+          "tokens_per_second": tokens / (passes + step),
+          "forward_backward_tokens_per_second": tokens / passes, "peak_gib": peak,
+          "used_gib": used_gib(), "first_step_seconds": first})
+
+
+def sample():
+    """transformers' generate; eager first, so that a compilation that takes too long costs only
+    itself."""
+    import torch
+    torch.manual_seed(1)
+    model = make_model().eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    ids = torch.randint(CONFIG["vocab_size"], (PROMPTS, PROMPT_LENGTH), device="cuda")
+    mask = torch.ones_like(ids)
+
+    def generate(new_tokens, **options):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        out = model.generate(ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0,
+                             top_p=1.0, max_new_tokens=new_tokens, pad_token_id=0, **options)
+        torch.cuda.synchronize()
+        assert out.shape == (PROMPTS, PROMPT_LENGTH + new_tokens), out.shape
+        return time.perf_counter() - begin
+
+    for name, options, rounds in (("", {}, 1), (", static cache, torch.compile",
+                                                {"cache_implementation": "static"}, 2)):
+        with torch.no_grad():
+            first = generate(NEW_TOKENS if options else 8, **options)
+            seconds = min(generate(NEW_TOKENS, **options) for _ in range(rounds))
+        emit({"name": "transformers, sample" + name, "sequences": PROMPTS,
+              "prompt_tokens": PROMPT_LENGTH, "new_tokens": NEW_TOKENS,
+              "tokens_per_second": PROMPTS * NEW_TOKENS / seconds, "used_gib": used_gib(),
+              "first_call_seconds": first})
+
+
+PARTS = {"train_eager": lambda: train(False), "train_compiled": lambda: train(True),
+         "sample": sample}
+
+
+# ------------------------------------------------------------------------------------------------
+
+
+def rows_of(command, limit):
+    """The JSON lines a command prints within its limit, and what went wrong."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+        out, error = done.stdout, done.stderr
+        failure = "" if done.returncode == 0 else f"exit {done.returncode}: {error[-800:]}"
+    except subprocess.TimeoutExpired as late:
+        out = late.stdout or ""
+        if isinstance(out, bytes):  # as it is, whatever `text` says
+            out = out.decode(errors="replace")
+        failure = f"not done within {limit} s"
+    except OSError as error:
+        out, failure = "", str(error)
+    rows = []
+    for line in out.splitlines():
+        if line.startswith("{"):
+            rows.append(json.loads(line))
+    return rows, failure
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--part", choices=PARTS)
+    parser.add_argument("--program")
+    parser.add_argument("--output", default="gpu_model.json")
+    parser.add_argument("--only", nargs="*", default=list(LIMITS))
+    arguments = parser.parse_args()
+    if arguments.part:
+        PARTS[arguments.part]()
+        return
+    from common import context, table, write
+    results = {"context": context(METHOD), "config": CONFIG, "rows": [], "failures": {}}
+    for part in arguments.only:
+        command = [sys.executable, os.path.abspath(__file__), "--part", part]
+        if part == "ours":
+            if not arguments.program:
+                continue
+            command = [arguments.program]
+        begin = time.time()
+        rows, failure = rows_of(command, LIMITS[part])
+        results["rows"] += rows
+        if failure:
+            results["failures"][part] = failure
+            print(f"  {part}: {failure}", flush=True)
+        print(f"  {part}: {time.time() - begin:.0f} s", flush=True)
+        write(arguments.output, results)
+    training = [r for r in results["rows"] if ", train" in r["name"]]
+    sampling = [r for r in results["rows"] if ", sample" in r["name"]]
+    for row in training:
+        row["pass_ms"] = row["forward_backward_seconds"] * 1e3
+        row["step_ms"] = row["optimizer_seconds"] * 1e3
+    print(table(f"training step of {SEQUENCES} x {LENGTH} tokens, 0.6 B",
+                [("name", "", "s"), ("pass_ms", "fwd+bwd ms", ".1f"), ("step_ms", "step ms", ".1f"),
+                 ("forward_backward_tokens_per_second", "tokens/s", ",.0f"),
+                 ("peak_gib", "peak GiB", ".1f"), ("used_gib", "used GiB", ".1f")], training))
+    print(table(f"sampling {PROMPTS} sequences, {PROMPT_LENGTH} + {NEW_TOKENS} tokens, 0.6 B",
+                [("name", "", "s"), ("tokens_per_second", "tokens/s", ",.0f"),
+                 ("decode_tokens_per_second", "decode/s", ",.0f"),
+                 ("used_gib", "used GiB", ".1f")], sampling))
+
+
+if __name__ == "__main__":
+    main()

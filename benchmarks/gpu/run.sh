@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# Builds for CUDA, checks and measures on one NVIDIA GPU. Stages, all of them without arguments:
+#   benchmarks/gpu/run.sh [build] [check] [head] [loss] [model] [sanitize]
+#
+#   BUILD   build folder                      (build-gpu)
+#   OUT     where results go, gpu_*.json      (benchmarks/results)
+#   PREFIX  dependencies outside the system, a folder with include/ and lib/
+#   COMMIT  what is measured, where there is no git to ask
+#
+# Needs a PyTorch for CUDA that python3 imports; the stage `model` needs transformers. A stage that
+# fails does not keep the next from running. Tables and what failed are printed last.
+set -uo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+cd "$root"
+BUILD=${BUILD:-build-gpu}
+OUT=${OUT:-benchmarks/results}
+PREFIX=${PREFIX:-}
+export PYTHONUNBUFFERED=1
+stages=("$@")
+[ ${#stages[@]} -gt 0 ] || stages=(build check head loss model sanitize)
+for stage in "${stages[@]}"; do
+  case $stage in
+    build | check | head | loss | model | sanitize) ;;
+    *) echo "run.sh: $stage: no such stage; there are build check head loss model sanitize" >&2
+       exit 2 ;;
+  esac
+done
+
+mkdir -p "$BUILD" "$OUT"
+BUILD=$(cd "$BUILD" && pwd)
+OUT=$(cd "$OUT" && pwd)
+logs=$BUILD/gpu-logs
+mkdir -p "$logs"
+library=$BUILD/libleeway_ops.so
+
+failed=()
+tables=()
+# step NAME SECONDS COMMAND ..: runs it with a limit, output into a log; its end is shown on
+# failure.
+step() {
+  local name=$1 limit=$2 begin=$SECONDS
+  shift 2
+  timeout "$limit" "$@" > "$logs/$name.txt" 2>&1
+  local code=$?
+  echo "== $name: exit $code, $((SECONDS - begin)) s"
+  if [ $code -ne 0 ]; then
+    failed+=("$name")
+    tail -n 40 "$logs/$name.txt"
+  fi
+  return $code
+}
+
+use_prefix() {
+  [ -n "$PREFIX" ] || return 0
+  PREFIX=$(cd "$PREFIX" && pwd)
+  local lib=$PREFIX/lib/x86_64-linux-gnu
+  # The files of pkg-config name the system's folders.
+  mkdir -p "$BUILD/pkgconfig"
+  find "$PREFIX" -name '*.pc' | while read -r file; do
+    sed "s#^prefix=.*#prefix=$PREFIX#; s#=/usr/#=$PREFIX/#g; s#-L/usr/lib#-L$PREFIX/lib#g" \
+      "$file" > "$BUILD/pkgconfig/$(basename "$file")"
+  done
+  export PKG_CONFIG_PATH=$BUILD/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
+  export LD_LIBRARY_PATH=$lib:$PREFIX/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export LIBRARY_PATH=$lib:$PREFIX/lib${LIBRARY_PATH:+:$LIBRARY_PATH}
+  export CPATH=$PREFIX/include${CPATH:+:$CPATH}
+}
+
+build() {
+  local torch paths targets=()
+  # Not from a folder that holds one named torch, which would be imported in its place.
+  torch=$(cd / && python3 -c 'import torch; print(torch.utils.cmake_prefix_path)') || {
+    failed+=("python3 has no torch")
+    return 1
+  }
+  paths=$torch
+  local options=(-DCMAKE_BUILD_TYPE=Release)
+  if [ -n "$PREFIX" ]; then
+    paths="$paths;$PREFIX;$PREFIX/lib/x86_64-linux-gnu/cmake;$PREFIX/share/cmake"
+    local chart=$PREFIX/share/javascript/chart.js/chart.min.js
+    [ ! -f "$chart" ] || options+=("-DLEEWAY_CHART_JS=$chart")
+  fi
+  command -v nvcc > /dev/null || export PATH=$PATH:/usr/local/cuda/bin
+  export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0}
+  step configure 120 cmake -G Ninja -S "$root" -B "$BUILD" "-DCMAKE_PREFIX_PATH=$paths" \
+    "${options[@]}" || return 1
+  for target in leeway_ops cuda_core_test leeway gpu_model_benchmark torch_decoder_test \
+    torch_sampling_test torch_training_test; do
+    if ninja -C "$BUILD" -t query "$target" > /dev/null 2>&1; then
+      targets+=("$target")
+    else
+      echo "   no target $target in this tree"
+    fi
+  done
+  # One target that does not compile leaves the others to be measured.
+  step compile 500 ninja -C "$BUILD" -k 0 "${targets[@]}"
+  echo "   slowest, in seconds:"
+  awk '!/^#/ {n = split($4, p, "/"); printf "   %6.1f %s\n", ($2 - $1) / 1000, p[n]}' \
+    "$BUILD/.ninja_log" | sort -rn | awk '!seen[$2]++' | head -n 5
+}
+
+check() {
+  [ -x "$BUILD/cuda_core_test" ] || failed+=("cuda_core_test is missing")
+  for test in "$BUILD"/cuda_*_test "$BUILD"/torch_*_test; do
+    [ -x "$test" ] || continue
+    step "$(basename "$test")" 120 "$test" --gtest_brief=1
+    tail -n 2 "$logs/$(basename "$test").txt"
+  done
+  step ops_check 240 python3 tests/gpu/ops_check.py "$library"
+  grep -E '^FAILED|cases, .*failed' "$logs/ops_check.txt"
+  if python3 -c 'import transformers' 2> /dev/null; then
+    step transformers_check 120 python3 tests/gpu/transformers_check.py "$BUILD/leeway"
+    tail -n 1 "$logs/transformers_check.txt"
+  else
+    echo "   no transformers: its check is left out"
+  fi
+}
+
+# measure NAME SECONDS ARGUMENTS ..: a script of this folder, its table for the end.
+measure() {
+  local name=$1 limit=$2
+  shift 2
+  step "$name" "$limit" python3 "benchmarks/gpu/$name.py" "$@" --output "$OUT/gpu_$name.json"
+  tables+=("$logs/$name.txt")
+}
+
+sanitize() {
+  local sanitizer
+  sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+  if [ ! -x "$sanitizer" ]; then
+    echo "   no compute-sanitizer"
+    return 0
+  fi
+  for tool in memcheck racecheck synccheck; do
+    for test in "$BUILD"/cuda_*_test; do
+      [ -x "$test" ] || continue
+      step "${tool}_$(basename "$test")" 90 \
+        "$sanitizer" --tool $tool --error-exitcode 9 "$test" --gtest_brief=1
+    done
+  done
+  # Without torch's cache every tensor is an allocation whose ends are watched.
+  step memcheck_ops 120 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+    "$sanitizer" --tool memcheck --error-exitcode 9 \
+    python3 tests/gpu/ops_check.py "$library" strides head_backward nothing_trained
+}
+
+use_prefix
+began=$SECONDS
+for stage in "${stages[@]}"; do
+  echo "---- $stage"
+  case $stage in
+    head) measure head 200 "$library" ;;
+    loss) measure loss 90 "$library" ;;
+    model) measure model 380 --program "$BUILD/gpu_model_benchmark" ;;
+    *) "$stage" ;;
+  esac
+done
+echo "---- $((SECONDS - began)) s in all"
+for file in ${tables[@]+"${tables[@]}"}; do cat "$file"; done
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "FAILED: ${failed[*]} (logs in $logs)"
+  exit 1
+fi

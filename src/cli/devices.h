@@ -1,0 +1,25 @@
+// Where a run computes: from a device's name to what trainer and engine are given. An empty backend
+// is the CPU's.
+#pragma once
+
+#include <string>
+
+#include "config/run_config.h"
+#include "engine/backend.h"
+#include "trainer/backend.h"
+
+namespace leeway {
+
+// Throws Error for a device that this program or this machine does not have. `where` is what named
+// it, for the message: `--device cuda`.
+void check_device(const std::string& device, const std::string& where);
+void check_device(const ModelTable& table);
+
+// The others take devices that have been checked. `precision`: of the passes on cuda, "float32" or
+// "bf16"; the engine on the CPU follows its own options.
+MakeSamplingBackend sampling_backend(const std::string& device, const std::string& precision);
+MakeSamplingBackend sampling_backend(const RunConfig& run);
+MakeTrainingBackend training_backend(const std::string& device, const std::string& precision);
+MakeTrainingBackend training_backend(const RunConfig& run);
+
+}  // namespace leeway

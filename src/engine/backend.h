@@ -1,0 +1,45 @@
+// What runs the passes of an engine: a decoder with its weights, keys and values on some device,
+// and the drawing of tokens from its logits. The engine plans passes and knows no device.
+//
+// One thread, the one that steps the engine, calls everything here.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/scheduler.h"
+#include "model/parameters.h"
+
+namespace leeway {
+
+struct EngineOptions;
+
+class SamplingBackend {
+ public:
+  virtual ~SamplingBackend() = default;
+
+  // Blocks of keys and values that there is memory for, and what one takes in all layers.
+  virtual int64_t blocks() const = 0;
+  virtual int64_t block_bytes() const = 0;
+
+  // Copies the weights; called before the first pass and then between passes. They are of the
+  // config the backend was made for.
+  virtual void load(const Parameters& weights) = 0;
+  // One pass: forward over all rows, keys and values into the blocks, then one token for each draw.
+  // drawn[i] belongs to pass.draws[i]. Takes one number from each draw's random numbers; a row that
+  // is no distribution is a failure of its draws, not an exception.
+  virtual void run(const StepRows& pass, std::vector<Drawn>& drawn) = 0;
+  // Before the next pass, in order.
+  virtual void copy_blocks(std::span<const BlockCopy> copies) = 0;
+};
+
+// Makes a backend with as many blocks as options.kv_bytes pays for there, at most `most_blocks`
+// (see block_count in checks.h). The options have been checked. Throws Error where the device or
+// its memory is missing.
+using MakeSamplingBackend = std::function<std::unique_ptr<SamplingBackend>(
+    const ModelConfig& config, const EngineOptions& options, int64_t most_blocks)>;
+
+}  // namespace leeway

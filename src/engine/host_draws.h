@@ -1,0 +1,28 @@
+// Draws tokens from logits that lie in the host's memory, with all threads of a pool.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "engine/scheduler.h"
+
+namespace leeway {
+
+class HostDraws {
+ public:
+  // The pool must live as long.
+  explicit HostDraws(ThreadPool& pool);
+
+  // drawn[i] from row draws[i].logits of `logits` [rows, vocabulary]. Who draws which token does
+  // not matter: each has its own row and its own random numbers.
+  void draw(std::span<const Draw> draws, const float* logits, int64_t vocabulary,
+            std::span<Drawn> drawn);
+
+ private:
+  ThreadPool& pool_;
+  std::vector<TokenSampler> samplers_;  // [threads]
+};
+
+}  // namespace leeway

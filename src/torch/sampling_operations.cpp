@@ -1,0 +1,290 @@
+#include "torch/sampling_operations.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/attention.h"
+#include "leeway/error.h"
+
+#ifdef LEEWAY_CUDA
+#include <c10/cuda/CUDAStream.h>
+
+#include "kernels/cuda/decoder_rows.h"
+#include "kernels/cuda/paged_attention.h"
+#include "kernels/cuda/sample_rows.h"
+#endif
+
+namespace leeway {
+
+using at::Tensor;
+
+namespace {
+
+#ifdef LEEWAY_CUDA
+
+cuda::Number number_of(const Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 ? cuda::Number::bf16 : cuda::Number::float32;
+}
+
+cudaStream_t stream_of(const Tensor& x) {
+  return c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
+}
+
+void* data_of(const Tensor& x) { return x.defined() ? x.data_ptr() : nullptr; }
+
+cuda::HeadSizes sizes_of(const HeadCounts& counts) {
+  return {counts.query_heads, counts.kv_heads, counts.head_dim};
+}
+
+cuda::RowPlaces places_of(const PassRows& rows) {
+  return {rows.positions.size(0), rows.positions.data_ptr<int32_t>(),
+          rows.starts.data_ptr<int32_t>(), rows.blocks.data_ptr<int32_t>()};
+}
+
+#endif
+
+Tensor norm(const Tensor& x, const Tensor& weight, double eps) {
+  const Tensor wide = x.to(at::kFloat);
+  const Tensor normed = wide * at::rsqrt(wide.square().mean(-1, true) + eps);
+  return normed.to(x.scalar_type()) * weight;
+}
+
+// Turns each pair (i, i + D / 2) of x [R, heads, D] by its row's angle.
+Tensor turn(const Tensor& x, const Tensor& cosines, const Tensor& sines) {
+  const std::vector<Tensor> halves = x.to(at::kFloat).chunk(2, -1);
+  const Tensor &a = halves[0], &b = halves[1];
+  return at::cat({a * cosines - b * sines, b * cosines + a * sines}, -1).to(x.scalar_type());
+}
+
+}  // namespace
+
+void embed(const Tensor& table, const PassRows& rows, Tensor& x) {
+#ifdef LEEWAY_CUDA
+  if (x.is_cuda()) {
+    cuda::embed_rows(number_of(x), data_of(table), rows.tokens.data_ptr<int32_t>(), x.size(0),
+                     x.size(1), data_of(x), stream_of(x));
+    return;
+  }
+#endif
+  x.copy_(table.index_select(0, rows.tokens));
+}
+
+void project(const Tensor& x, const Tensor& transposed, const Tensor& bias, Tensor& y) {
+  if (bias.defined()) {
+    at::addmm_out(y, bias, x, transposed);
+  } else {
+    at::mm_out(y, x, transposed);
+  }
+}
+
+void project_wide(const Tensor& x, const Tensor& transposed, Tensor& y) {
+#ifdef LEEWAY_CUDA
+  if (x.is_cuda() && x.scalar_type() != at::kFloat) {
+    at::mm_out(y, x, transposed, at::kFloat);
+    return;
+  }
+#endif
+  at::mm_out(y, x.to(at::kFloat), transposed.to(at::kFloat));
+}
+
+void add_norm(Tensor& x, const Tensor& delta, const Tensor& weight, double eps, Tensor& y) {
+#ifdef LEEWAY_CUDA
+  if (x.is_cuda()) {
+    cuda::add_rms_norm(number_of(x), data_of(x), data_of(delta), x.size(0), x.size(1),
+                       data_of(weight), static_cast<float>(eps), data_of(y), stream_of(x));
+    return;
+  }
+#endif
+  if (delta.defined()) x.add_(delta);
+  y.copy_(norm(x, weight, eps));
+}
+
+void add_norm_of_logit_rows(const Tensor& x, const Tensor& delta, const PassRows& rows,
+                            const Tensor& weight, double eps, Tensor& y) {
+#ifdef LEEWAY_CUDA
+  if (x.is_cuda()) {
+    cuda::chosen_rms_norm(number_of(x), data_of(x), data_of(delta),
+                          rows.logit_rows.data_ptr<int32_t>(), y.size(0), y.size(1),
+                          data_of(weight), static_cast<float>(eps), data_of(y), stream_of(x));
+    return;
+  }
+#endif
+  const Tensor sum = x.index_select(0, rows.logit_rows) + delta.index_select(0, rows.logit_rows);
+  y.copy_(norm(sum, weight, eps));
+}
+
+void store_heads(const HeadWeights& heads, const PassRows& rows, const Tensor& qkv, Tensor& q,
+                 Tensor& keys, Tensor& values) {
+  const auto& [query_heads, kv_heads, head_dim] = heads.counts;
+#ifdef LEEWAY_CUDA
+  if (qkv.is_cuda()) {
+    cuda::HeadStep step;
+    step.sizes = sizes_of(heads.counts);
+    step.places = places_of(rows);
+    step.qkv = data_of(qkv);
+    step.query_norm = data_of(heads.query_norm), step.key_norm = data_of(heads.key_norm);
+    step.eps = static_cast<float>(heads.eps);
+    step.cosines = heads.cosines.data_ptr<float>(), step.sines = heads.sines.data_ptr<float>();
+    step.q = data_of(q);
+    step.keys = data_of(keys), step.values = data_of(values);
+    cuda::store_heads(number_of(qkv), step, stream_of(qkv));
+    return;
+  }
+#endif
+  const Tensor all = qkv.view({qkv.size(0), query_heads + 2 * kv_heads, head_dim});
+  Tensor queries = all.narrow(1, 0, query_heads);
+  Tensor new_keys = all.narrow(1, query_heads, kv_heads);
+  const Tensor new_values = all.narrow(1, query_heads + kv_heads, kv_heads);
+  if (heads.query_norm.defined()) {
+    queries = norm(queries, heads.query_norm, heads.eps);
+    new_keys = norm(new_keys, heads.key_norm, heads.eps);
+  }
+  // Rows that only fill the pass are written nowhere; any angle does for them.
+  const Tensor positions = rows.positions.clamp_min(0);
+  const Tensor cosines = heads.cosines.index_select(0, positions).unsqueeze(1);
+  const Tensor sines = heads.sines.index_select(0, positions).unsqueeze(1);
+  q.copy_(turn(queries, cosines, sines).flatten(1));
+  new_keys = turn(new_keys, cosines, sines);
+  const Tensor pages = at::div(positions, kBlockKeys, "floor") + rows.starts;
+  const Tensor places =
+      rows.blocks.index_select(0, pages) * kBlockKeys + at::remainder(positions, kBlockKeys);
+  const Tensor there = at::nonzero(rows.positions >= 0).squeeze(1);
+  const Tensor targets = places.index_select(0, there).to(at::kLong);
+  keys.flatten(0, 1).index_copy_(0, targets, new_keys.index_select(0, there));
+  values.flatten(0, 1).index_copy_(0, targets, new_values.index_select(0, there));
+}
+
+int64_t attention_workspace_size(const HeadCounts& counts) {
+#ifdef LEEWAY_CUDA
+  return cuda::attention_workspace(sizes_of(counts));
+#else
+  static_cast<void>(counts);
+  return 1;
+#endif
+}
+
+void attend(const HeadCounts& counts, const PassRows& rows, const Tensor& q, const Tensor& keys,
+            const Tensor& values, const Tensor& workspace, Tensor& out) {
+#ifdef LEEWAY_CUDA
+  if (q.is_cuda()) {
+    cuda::PagedAttention attention;
+    attention.sizes = sizes_of(counts);
+    attention.places = places_of(rows);
+    attention.q = data_of(q), attention.keys = data_of(keys), attention.values = data_of(values);
+    attention.out = data_of(out);
+    attention.workspace = workspace.data_ptr<float>();
+    cuda::paged_attention(number_of(q), attention, stream_of(q));
+    return;
+  }
+#else
+  static_cast<void>(workspace);
+#endif
+  // Row by row: the code that the kernel is measured by has no need to be fast.
+  const int64_t group = counts.query_heads / counts.kv_heads;
+  const double scale = 1.0 / std::sqrt(static_cast<double>(counts.head_dim));
+  const auto* positions = rows.positions.data_ptr<int32_t>();
+  const auto* starts = rows.starts.data_ptr<int32_t>();
+  for (int64_t row = 0; row < q.size(0); ++row) {
+    Tensor result = out[row];
+    if (positions[row] < 0) {
+      result.zero_();
+      continue;
+    }
+    const int64_t count = positions[row] + 1;
+    const Tensor blocks = rows.blocks.narrow(0, starts[row], (count + kBlockKeys - 1) / kBlockKeys);
+    const auto seen = [&](const Tensor& pages) {  // [kv_heads, count, D]
+      return pages.index_select(0, blocks)
+          .flatten(0, 1)
+          .narrow(0, 0, count)
+          .transpose(0, 1)
+          .to(at::kFloat);
+    };
+    const Tensor queries =
+        q[row].view({counts.kv_heads, group, counts.head_dim}).to(at::kFloat) * scale;
+    const Tensor shares = at::softmax(at::matmul(queries, seen(keys).transpose(1, 2)), -1);
+    result.copy_(at::matmul(shares, seen(values)).flatten());
+  }
+}
+
+void gate(const Tensor& gate_up, Tensor& s) {
+#ifdef LEEWAY_CUDA
+  if (s.is_cuda()) {
+    cuda::gate_rows(number_of(s), data_of(gate_up), s.size(0), s.size(1), data_of(s), stream_of(s));
+    return;
+  }
+#endif
+  const std::vector<Tensor> halves = gate_up.chunk(2, -1);
+  s.copy_(at::silu(halves[0]) * halves[1]);
+}
+
+void draw_rows(const Tensor& logits, const PassRows& rows, Tensor& sampled) {
+#ifdef LEEWAY_CUDA
+  if (logits.is_cuda()) {
+    cuda::SampleRows batch;
+    batch.logits = data_of(logits);
+    batch.vocabulary = logits.size(1);
+    batch.draws = sampled.size(0);
+    batch.rows = rows.draws.data_ptr<int32_t>();
+    batch.inverse_temperatures = rows.inverse_temperatures.data_ptr<float>();
+    batch.uniforms = rows.uniforms.data_ptr<double>();
+    batch.sampled = static_cast<cuda::SampledRow*>(data_of(sampled));
+    cuda::sample_rows(number_of(logits), batch, stream_of(logits));
+    return;
+  }
+#endif
+  if (sampled.size(0) == 0) return;
+  constexpr double kMost = std::numeric_limits<float>::max();
+  const int64_t vocabulary = logits.size(1);
+  const Tensor z = logits.index_select(0, rows.draws);
+  const Tensor inverse = rows.inverse_temperatures.unsqueeze(1);
+  const Tensor largest = z.amax(1, true);
+  const Tensor shift = largest * inverse;
+  const Tensor sound = z.le(kMost)
+                           .all(1)
+                           .logical_and(largest.isfinite().squeeze(1))
+                           .logical_and(shift.isfinite().squeeze(1));
+  const Tensor certain = rows.inverse_temperatures == 0.0;
+
+  const Tensor weights = at::exp(z * inverse - shift);
+  const Tensor weighs = weights > 0.0;
+  const Tensor running = weights.to(at::kDouble).cumsum(1);
+  const Tensor total = running.select(1, vocabulary - 1);
+  const Tensor target = (rows.uniforms * total).unsqueeze(1);
+  const Tensor beyond = (running > target).logical_and(weighs);
+  // Where rounding keeps a sum from its target, the last token that weighs anything stands in.
+  const Tensor last = vocabulary - 1 - weighs.flip(1).to(at::kInt).argmax(1);
+  const Tensor drawn = at::where(beyond.any(1), beyond.to(at::kInt).argmax(1), last);
+  const Tensor ids = at::where(certain, z.argmax(1), drawn);
+
+  const Tensor raw_total = at::exp(z - largest).sum(1, false, at::kDouble);
+  const Tensor logit = z.gather(1, ids.unsqueeze(1));
+  const auto logprob = [](const Tensor& relative, const Tensor& sum) {
+    return (relative.squeeze(1).to(at::kDouble) - sum.log()).to(at::kFloat);
+  };
+  const Tensor raw = logprob(logit - largest, raw_total);
+  const Tensor processed =
+      logprob(logit * inverse - shift, total).masked_fill(certain, 0.0).contiguous();
+  const Tensor columns = at::stack({ids.to(at::kInt), raw.view(at::kInt), processed.view(at::kInt),
+                                    sound.logical_not().to(at::kInt)},
+                                   1);
+  sampled.copy_(columns);
+}
+
+void copy_kv_blocks(Tensor& kv, const Tensor& pairs) {
+#ifdef LEEWAY_CUDA
+  if (kv.is_cuda()) {
+    const Tensor on_device = pairs.to(kv.device());
+    const auto bytes = static_cast<int64_t>(kv.element_size());
+    cuda::copy_pages(data_of(kv), kv.size(0), kv.stride(0) * bytes, kv.stride(1) * bytes,
+                     on_device.data_ptr<int32_t>(), pairs.size(0), stream_of(kv));
+    return;
+  }
+#endif
+  const auto* pair = pairs.data_ptr<int32_t>();
+  for (int64_t i = 0; i < pairs.size(0); ++i) {
+    kv.select(1, pair[2 * i + 1]).copy_(kv.select(1, pair[2 * i]));
+  }
+}
+
+}  // namespace leeway

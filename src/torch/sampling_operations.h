@@ -1,0 +1,77 @@
+// The steps of a sampling pass on tensors of one device, without autograd: CUDA kernels of
+// kernels/cuda where the build has them, plain ATen elsewhere. Both give the same numbers up to the
+// order of sums; norms, rotary turns, softmax and logits are computed in float32.
+//
+// Results go to tensors that the caller holds, so that a CUDA graph can be captured from them: on
+// CUDA nothing here allocates or waits. R rows, H hidden, V vocabulary, D head dimensions.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+
+namespace leeway {
+
+struct HeadCounts {
+  int64_t query_heads = 0, kv_heads = 0, head_dim = 0;
+};
+
+// The integers of a pass, on its device: int32 but for the last two.
+struct PassRows {
+  at::Tensor tokens;                // [R]
+  at::Tensor positions;             // [R]; negative: a row that only fills the pass
+  at::Tensor starts;                // [R], each row's first entry of `blocks`
+  at::Tensor blocks;                // the sequences' block numbers
+  at::Tensor logit_rows;            // [L], the rows that logits are wanted of
+  at::Tensor draws;                 // [N], each draw's row of the logits
+  at::Tensor inverse_temperatures;  // [N], float32; 0: the most likely token
+  at::Tensor uniforms;              // [N], float64
+};
+
+// x [R, H] = rows of `table` [V, H].
+void embed(const at::Tensor& table, const PassRows& rows, at::Tensor& x);
+
+// y [R, outputs] = x weight^T + bias; `transposed` is [inputs, outputs], bias may be undefined.
+void project(const at::Tensor& x, const at::Tensor& transposed, const at::Tensor& bias,
+             at::Tensor& y);
+// As float32, whatever the type of x and the weights.
+void project_wide(const at::Tensor& x, const at::Tensor& transposed, at::Tensor& y);
+
+// x += delta, unless it is undefined; y = rms_norm(x) * weight. [R, H]
+void add_norm(at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps,
+              at::Tensor& y);
+// y [L, H] = rms_norm of the rows of x + delta that logits are wanted of, times weight.
+void add_norm_of_logit_rows(const at::Tensor& x, const at::Tensor& delta, const PassRows& rows,
+                            const at::Tensor& weight, double eps, at::Tensor& y);
+
+// What a layer does to heads. Norms are undefined where the model has none.
+struct HeadWeights {
+  HeadCounts counts;
+  at::Tensor query_norm, key_norm;  // [D]
+  double eps = 0.0;
+  at::Tensor cosines, sines;  // [positions, D / 2], float32
+};
+// From qkv [R, (query_heads + 2 kv_heads) D]: queries, normed and turned, to q [R, query_heads D];
+// keys, normed and turned, and values to their places in the layer's [blocks, 16, kv_heads, D].
+void store_heads(const HeadWeights& heads, const PassRows& rows, const at::Tensor& qkv,
+                 at::Tensor& q, at::Tensor& keys, at::Tensor& values);
+
+// out [R, query_heads D]: each row sees positions 0 .. its own of its sequence. `workspace` is
+// float32 [attention_workspace(counts)], used on CUDA alone.
+void attend(const HeadCounts& counts, const PassRows& rows, const at::Tensor& q,
+            const at::Tensor& keys, const at::Tensor& values, const at::Tensor& workspace,
+            at::Tensor& out);
+int64_t attention_workspace_size(const HeadCounts& counts);
+
+// s [R, I] = silu(gate) * up from gate_up [R, 2 I].
+void gate(const at::Tensor& gate_up, at::Tensor& s);
+
+// sampled int32 [N, 4]: id, the bits of raw and processed log-probability, and not 0 where the row
+// is no distribution (see kernels/cuda/sample_rows.h). logits [L, V] float32.
+void draw_rows(const at::Tensor& logits, const PassRows& rows, at::Tensor& sampled);
+
+// For each pair {from, to} of `pairs`, int32 [pairs, 2] on the host: copies the block in all
+// stores of kv [stores, blocks, ..].
+void copy_kv_blocks(at::Tensor& kv, const at::Tensor& pairs);
+
+}  // namespace leeway

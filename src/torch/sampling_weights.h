@@ -1,0 +1,42 @@
+// A decoder's weights as sampling uses them: in the compute type on the device, the matrices that
+// have the same input one below the other in one.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "model/parameters.h"
+#include "torch/sampling_operations.h"
+
+namespace leeway {
+
+// Undefined where the family has none. Matrices are [outputs, inputs]; products use the views that
+// end in _t.
+struct SamplingLayer {
+  at::Tensor input_norm, post_norm;
+  at::Tensor qkv, qkv_bias, o, o_bias, gate_up, down;
+  at::Tensor qkv_t, o_t, gate_up_t, down_t;
+  HeadWeights heads;
+};
+
+class SamplingWeights {
+ public:
+  // Zeros, and the rotary angles of all positions.
+  SamplingWeights(const ModelConfig& config, at::Device device, at::ScalarType compute);
+
+  // Into the tensors that are there: a captured graph goes on with the new weights. Returns when
+  // all is copied.
+  void load(const Parameters& weights);
+
+  at::Tensor embedding, head, head_t, final_norm;  // tied: head is the embedding
+  std::vector<SamplingLayer> layers;
+
+ private:
+  void copy(const float* from, const at::Tensor& to);
+
+  ModelConfig config_;
+  at::Tensor staged_;  // on the host; pinned where the device is CUDA
+};
+
+}  // namespace leeway

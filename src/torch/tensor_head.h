@@ -1,0 +1,61 @@
+// The policy head and its loss on tensors of either device: the CPU's by core/cpu/policy_head.h on
+// a pool of threads, CUDA's by ops/cuda/head.h, queued without waiting for the device.
+//
+// N tokens, H hidden, V vocabulary.
+#pragma once
+
+#include <torch/types.h>
+
+#include <optional>
+#include <span>
+
+#include "base/thread_pool.h"
+#include "leeway/loss.h"
+#include "leeway/metrics.h"
+#include "trainer/micro_batch.h"
+
+namespace leeway {
+
+// A micro-batch on a device. The batch must outlive this.
+struct BatchOnDevice {
+  // `with_loss`: what the loss reads is copied too.
+  BatchOnDevice(const MicroBatch& host, torch::Device device, bool with_loss);
+
+  const MicroBatch& batch;
+  torch::Tensor tokens;  // int64 [N]
+  // Undefined on the CPU, where the batch itself is read, and where the batch has none.
+  torch::Tensor targets, rows, temperature;
+  torch::Tensor cu_seqlens, mask, advantages, rollout, prox, ref, teacher, versions, rollout_ids;
+};
+
+// hidden [N, H] and weight [V, H], detached, of one type: float32 or bf16.
+struct HeadOnDevice {
+  const BatchOnDevice& on;
+  torch::Tensor hidden, weight;
+};
+
+// float32 [N], on the device.
+struct HeadValues {
+  torch::Tensor logprobs, entropy;
+};
+HeadValues head_logprobs(ThreadPool& pool, const HeadOnDevice& head);
+
+// From g (and g_entropy, or empty) [N]: returns d_hidden [N, H] of hidden's type and adds to
+// d_weight, float32 [V, H].
+torch::Tensor head_backward(ThreadPool& pool, const HeadOnDevice& head, std::span<const float> g,
+                            std::span<const float> g_entropy, const torch::Tensor& d_weight);
+
+struct HeadLoss {
+  torch::Tensor loss;     // one number
+  torch::Tensor metrics;  // float64 [MetricSums::kFlatSize]
+  HeadValues values;
+  torch::Tensor d_hidden;  // [N, H] of hidden's type
+};
+// Loss, log-probabilities and gradients at once; d_weight is added to. `prox_is_pi`: the pass's own
+// log-probabilities stand for prox. A number that is not finite gives an Error or a loss that is
+// not finite.
+HeadLoss head_loss(ThreadPool& pool, const HeadOnDevice& head, const LossSpec& spec,
+                   bool prox_is_pi, std::optional<double> denominator,
+                   const torch::Tensor& d_weight);
+
+}  // namespace leeway

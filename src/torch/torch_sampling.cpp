@@ -1,0 +1,347 @@
+#include "torch/torch_sampling.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "engine/checks.h"
+#include "engine/host_draws.h"
+#include "leeway/error.h"
+#include "torch/sampling_operations.h"
+#include "torch/sampling_pass.h"
+#include "torch/sampling_weights.h"
+
+#ifdef LEEWAY_CUDA
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+namespace leeway {
+
+using at::Tensor;
+
+namespace {
+
+// What the host keeps to draw tokens itself, made when it first has to.
+struct HostSide {
+  explicit HostSide(int threads) : pool(threads), draws(pool) {}
+  ThreadPool pool;
+  HostDraws draws;
+};
+
+class TorchSampling final : public SamplingBackend {
+ public:
+  TorchSampling(const ModelConfig& config, const EngineOptions& options, int64_t most_blocks,
+                torch::Device device, torch::ScalarType compute, TorchSamplingOptions own);
+
+  int64_t blocks() const override { return blocks_; }
+  int64_t block_bytes() const override { return block_bytes_; }
+  void load(const Parameters& weights) override;
+  void run(const StepRows& pass, std::vector<Drawn>& drawn) override;
+  void copy_blocks(std::span<const BlockCopy> copies) override;
+
+ private:
+  // While it lives, the calling thread records no gradients and queues its work on the backend's
+  // own stream, beside a trainer's.
+  struct Scope {
+    explicit Scope(const TorchSampling& backend);
+    c10::InferenceMode inference;
+#ifdef LEEWAY_CUDA
+    c10::cuda::OptionalCUDAStreamGuard stream;
+#endif
+  };
+
+  at::TensorOptions of_type(at::ScalarType type) const { return at::device(device_).dtype(type); }
+  void make_tensors();
+  void reserve(const PassShape& shape);
+  void forward(const PassShape& shape);
+  bool replay(const PassShape& shape);
+  void wait();
+  void take_drawn(const StepRows& pass, std::vector<Drawn>& drawn);
+
+  const ModelConfig config_;
+  const torch::Device device_;
+  const torch::ScalarType compute_;
+  const TorchSamplingOptions own_;
+  const int threads_;
+  const int64_t most_rows_, most_draws_;  // of a pass
+  const HeadCounts counts_;
+  const int64_t block_bytes_, blocks_;
+#ifdef LEEWAY_CUDA
+  std::optional<c10::cuda::CUDAStream> stream_;
+  struct Graph {
+    bool seen = false;
+    std::unique_ptr<at::cuda::CUDAGraph> graph;
+  };
+  std::map<int64_t, Graph> graphs_;  // by the number of rows
+#endif
+
+  std::optional<SamplingWeights> weights_;  // made with the tensors that follow
+  Tensor kv_;                               // [2 layers, blocks, 16, kv_heads, head_dim]
+  std::vector<Tensor> pages_;               // its views: keys of a layer, values of it, ..
+  Tensor attention_space_;
+
+  // A pass's tensors have the first dimension `rows_room_`, the last three `draws_room_`. They grow
+  // as passes do; graphs are captured of them and of `integers_`, and go when they move.
+  int64_t rows_room_ = 0, draws_room_ = 0;
+  Tensor x_, h_, qkv_, q_, attention_, delta_, gate_up_, s_;
+  Tensor last_, logits_, sampled_;
+  Tensor host_sampled_;  // pinned where the device is CUDA
+  PassIntegers integers_;
+
+  std::vector<Rng> rng_before_;  // [draws]
+  std::unique_ptr<HostSide> host_;
+  std::vector<Draw> host_draws_;
+  std::vector<size_t> host_places_;  // of host_draws_ among the pass's
+  std::vector<Drawn> host_drawn_;
+};
+
+void check_device(torch::Device device, torch::ScalarType compute, const ModelConfig& config) {
+  if (compute != at::kFloat && compute != at::kBFloat16) {
+    throw Error(fmt::format("sampling in {}: the compute type is float32 or bfloat16",
+                            c10::toString(compute)));
+  }
+  if (!device.is_cuda()) return;
+#ifdef LEEWAY_CUDA
+  if (!at::hasCUDA()) throw Error(fmt::format("device {}: no GPU was found", device.str()));
+  if (config.head_dim % 8 != 0 || config.head_dim > 256) {
+    throw Error(fmt::format(
+        "head_dim is {}: sampling on CUDA takes multiples of 8 up to 256; sample on the CPU",
+        config.head_dim));
+  }
+#else
+  throw Error(fmt::format("device {}: this build has no CUDA (head_dim {})", device.str(),
+                          config.head_dim));
+#endif
+}
+
+TorchSampling::Scope::Scope([[maybe_unused]] const TorchSampling& backend) {
+#ifdef LEEWAY_CUDA
+  if (backend.stream_) stream.reset_stream(*backend.stream_);
+#endif
+}
+
+TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& options,
+                             int64_t most_blocks, torch::Device device, torch::ScalarType compute,
+                             TorchSamplingOptions own)
+    : config_(config),
+      device_(device),
+      compute_(compute),
+      own_(own),
+      threads_(options.threads),
+      most_rows_(options.max_rows_per_step),
+      most_draws_(options.max_sequences),
+      counts_{config.num_attention_heads, config.num_key_value_heads, config.head_dim},
+      block_bytes_(2 * config.num_hidden_layers * kBlockKeys * counts_.kv_heads * counts_.head_dim *
+                   static_cast<int64_t>(c10::elementSize(compute))),
+      blocks_(block_count(options, block_bytes_, most_blocks)),
+      integers_(device) {
+  check_device(device, compute, config);
+#ifdef LEEWAY_CUDA
+  if (device_.is_cuda()) {
+    stream_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_.index());
+  }
+#endif
+  const Scope scope(*this);
+  try {
+    make_tensors();
+  } catch (const c10::Error& error) {
+    throw Error(fmt::format(
+        "{} blocks of {} bytes for keys and values (kv_bytes is {}) and the weights do not fit {}: "
+        "lower kv_bytes ({})",
+        blocks_, block_bytes_, options.kv_bytes, device_.str(), error.what_without_backtrace()));
+  }
+}
+
+void TorchSampling::make_tensors() {
+  weights_.emplace(config_, device_, compute_);
+  kv_ = at::empty(
+      {2 * config_.num_hidden_layers, blocks_, kBlockKeys, counts_.kv_heads, counts_.head_dim},
+      of_type(compute_));
+  pages_ = kv_.unbind(0);
+  attention_space_ = at::empty({attention_workspace_size(counts_)}, of_type(at::kFloat));
+}
+
+void TorchSampling::load(const Parameters& weights) {
+  const Scope scope(*this);
+  weights_->load(weights);
+}
+
+// ---------------------------------------------------------------------------------------------
+// A pass
+
+void TorchSampling::reserve(const PassShape& shape) {
+  const auto room = [](int64_t have, int64_t wanted, int64_t most) {
+    return std::max(wanted, std::min(2 * have, filled_up(most)));
+  };
+  bool moved = integers_.reserve(shape);
+  if (shape.rows > rows_room_) {
+    rows_room_ = room(rows_room_, shape.rows, most_rows_);
+    const auto make = [&](Tensor& tensor, int64_t width) {
+      tensor = Tensor();  // its memory goes before the new is taken
+      tensor = at::empty({rows_room_, width}, of_type(compute_));
+    };
+    const int64_t queries = counts_.query_heads * counts_.head_dim;
+    make(x_, config_.hidden_size);
+    make(h_, config_.hidden_size);
+    make(qkv_, queries + 2 * counts_.kv_heads * counts_.head_dim);
+    make(q_, queries);
+    make(attention_, queries);
+    make(delta_, config_.hidden_size);
+    make(gate_up_, 2 * config_.intermediate_size);
+    make(s_, config_.intermediate_size);
+    moved = true;
+  }
+  const int64_t draws = std::max(shape.draws, shape.logit_rows);
+  if (draws > draws_room_) {
+    draws_room_ = room(draws_room_, draws, most_draws_);
+    last_ = logits_ = sampled_ = host_sampled_ = Tensor();
+    last_ = at::empty({draws_room_, config_.hidden_size}, of_type(compute_));
+    logits_ = at::empty({draws_room_, config_.vocab_size}, of_type(at::kFloat));
+    sampled_ = at::empty({draws_room_, 4}, of_type(at::kInt));
+    host_sampled_ =
+        at::empty({draws_room_, 4}, at::TensorOptions(at::kInt).pinned_memory(device_.is_cuda()));
+    moved = true;
+  }
+#ifdef LEEWAY_CUDA
+  if (moved) graphs_.clear();
+#else
+  static_cast<void>(moved);
+#endif
+}
+
+void TorchSampling::forward(const PassShape& shape) {
+  const PassRows rows = integers_.rows(shape);
+  const auto first = [](const Tensor& tensor, int64_t count) { return tensor.narrow(0, 0, count); };
+  Tensor x = first(x_, shape.rows), h = first(h_, shape.rows), qkv = first(qkv_, shape.rows);
+  Tensor q = first(q_, shape.rows), attention = first(attention_, shape.rows);
+  Tensor delta = first(delta_, shape.rows), gate_up = first(gate_up_, shape.rows);
+  Tensor s = first(s_, shape.rows);
+  const double eps = config_.rms_norm_eps;
+
+  // x is the residual stream but for `delta`, which the next norm adds.
+  embed(weights_->embedding, rows, x);
+  for (size_t i = 0; i < weights_->layers.size(); ++i) {
+    const SamplingLayer& layer = weights_->layers[i];
+    Tensor &keys = pages_[2 * i], &values = pages_[2 * i + 1];
+    add_norm(x, i == 0 ? Tensor() : delta, layer.input_norm, eps, h);
+    project(h, layer.qkv_t, layer.qkv_bias, qkv);
+    store_heads(layer.heads, rows, qkv, q, keys, values);
+    attend(counts_, rows, q, keys, values, attention_space_, attention);
+    project(attention, layer.o_t, layer.o_bias, delta);
+    add_norm(x, delta, layer.post_norm, eps, h);
+    project(h, layer.gate_up_t, Tensor(), gate_up);
+    gate(gate_up, s);
+    project(s, layer.down_t, Tensor(), delta);
+  }
+  if (shape.logit_rows == 0) return;
+  Tensor last = first(last_, shape.logit_rows), logits = first(logits_, shape.logit_rows);
+  Tensor sampled = first(sampled_, shape.draws);
+  add_norm_of_logit_rows(x, delta, rows, weights_->final_norm, eps, last);
+  project_wide(last, weights_->head_t, logits);
+  draw_rows(logits, rows, sampled);
+}
+
+// Whether the pass has been queued. The first pass of a shape runs as it is, and warms up what a
+// capture must not: the second is captured.
+bool TorchSampling::replay([[maybe_unused]] const PassShape& shape) {
+#ifdef LEEWAY_CUDA
+  if (!device_.is_cuda() || !shape.decode) return false;
+  Graph& known = graphs_[shape.rows];
+  if (!std::exchange(known.seen, true)) return false;
+  if (!known.graph) {
+    auto graph = std::make_unique<at::cuda::CUDAGraph>();
+    // What other threads do meanwhile, a trainer's memory among it, is no part of the capture.
+    graph->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    forward(shape);
+    graph->capture_end();
+    known.graph = std::move(graph);
+  }
+  known.graph->replay();
+  return true;
+#else
+  return false;
+#endif
+}
+
+void TorchSampling::wait() {
+#ifdef LEEWAY_CUDA
+  if (stream_) stream_->synchronize();
+#endif
+}
+
+void TorchSampling::run(const StepRows& pass, std::vector<Drawn>& drawn) {
+  const Scope scope(*this);
+  const PassShape shape = shape_of(pass, own_.graphs);
+  reserve(shape);
+  rng_before_.clear();
+  for (const Draw& draw : pass.draws) rng_before_.push_back(draw.sample->rng);
+  integers_.send(pass, shape);
+  if (!replay(shape)) forward(shape);
+  if (shape.draws > 0) {
+    host_sampled_.narrow(0, 0, shape.draws)
+        .copy_(sampled_.narrow(0, 0, shape.draws), /*non_blocking=*/true);
+  }
+  wait();  // without draws too: the next pass fills the same integers
+  take_drawn(pass, drawn);
+}
+
+void TorchSampling::take_drawn(const StepRows& pass, std::vector<Drawn>& drawn) {
+  drawn.resize(pass.draws.size());
+  host_draws_.clear();
+  host_places_.clear();
+  std::vector<int64_t> wanted;  // rows of the logits
+  const int32_t* sampled = pass.draws.empty() ? nullptr : host_sampled_.data_ptr<int32_t>();
+  for (size_t i = 0; i < pass.draws.size(); ++i, sampled += 4) {
+    const Draw& draw = pass.draws[i];
+    const SamplingSettings& settings = draw.request->request.sampling;
+    const bool filtered = settings.truncates() && settings.temperature != 0.0f;
+    drawn[i].failure.clear();
+    if (!filtered && sampled[3] == 0) {
+      drawn[i].token.id = sampled[0];
+      std::memcpy(&drawn[i].token.raw_logprob, sampled + 1, sizeof(float));
+      std::memcpy(&drawn[i].token.processed_logprob, sampled + 2, sizeof(float));
+      continue;
+    }
+    draw.sample->rng = rng_before_[i];
+    if (wanted.empty() || wanted.back() != draw.logits) wanted.push_back(draw.logits);
+    host_draws_.push_back(draw);
+    host_draws_.back().logits = static_cast<int64_t>(wanted.size()) - 1;
+    host_places_.push_back(i);
+  }
+  if (host_draws_.empty()) return;
+  const Tensor rows = at::tensor(wanted, at::kLong).to(device_);
+  const Tensor logits = logits_.index_select(0, rows).to(at::kCPU);
+  if (!host_) host_ = std::make_unique<HostSide>(threads_);
+  host_drawn_.resize(host_draws_.size());
+  host_->draws.draw(host_draws_, logits.data_ptr<float>(), config_.vocab_size, host_drawn_);
+  for (size_t i = 0; i < host_places_.size(); ++i) {
+    std::swap(drawn[host_places_[i]], host_drawn_[i]);
+  }
+}
+
+void TorchSampling::copy_blocks(std::span<const BlockCopy> copies) {
+  static_assert(sizeof(BlockCopy) == 2 * sizeof(int32_t), "pairs lie side by side");
+  if (copies.empty()) return;
+  const Scope scope(*this);
+  const Tensor pairs = at::from_blob(const_cast<BlockCopy*>(copies.data()),
+                                     {static_cast<int64_t>(copies.size()), int64_t{2}}, at::kInt);
+  copy_kv_blocks(kv_, pairs);
+}
+
+}  // namespace
+
+MakeSamplingBackend make_torch_sampling(torch::Device device, torch::ScalarType compute,
+                                        TorchSamplingOptions own) {
+  return [device, compute, own](const ModelConfig& config, const EngineOptions& options,
+                                int64_t most_blocks) {
+    return std::make_unique<TorchSampling>(config, options, most_blocks, device, compute, own);
+  };
+}
+
+}  // namespace leeway

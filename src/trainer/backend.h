@@ -1,0 +1,89 @@
+// What a trainer computes with: the policy's weights, their gradients, the optimizer's state, the
+// reference and the teacher, all on one device, and the passes over micro-batches there.
+//
+// The trainer decides what is computed and judges the numbers; a backend computes. `cpu_backend.h`
+// is the one without torch; src/torch has the one for torch devices.
+//
+// Threads: one call at a time per object, from any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/run_config.h"
+#include "leeway/loss.h"
+#include "leeway/metrics.h"
+#include "model/parameters.h"
+#include "trainer/micro_batch.h"
+
+namespace leeway {
+
+enum class PolicyKind { current, reference, teacher };
+
+// Of the rows of a micro-batch [N]; 0 at rows that are not computed.
+struct RowValues {
+  std::vector<float> logprobs, entropy;
+};
+
+// How one micro-batch is trained on.
+struct LossPass {
+  const LossSpec* spec = nullptr;
+  bool prox_is_pi = false;            // the pass's own log-probabilities stand for prox
+  std::optional<double> denominator;  // without it the micro-batch's own
+  double entropy_gradient = 0.0;      // d loss / d entropy of each trained token
+};
+
+class TrainingBackend {
+ public:
+  virtual ~TrainingBackend() = default;
+
+  // The policy's weights on the host. The reference stays valid as long as the backend; what it
+  // refers to is that of the last call.
+  virtual const Parameters& parameters() = 0;
+  virtual const ModelConfig& config() const = 0;
+
+  // Log-probabilities under a policy that the backend was made with. `values.entropy` is left
+  // empty.
+  virtual void score(PolicyKind policy, const MicroBatch& batch, RowValues& values) = 0;
+
+  // Forward, loss and backward: returns the loss (without the entropy's share), adds to the
+  // gradients and to `metrics`, and fills `values`. Numbers that are not finite give an Error or a
+  // loss that is not finite; the gradients are of no use then.
+  virtual double loss_pass(const MicroBatch& batch, const LossPass& pass, MetricSums& metrics,
+                           RowValues& values) = 0;
+
+  // The same for a gradient that is known: g [N] = d loss / d logprobs. `values` is filled.
+  virtual void gradient_pass(const MicroBatch& batch, std::span<const float> g,
+                             double entropy_gradient, RowValues& values) = 0;
+
+  // The Euclidean norm of all gradients, summed in double; not finite if any number is not.
+  virtual double gradient_norm() = 0;
+  virtual void zero_gradients() = 0;
+  // One step of AdamW (optimizer.h) with gradients times `scale`. What the gradients are afterwards
+  // is not said.
+  virtual void step(const OptimizerTable& table, double rate, double scale) = 0;
+  virtual int64_t steps() const = 0;  // taken so far
+
+  // Weights and the optimizer's state as files (state_files.h), the same for every backend: what
+  // one has saved another loads. Both throw Error; a `load` that throws has changed nothing.
+  virtual void save(const std::string& folder) = 0;
+  virtual void load(const std::string& folder) = 0;
+};
+
+// Reference and teacher where the loss reads them.
+struct TrainingWeights {
+  Parameters policy;
+  std::unique_ptr<Parameters> reference, teacher;
+};
+
+// Makes a backend of these weights. Of `table` it looks at threads, numerics and
+// recompute_activations.
+using MakeTrainingBackend = std::function<std::unique_ptr<TrainingBackend>(
+    TrainingWeights weights, const TrainerTable& table)>;
+
+}  // namespace leeway

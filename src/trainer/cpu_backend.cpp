@@ -1,0 +1,154 @@
+#include "trainer/cpu_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/cpu/policy_head.h"
+#include "leeway/error.h"
+#include "leeway/evaluator.h"
+#include "trainer/optimizer.h"
+#include "trainer/state_files.h"
+
+namespace leeway {
+namespace {
+
+class CpuBackend : public TrainingBackend {
+ public:
+  CpuBackend(TrainingWeights weights, const TrainerTable& table)
+      : pool_(static_cast<int>(table.threads)),
+        evaluator_(1),
+        policy_(std::move(weights.policy)),
+        gradients_(policy_.config()),
+        optimizer_(policy_.config()),
+        reference_(std::move(weights.reference)),
+        teacher_(std::move(weights.teacher)) {
+    if (table.numerics == "fast") require_blas();
+    options_.numerics = table.numerics == "fast" ? Numerics::fast : Numerics::exact;
+    options_.recompute_activations = table.recompute_activations;
+  }
+
+  const Parameters& parameters() override { return policy_; }
+  const ModelConfig& config() const override { return policy_.config(); }
+
+  void score(PolicyKind policy, const MicroBatch& batch, RowValues& values) override {
+    const Parameters& weights = weights_of(policy);
+    decode(weights, batch, nullptr, values);
+    values.entropy.clear();
+    head_logprobs(pool_, head_of(weights, batch), values.logprobs, {});
+  }
+
+  double loss_pass(const MicroBatch& batch, const LossPass& pass, MetricSums& metrics,
+                   RowValues& values) override {
+    decode(policy_, batch, &activations_, values);
+    const HeadProblem problem = head_of(policy_, batch);
+    const BatchView<float> view = batch.view(values.logprobs, pass.prox_is_pi);
+    double loss = 0.0;
+    if (pass.entropy_gradient == 0.0) {
+      const HeadResult head =
+          policy_head(pool_, problem, *pass.spec, view, pass.denominator, values.logprobs,
+                      values.entropy, d_hidden_of(batch), d_head());
+      loss = head.loss;
+      metrics.merge(head.metrics);
+    } else {
+      head_logprobs(pool_, problem, values.logprobs, values.entropy);
+      g_.resize(values.logprobs.size());
+      loss = evaluator_.evaluate(*pass.spec, view, g_, pass.denominator, &metrics);
+      add_head_gradient(batch, problem, g_, pass.entropy_gradient);
+    }
+    backward(batch);
+    return loss;
+  }
+
+  void gradient_pass(const MicroBatch& batch, std::span<const float> g, double entropy_gradient,
+                     RowValues& values) override {
+    decode(policy_, batch, &activations_, values);
+    const HeadProblem problem = head_of(policy_, batch);
+    head_logprobs(pool_, problem, values.logprobs, values.entropy);
+    add_head_gradient(batch, problem, g, entropy_gradient);
+    backward(batch);
+  }
+
+  double gradient_norm() override { return leeway::gradient_norm(pool_, gradients_); }
+  void zero_gradients() override {
+    std::fill(gradients_.flat().begin(), gradients_.flat().end(), 0.0f);
+  }
+  void step(const OptimizerTable& table, double rate, double scale) override {
+    optimizer_.step(pool_, table, rate, scale, gradients_, policy_);
+  }
+  int64_t steps() const override { return optimizer_.steps(); }
+
+  void save(const std::string& folder) override { save_state(folder, policy_, optimizer_); }
+  void load(const std::string& folder) override { load_state(folder, policy_, optimizer_); }
+
+ private:
+  const Parameters& weights_of(PolicyKind policy) const {
+    if (policy == PolicyKind::current) return policy_;
+    const auto& other = policy == PolicyKind::reference ? reference_ : teacher_;
+    LEEWAY_CHECK(other != nullptr, "a policy that the backend was made with");
+    return *other;
+  }
+
+  HeadProblem head_of(const Parameters& weights, const MicroBatch& batch) {
+    HeadProblem problem;
+    problem.tokens = batch.size();
+    problem.hidden_size = weights.config().hidden_size;
+    problem.vocabulary = weights.config().vocab_size;
+    problem.hidden = rows_of(hidden_.data(), problem.hidden_size);
+    problem.weight = rows_of(network_of(weights).head, problem.hidden_size);
+    problem.targets = batch.targets;
+    problem.rows = batch.rows;
+    problem.all_rows = false;
+    problem.temperature = batch.temperature;
+    return problem;
+  }
+
+  // Hidden states of a micro-batch; with `kept`, what the backward pass needs.
+  void decode(const Parameters& weights, const MicroBatch& batch, Activations* kept,
+              RowValues& values) {
+    const size_t numbers = static_cast<size_t>(batch.size() * weights.config().hidden_size);
+    if (hidden_.size() < numbers) hidden_.resize(numbers);
+    training_forward(pool_, weights, batch.packed(), options_,
+                     std::span<float>(hidden_).first(numbers), kept);
+    values.logprobs.resize(static_cast<size_t>(batch.size()));
+    values.entropy.resize(values.logprobs.size());
+  }
+
+  void backward(const MicroBatch& batch) {
+    training_backward(pool_, policy_, batch.packed(), d_hidden_of(batch), activations_, gradients_);
+  }
+  std::span<float> d_hidden_of(const MicroBatch& batch) {
+    const size_t numbers = static_cast<size_t>(batch.size() * policy_.config().hidden_size);
+    if (d_hidden_.size() < numbers) d_hidden_.resize(numbers);
+    return std::span<float>(d_hidden_).first(numbers);
+  }
+  std::span<float> d_head() {
+    const auto& config = policy_.config();
+    return {network_of(gradients_).head,
+            static_cast<size_t>(config.vocab_size * config.hidden_size)};
+  }
+
+  void add_head_gradient(const MicroBatch& batch, const HeadProblem& problem,
+                         std::span<const float> g, double entropy_gradient) {
+    g_entropy_ = batch.entropy_gradients(entropy_gradient);
+    head_backward(pool_, problem, g, g_entropy_, d_hidden_of(batch), d_head());
+  }
+
+  ThreadPool pool_;
+  Evaluator evaluator_;
+  Parameters policy_, gradients_;
+  AdamW optimizer_;
+  std::unique_ptr<Parameters> reference_, teacher_;
+  TrainingOptions options_;
+  Activations activations_;
+  AlignedVector<float> hidden_, d_hidden_;
+  std::vector<float> g_, g_entropy_;
+};
+
+}  // namespace
+
+std::unique_ptr<TrainingBackend> make_cpu_training(TrainingWeights weights,
+                                                   const TrainerTable& table) {
+  return std::make_unique<CpuBackend>(std::move(weights), table);
+}
+
+}  // namespace leeway
