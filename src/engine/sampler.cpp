@@ -45,8 +45,9 @@ void check_logits(std::span<const float> logits) {
   for (const float z : logits) bad |= static_cast<int>(!(z <= kMost));
   if (bad == 0) return;
   const auto at = std::find_if(logits.begin(), logits.end(), [](float z) { return !(z <= kMost); });
+  // A NaN has a sign of no meaning, which differs between devices.
   throw Error(fmt::format("the logit of token {} is {}: the weights give no distribution",
-                          at - logits.begin(), *at));
+                          at - logits.begin(), std::isnan(*at) ? "nan" : fmt::format("{}", *at)));
 }
 
 }  // namespace

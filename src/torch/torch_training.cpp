@@ -240,7 +240,13 @@ class TorchTrainingBackend : public TrainingBackend {
     const std::vector<double> numbers =
         fetch({found.loss, found.metrics, found.values.logprobs, found.values.entropy});
     const std::span<const double> all = numbers;
-    metrics.merge(MetricSums::from_flat(all.subspan(1, MetricSums::kFlatSize)));
+    MetricSums sums = MetricSums::from_flat(all.subspan(1, MetricSums::kFlatSize));
+    // A device's row marks what it has no stream for as NaN, for those who join rows of many.
+    for (const Slot slot : {Slot::ref_kl, Slot::teacher_kl}) {
+      const bool there = slot == Slot::ref_kl ? head.on.ref.defined() : head.on.teacher.defined();
+      if (!there) sums[slot] = 0.0;
+    }
+    metrics.merge(sums);
     set_values(all.subspan(1 + MetricSums::kFlatSize), values);
     return numbers[0];
   }

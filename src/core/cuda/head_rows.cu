@@ -250,6 +250,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads)
                const __grid_constant__ Source source) {
   constexpr bool kWithLoss = std::is_same_v<Source, LossGradient>;
   constexpr bool kGiven = std::is_same_v<Source, GivenGradient>;
+  // Without a gradient nothing is read twice, and the row goes straight to registers.
+  constexpr bool kHeld = kWithLoss || kGiven;
   constexpr int kSize = Pack<T>::kSize;
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ __align__(8) uint64_t barrier;
@@ -264,7 +266,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads)
   const int size = static_cast<int>(begin < vocabulary ? min(part, vocabulary - begin) : 0);
   const int packs = (size + kSize - 1) / kSize;
   T* const held = reinterpret_cast<T*>(memory);
-  if (threadIdx.x == 0 && packs > 0) {
+  if (kHeld && threadIdx.x == 0 && packs > 0) {
     begin_copy(&barrier, held, logits_row + begin, static_cast<unsigned>(packs) * 16);
   }
 
@@ -277,13 +279,14 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads)
   const int target_pack =
       target_here >= 0 && target_here < size ? static_cast<int>(target_here / kSize) : -1;
   const int target_lane = static_cast<int>(target_here % kSize);
-  const auto load = [&](int p, float* values) {
-    Pack<T>::load(reinterpret_cast<const uint4*>(held)[p], values);
+  const auto unpack = [&](const uint4& raw, int p, float* values) {
+    Pack<T>::load(raw, values);
     if (p == target_pack) {
 #pragma unroll
       for (int k = 0; k < kSize; ++k) values[k] = k == target_lane ? exact : values[k];
     }
   };
+  const uint4* const from = reinterpret_cast<const uint4*>(kHeld ? held : logits_row + begin);
 
   TokenIn token;
   bool takes_part = false;
@@ -297,20 +300,32 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads)
   }
   const bool known = kGiven && chunk.log_sums_known;
   __syncthreads();
-  if (packs > 0) wait_copy(&barrier);
+  if (kHeld && packs > 0) wait_copy(&barrier);
 
   RowGradient r;
   if (!known) {
     Softmax softmax;
     const int whole = size / kSize;
-    for (int p = threadIdx.x; p < whole; p += kThreads) {
-      float values[kSize];
-      load(p, values);
-      add_pack<kSize>(softmax, values, place.scale);
+    constexpr int kAhead = kHeld ? 1 : 4;  // loads in flight; sums keep their order
+    for (int first = threadIdx.x; first < whole; first += kAhead * kThreads) {
+      uint4 raw[kAhead];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const int p = first + a * kThreads;
+        if (p < whole) raw[a] = from[p];
+      }
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const int p = first + a * kThreads;
+        if (p >= whole) break;
+        float values[kSize];
+        unpack(raw[a], p, values);
+        add_pack<kSize>(softmax, values, place.scale);
+      }
     }
-    if (whole < packs && whole % kThreads == threadIdx.x) {
+    if (whole < packs && whole % kThreads == static_cast<int>(threadIdx.x)) {
       float values[kSize];
-      load(whole, values);
+      unpack(from[whole], whole, values);
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
         if (whole * kSize + k >= size) values[k] = -INFINITY;
@@ -320,11 +335,17 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads)
     softmax = join_block<kThreads>(softmax, place.scale, shared);
     if (threadIdx.x == 0) mine = softmax;
     cluster.sync();  // also: nobody reads this row's memory any longer
-    if (threadIdx.x == 0) {
-      Softmax all = *cluster.map_shared_rank(&mine, 0);
-      for (unsigned b = 1; b < kCluster; ++b) {
-        all.join(*cluster.map_shared_rank(&mine, b), place.scale);
+    Softmax all;
+    if (threadIdx.x < 32) {
+      // Each lane fetches one block's numbers, so that they travel side by side.
+      if (threadIdx.x < kCluster) all = *cluster.map_shared_rank(&mine, threadIdx.x);
+      Softmax next = all;
+      for (int b = 1; b < kCluster; ++b) {
+        next = shuffle_down(next, 1);
+        all.join(next, place.scale);
       }
+    }
+    if (threadIdx.x == 0) {
       r.largest = all.largest;
       r.log_sum = log2f(all.sum);
       const float logprob = kLn2 * ((exact - all.largest) * place.scale - r.log_sum);
@@ -377,7 +398,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads)
 #pragma unroll
         for (int k = 0; k < kSize; ++k) values[k] = 0.0f;
       } else {
-        load(p, values);
+        unpack(from[p], p, values);
 #pragma unroll
         for (int k = 0; k < kSize; ++k) {
           const float log_p = fmaf(values[k] - r.largest, place.scale, -r.log_sum);
@@ -405,7 +426,8 @@ void launch_rows(const LogitRows& logits, const RowChunk& chunk, const Source& s
                  cudaStream_t stream) {
   constexpr int64_t kSize = Pack<T>::kSize;
   const int64_t part = ((logits.vocabulary + kCluster - 1) / kCluster + kSize - 1) / kSize * kSize;
-  const size_t bytes = static_cast<size_t>(part) * sizeof(T);
+  const bool held = !std::is_same_v<Source, NoGradient>;
+  const size_t bytes = held ? static_cast<size_t>(part) * sizeof(T) : 0;
   auto* const kernel = row_kernel<T, Out, Source>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(bytes)),

@@ -120,6 +120,10 @@ class Head {
     product(CUBLAS_OP_T, CUBLAS_OP_N, problem_.vocabulary, rows, problem_.hidden_size,
             problem_.weight, problem_.hidden_size, work_.hidden, problem_.hidden_size, work_.logits,
             cut_.logit_type, cut_.stride, 0.0f);
+    if (chunk_.target_logits != nullptr && !chunk_.log_sums_known) {
+      find_target_logits(work_.hidden, problem_.weight, problem_.hidden_size, problem_.type, chunk_,
+                         stream_);
+    }
   }
 
   // dh = Z W and dW += Z^T h, Z holding the gradient.
