@@ -99,6 +99,20 @@ __device__ int64_t sequence_at(const LossBatch& batch, int64_t i, int64_t first,
   return first;
 }
 
+// The same among all sequences by a whole warp, which looks at 32 places at a time.
+__device__ int64_t find_sequence(const LossBatch& batch, int64_t i) {
+  int64_t first = 0, last = batch.sequences - 1;
+  while (first < last) {
+    const int64_t step = (last - first + 31) / 32;
+    const int64_t place = first + step * (threadIdx.x % 32 + 1);
+    const unsigned before = __ballot_sync(0xffffffffu, place <= last && batch.offsets[place] <= i);
+    const int64_t steps = __popc(before);  // offsets rise: what holds, holds from the first on
+    first += step * steps;
+    last = min(last, first + step - 1);
+  }
+  return first;
+}
+
 __global__ void __launch_bounds__(kTokenThreads)
     token_kernel(LossPlan plan, LossBatch batch, Prepared prepared, float* grad, double* partials,
                  uint32_t* histogram) {
@@ -111,9 +125,9 @@ __global__ void __launch_bounds__(kTokenThreads)
        begin += int64_t{kTile} * gridDim.x) {
     const int64_t end = min(begin + kTile, batch.tokens);
     __syncthreads();
-    if (threadIdx.x < 2) {
-      ends[threadIdx.x] =
-          sequence_at(batch, threadIdx.x == 0 ? begin : end - 1, 0, batch.sequences - 1);
+    if (threadIdx.x < 64) {
+      const int64_t s = find_sequence(batch, threadIdx.x < 32 ? begin : end - 1);
+      if (threadIdx.x % 32 == 0) ends[threadIdx.x / 32] = s;
     }
     __syncthreads();
 #pragma unroll 1
@@ -142,7 +156,8 @@ __global__ void __launch_bounds__(kTokenThreads)
     }
   }
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll 1
+  // Unrolled: the slots' way through the lanes overlaps.
+#pragma unroll
   for (int k = 0; k < kPartials; ++k) {
     double value = 0.0;
     const Slot slot = static_cast<Slot>(k);
@@ -151,8 +166,7 @@ __global__ void __launch_bounds__(kTokenThreads)
     } else if (k == kBrokenAt) {
       value = sums.not_finite;
     } else {
-      value = sums.slot(slot);
-      if (sums.tokens == 0 && is_extreme(k)) value = is_minimum(slot) ? INFINITY : -INFINITY;
+      value = sums.joinable(slot);
     }
     value = !is_extreme(k)     ? join_lanes(value, Add())
             : is_minimum(slot) ? join_lanes(value, Smaller())
@@ -185,6 +199,7 @@ __global__ void __launch_bounds__(kFinalThreads)
   for (int k = warp; k < kPartials; k += kFinalThreads / 32) {
     const Slot slot = static_cast<Slot>(k);
     double value = !is_extreme(k) ? 0.0 : is_minimum(slot) ? INFINITY : -INFINITY;
+#pragma unroll 8
     for (int b = lane; b < blocks; b += 32) {
       const double other = partials[int64_t{kPartials} * b + k];
       value = !is_extreme(k)     ? value + other
@@ -216,6 +231,13 @@ __global__ void __launch_bounds__(kFinalThreads)
     const Slot slot = static_cast<Slot>(k);
     if (slot == Slot::sequences) value = seen;
     if (slot == Slot::sequences_dropped) value = dropped;
+    // Without a token or without rollouts the extremes stay infinite.
+    const double x_min = slots[static_cast<int>(Slot::ratio_min)];
+    const double x_max = slots[static_cast<int>(Slot::ratio_max)];
+    if (x_min <= x_max) {
+      if (slot == Slot::ratio_min || slot == Slot::ratio_max) value = exp(value);
+      if (slot == Slot::kl_max) value = largest_kl(x_min, x_max);
+    }
     // A mean over a stream the batch lacks is NaN: it is the row alone that knows.
     if (slot == Slot::ref_kl && batch.streams[static_cast<int>(Stream::ref)] == nullptr) {
       value = NAN;

@@ -157,7 +157,7 @@ TEST(GpuHead, TakesEveryVocabulary) {
   const std::vector<int> lengths = {5, 1, 3};
   std::vector<int64_t> sizes;
   for (int64_t v = 1; v <= 80; ++v) sizes.push_back(v);
-  for (int64_t v : {127, 128, 129, 1000, 4095, 4097, 33333}) sizes.push_back(v);
+  for (int64_t v : {127, 128, 129, 1000, 4095, 4097, 33333, 262144}) sizes.push_back(v);
   for (const int64_t vocabulary : sizes) {
     for (const bool bf16 : {false, true}) {
       Head head(static_cast<uint64_t>(vocabulary), 9, 16, vocabulary);

@@ -20,6 +20,11 @@ LEEWAY_HOST_DEVICE int bin_of(float ratio) {
 #endif
 }
 
+// k3 grows away from 0 on both sides: its largest value is at one of the extremes.
+LEEWAY_HOST_DEVICE double largest_kl(double x_min, double x_max) {
+  return fmax(expm1(x_min) - x_min, expm1(x_max) - x_max);
+}
+
 struct TokenSums {
   double loss = 0.0;  // scaled
   bool not_finite = false;
@@ -91,6 +96,17 @@ struct TokenSums {
     return bin_of(r);
   }
 
+  // What threads join of a slot: its value, but for extremes of ratios, which are joined as extremes
+  // of log ratios and made at the end.
+  LEEWAY_HOST_DEVICE double joinable(Slot slot) const {
+    switch (slot) {
+      case Slot::ratio_min: return x_min;
+      case Slot::ratio_max: return x_max;
+      case Slot::kl_max: return -INFINITY;
+      default: return this->slot(slot);
+    }
+  }
+
   // The value of a slot; `sequences` and `sequences_dropped` are not a token's to know.
   LEEWAY_HOST_DEVICE double slot(Slot slot) const {
     switch (slot) {
@@ -124,11 +140,7 @@ struct TokenSums {
       case Slot::teacher_kl: return teacher_kl;
       case Slot::ratio_min: return exp(static_cast<double>(x_min));
       case Slot::ratio_max: return exp(static_cast<double>(x_max));
-      case Slot::kl_max: {
-        // k3 grows away from 0 on both sides: its largest value is at one of the extremes.
-        const double low = x_min, high = x_max;
-        return fmax(expm1(low) - low, expm1(high) - high);
-      }
+      case Slot::kl_max: return largest_kl(x_min, x_max);
       case Slot::weight_max: return weight_max;
       case Slot::version_min: return version_min;
       case Slot::version_max: return version_max;
