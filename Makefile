@@ -44,7 +44,7 @@ asan tsan:
 
 format:
 	@command -v clang-format > /dev/null || scripts/setup format
-	@git ls-files '*.h' '*.cpp' | xargs clang-format -i
+	@git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs clang-format -i
 
 clean:
 	rm -rf $(BUILD) $(BUILD)-bench build-asan build-tsan

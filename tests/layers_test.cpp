@@ -282,8 +282,8 @@ TEST(SourceTree, IsFormatted) {
   if (!contains(version.out, kFormatVersion)) {
     GTEST_SKIP() << "clang-format is not " << kFormatVersion << ": " << version.out;
   }
-  const RunResult listed =
-      run_program({"ls-files", "*.h", "*.cpp"}, {.directory = kRoot.string(), .program = "git"});
+  const RunResult listed = run_program({"ls-files", "*.h", "*.cpp", "*.cu", "*.cuh"},
+                                       {.directory = kRoot.string(), .program = "git"});
   if (listed.code != 0) GTEST_SKIP() << "git does not list the sources: " << listed.err;
   std::vector<std::string> args = {"--dry-run", "-Werror"};
   for (const std::string& path : lines_of(listed.out)) {

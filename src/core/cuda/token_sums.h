@@ -96,8 +96,8 @@ struct TokenSums {
     return bin_of(r);
   }
 
-  // What threads join of a slot: its value, but for extremes of ratios, which are joined as extremes
-  // of log ratios and made at the end.
+  // What threads join of a slot: its value, but for extremes of ratios, which are joined as
+  // extremes of log ratios and made at the end.
   LEEWAY_HOST_DEVICE double joinable(Slot slot) const {
     switch (slot) {
       case Slot::ratio_min: return x_min;
