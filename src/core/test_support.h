@@ -48,6 +48,26 @@ inline Batch random_batch(uint64_t seed, const std::vector<int>& lengths, bool c
   return batch;
 }
 
+// The numbers that float32 keeps of a batch.
+inline Batch rounded(Batch batch) {
+  for (auto* values : {&batch.pi, &batch.prox, &batch.rollout, &batch.ref, &batch.teacher,
+                       &batch.advantages, &batch.weights}) {
+    for (double& value : *values) value = static_cast<float>(value);
+  }
+  return batch;
+}
+
+// Whether a spec reads positions that are masked, as some code bases do: such a batch must be
+// clean.
+inline bool looks_at_masked(const LossSpec& spec) {
+  bool all = spec.positions == Positions::all || spec.ratio.over == Positions::all ||
+             spec.reduction.kind == ReductionKind::padded_length_mean;
+  for (const Correction& c : spec.corrections) {
+    all |= c.weight && c.weight->over == Positions::all;
+  }
+  return all;
+}
+
 struct NamedPreset {
   std::string preset;
   Settings settings;

@@ -4,19 +4,11 @@
 
 #include <cstdint>
 
+#include "core/planned.h"
 #include "leeway/loss.h"
 #include "leeway/metrics.h"
 
 namespace leeway {
-
-// Bits of a token's flags, decided before the kernel runs.
-enum TokenFlag : uint8_t {
-  kPolicyDropped = 1,
-  kPenaltyDropped = 2,
-  kBelow = 4,
-  kAbove = 8,
-  kSelected = 16,
-};
 
 // Pointers to the first token of a run; streams the batch lacks are null, as is whatever is not
 // needed: `mask` (all trained), `batch_weights` (ones), `weights` (ones), `flags` (zeros),

@@ -56,15 +56,7 @@ TokenPlan::TokenPlan(const LossSpec& spec, const TokenInputs& in) {
   }
   for (const Penalty& p : spec.penalties) {
     LEEWAY_CHECK(penalty_count < kMaxPenalties, "at most four penalties");
-    const double toward_pi =
-        (p.pair.numerator == Stream::pi) - static_cast<double>(p.pair.denominator == Stream::pi);
-    penalties[penalty_count++] = {p.kind,
-                                  p.gate,
-                                  p.times_ratio,
-                                  static_cast<int>(p.pair.numerator),
-                                  static_cast<int>(p.pair.denominator),
-                                  f(p.coefficient),
-                                  f(p.gradient ? p.coefficient * toward_pi : 0.0)};
+    penalties[penalty_count++] = plan_penalty(p);
   }
   simple = in.batch_weights == nullptr && in.weights == nullptr && in.flags == nullptr &&
            in.through == nullptr && penalty_count == 0 && teacher_tau == 0.0f && adv_tau == 1.0f &&

@@ -20,13 +20,6 @@ struct PlannedGate {
   int num, den;
   float low, high, log_clamp;
 };
-struct PlannedPenalty {
-  PenaltyKind kind;
-  PenaltyGate gate;
-  bool times_ratio;
-  int num, den;
-  float coefficient, slope;  // slope: with the sign toward pi, 0 without gradient
-};
 struct TokenPlan {
   explicit TokenPlan(const LossSpec& spec, const TokenInputs& in);
 

@@ -85,17 +85,7 @@ LossPlan make_loss_plan(const LossSpec& spec) {
                                          narrow(w.token_log_clamp)};
   }
   check_count(spec, "penalties", spec.penalties.size(), kMaxPenalties);
-  for (const Penalty& p : spec.penalties) {
-    const double toward_pi =
-        (p.pair.numerator == Stream::pi) - static_cast<double>(p.pair.denominator == Stream::pi);
-    plan.penalties[plan.penalty_count++] = {p.kind,
-                                            p.gate,
-                                            p.times_ratio,
-                                            static_cast<int>(p.pair.numerator),
-                                            static_cast<int>(p.pair.denominator),
-                                            narrow(p.coefficient),
-                                            narrow(p.gradient ? p.coefficient * toward_pi : 0.0)};
-  }
+  for (const Penalty& p : spec.penalties) plan.penalties[plan.penalty_count++] = plan_penalty(p);
 
   plan.reduction = spec.reduction.kind;
   plan.kept_denominator = spec.reduction.denominator == Denominator::kept;

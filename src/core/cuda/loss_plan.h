@@ -2,6 +2,7 @@
 // they are compared in.
 #pragma once
 
+#include "core/planned.h"
 #include "leeway/loss.h"
 
 namespace leeway::cuda {
@@ -22,14 +23,6 @@ struct PlannedWeight {
   bool over_all;  // its statistic runs over masked positions too
   int num, den;
   float clamp_low, clamp_high, keep_low, keep_high, log_clamp, token_log_clamp;
-};
-
-struct PlannedPenalty {
-  PenaltyKind kind;
-  PenaltyGate gate;
-  bool times_ratio;
-  int num, den;
-  float coefficient, slope;  // slope: with the sign toward pi, 0 without gradient
 };
 
 struct LossPlan {

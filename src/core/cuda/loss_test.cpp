@@ -33,23 +33,6 @@ GpuLoss run(const LossSpec& spec, const Batch& batch, double denominator) {
   return {loss.values()[0], grad.values(), row.values()};
 }
 
-Batch rounded(Batch batch) {
-  for (auto* values : {&batch.pi, &batch.prox, &batch.rollout, &batch.ref, &batch.teacher,
-                       &batch.advantages, &batch.weights}) {
-    for (double& value : *values) value = static_cast<float>(value);
-  }
-  return batch;
-}
-
-bool looks_at_masked(const LossSpec& spec) {
-  bool all = spec.positions == Positions::all || spec.ratio.over == Positions::all ||
-             spec.reduction.kind == ReductionKind::padded_length_mean;
-  for (const Correction& c : spec.corrections) {
-    all |= c.weight && c.weight->over == Positions::all;
-  }
-  return all;
-}
-
 void expect_same(double actual, double wanted, double tolerance, const std::string& what) {
   if (std::isnan(wanted) ? std::isnan(actual) : std::isinf(wanted) && wanted == actual) return;
   EXPECT_NEAR(actual, wanted, tolerance * std::max(1.0, std::abs(wanted))) << what;
@@ -90,7 +73,8 @@ TEST(GpuLoss, AgreesWithTheReferenceForEveryPreset) {
     for (uint64_t seed = 1; seed <= 3; ++seed) {
       const std::vector<int> lengths = seed == 3 ? std::vector<int>{1500, 1, 700, 33, 1, 2048, 5}
                                                  : std::vector<int>{7, 1, 12, 3, 9, 5};
-      Batch batch = rounded(testing::random_batch(seed, lengths, looks_at_masked(spec)));
+      Batch batch =
+          testing::rounded(testing::random_batch(seed, lengths, testing::looks_at_masked(spec)));
       if (seed == 2) batch.rollout_ids = {4, 4, 1, 2, 2, 9};
       if (seed == 2) {
         batch.weights.assign(batch.pi.size(), 1.0);
@@ -109,7 +93,7 @@ TEST(GpuLoss, AgreesWithTheReferenceForEveryPreset) {
 TEST(GpuLoss, RepeatsBitForBit) {
   LEEWAY_NEEDS_GPU();
   const Catalog catalog;
-  const Batch batch = rounded(testing::random_batch(9, std::vector<int>(300, 701)));
+  const Batch batch = testing::rounded(testing::random_batch(9, std::vector<int>(300, 701)));
   for (const char* preset : {"icepop", "gspo", "ppo+tis", "m2po", "verl/kl_cov"}) {
     const LossSpec spec = catalog.make_spec(preset, {});
     const GpuLoss first = run(spec, batch, -1.0), second = run(spec, batch, -1.0);
@@ -126,7 +110,7 @@ TEST(GpuLoss, RepeatsBitForBit) {
 TEST(GpuLoss, WhatIsNotFiniteShowsAndWhatIsMaskedDoesNot) {
   LEEWAY_NEEDS_GPU();
   const LossSpec spec = Catalog().make_spec("icepop", {});
-  Batch batch = rounded(testing::random_batch(5, {6, 4}, true));
+  Batch batch = testing::rounded(testing::random_batch(5, {6, 4}, true));
   batch.mask.assign(batch.pi.size(), 1);
   batch.rollout[3] = std::nan("");
   EXPECT_TRUE(std::isnan(run(spec, batch, -1.0).loss));

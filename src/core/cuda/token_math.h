@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/cuda/loss_plan.h"
+#include "core/planned.h"
 
 #ifdef __CUDACC__
 #define LEEWAY_HOST_DEVICE __host__ __device__ __forceinline__
@@ -15,16 +16,6 @@
 #endif
 
 namespace leeway::cuda {
-
-// What sequence-level work decided about a token before its own arithmetic.
-enum TokenFlag : uint8_t {
-  kPolicyDropped = 1,
-  kPenaltyDropped = 2,
-  kBelow = 4,
-  kAbove = 8,
-  kSelected = 16,
-  kNarrowed = 32,  // a gate of scope `mask` took the token out
-};
 
 // A token that takes part. Streams the batch lacks hold anything.
 struct TokenIn {

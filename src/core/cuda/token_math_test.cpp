@@ -116,14 +116,6 @@ HostResult evaluate_on_host(const LossSpec& spec, const Batch& batch, double den
   return result;
 }
 
-Batch rounded(Batch batch) {
-  for (auto* values : {&batch.pi, &batch.prox, &batch.rollout, &batch.ref, &batch.teacher,
-                       &batch.advantages, &batch.weights}) {
-    for (double& value : *values) value = static_cast<float>(value);
-  }
-  return batch;
-}
-
 void expect_near(double actual, double wanted, double tolerance, const std::string& what) {
   if (std::isnan(wanted) && std::isnan(actual)) return;
   if (std::isinf(wanted) && wanted == actual) return;
@@ -165,13 +157,8 @@ TEST(DeviceText, AgreesWithTheReferenceForEveryPreset) {
     }
     ++compared;
     for (uint64_t seed = 1; seed <= 3; ++seed) {
-      const bool clean = spec.positions == Positions::all || spec.ratio.over == Positions::all ||
-                         spec.reduction.kind == ReductionKind::padded_length_mean;
-      bool over_all = clean;
-      for (const Correction& c : spec.corrections) {
-        over_all |= c.weight->over == Positions::all;
-      }
-      Batch batch = rounded(testing::random_batch(seed, {7, 1, 12, 3, 9, 5}, over_all));
+      Batch batch = testing::rounded(
+          testing::random_batch(seed, {7, 1, 12, 3, 9, 5}, testing::looks_at_masked(spec)));
       if (seed == 2) batch.rollout_ids = {4, 4, 1, 2, 2, 9};
       if (seed == 3) {
         batch.weights.assign(batch.pi.size(), 1.0);
@@ -198,7 +185,7 @@ TEST(DeviceText, NamesACorrectionThatOnlyTheHostComputes) {
 
 TEST(DeviceText, ANumberThatIsNotFiniteShows) {
   const LossSpec spec = Catalog().make_spec("icepop", {});
-  Batch batch = rounded(testing::random_batch(5, {6, 4}, true));
+  Batch batch = testing::rounded(testing::random_batch(5, {6, 4}, true));
   batch.mask.assign(batch.pi.size(), 1);
   batch.rollout[3] = std::nan("");
   EXPECT_TRUE(std::isnan(evaluate_on_host(spec, batch, -1.0).loss));
