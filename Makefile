@@ -8,16 +8,19 @@ JOBS ?= $(shell nproc)
 
 .PHONY: build program demo test bench asan tsan format clean
 
-# Configured anew each time, which takes seconds: packages may have come since.
-configure = cmake --preset release -B $(BUILD) $(if $(TORCH),-DCMAKE_PREFIX_PATH=$(TORCH)) > $(BUILD)-configure.log || \
-  { cat $(BUILD)-configure.log; rm -f $(BUILD)/build.ninja; exit 1; }; rm -f $(BUILD)-configure.log
+# Configured anew each time, which takes seconds: packages may have come since. What it had to leave
+# out (kernels without nvcc, operators without torch) is said.
+configure = cmake --preset release -B $(BUILD) $(if $(TORCH),-DCMAKE_PREFIX_PATH=$(TORCH)) \
+  > $(BUILD)-configure.log || \
+  { cat $(BUILD)-configure.log; rm -f $(BUILD)/build.ninja; exit 1; }; \
+  sed -n 's/^-- \(No .*\)/\1/p' $(BUILD)-configure.log; rm -f $(BUILD)-configure.log
 
 build:
 	@scripts/setup build
 	@$(configure)
 	@ninja -C $(BUILD) -j $(JOBS)
 
-# The program alone: without tests, and without torch, which it does not use.
+# The program alone, without tests. It uses torch for GPUs only, and is built without where there is none.
 program:
 	@scripts/setup program
 	@$(configure)
