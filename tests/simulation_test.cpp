@@ -94,10 +94,22 @@ double share_of(uint64_t seed, uint64_t purpose) {
 
 struct Killed {};
 
+// What a record says of failures, by the name of the metric; "group 7" was given up.
+using Troubles = std::map<std::string, int64_t>;
+
 // What of all that happened still counts.
 struct Timeline {
   std::vector<std::string> steps;            // what was trained, in words
   std::vector<std::vector<int64_t>> groups;  // numbers, by step
+  std::vector<Troubles> troubles;            // by step
+
+  Troubles all_troubles() const {
+    Troubles sum;
+    for (const Troubles& step : troubles) {
+      for (const auto& [name, count] : step) sum[name] += count;
+    }
+    return sum;
+  }
   std::optional<std::pair<int64_t, std::string>> saved;
 };
 
@@ -121,6 +133,21 @@ std::string words_of(const StepRecord& record) {
     text += "\n";
   }
   return text;
+}
+
+Troubles troubles_of(const StepRecord& record) {
+  Troubles troubles;
+  for (const auto& [name, value] : record.metrics) {
+    for (const char* kind : {"errored_rollouts/", "empty_rollouts/", "dropped_groups/",
+                             "cancelled_rollouts/", "failures/", "partial_", "quarantined_"}) {
+      if (name.starts_with(kind)) troubles[name] = static_cast<int64_t>(value);
+    }
+  }
+  for (const DroppedGroup& group : record.given_up) {
+    ++troubles[fmt::format("group {}", group.number)];
+    ++troubles["given up"];
+  }
+  return troubles;
 }
 
 // One process: from its start or a checkpoint until it ends or is killed.
@@ -233,6 +260,7 @@ class Process {
     tally_.retried_steps += static_cast<int64_t>(timeline_.steps.size()) - begin_;
     timeline_.steps.resize(static_cast<size_t>(begin_));
     timeline_.groups.resize(static_cast<size_t>(begin_));
+    timeline_.troubles.resize(static_cast<size_t>(begin_));
     version_ = begin_;
     system_->sampler.on_update = [this](int64_t version) {
       EXPECT_EQ(version, ++version_) << "versions rise by one";
@@ -285,6 +313,13 @@ class Process {
       EXPECT_EQ(state.next_group, drawn) << "a prompt is lost";
     }
     EXPECT_EQ(t.groups_batched, state.batches_taken * plan_.table.prompts_per_batch);
+    // What no record has told so far, the next one will.
+    Troubles told = timeline_.all_troubles();
+    const ScheduleCounts& counts = state.counts;
+    EXPECT_EQ(t.groups_dropped, told["given up"] + static_cast<int64_t>(counts.given_up.size()));
+    EXPECT_EQ(t.cancelled,
+              told["cancelled_rollouts/all"] + counts.cancelled_stale + counts.cancelled_dropped);
+    EXPECT_EQ(t.groups_partial, told["partial_groups"] + counts.partial_groups);
   }
 
   void save(int64_t step, const ScheduleState& state) {
@@ -314,6 +349,7 @@ class Process {
       for (const Rollout& rollout : group.rollouts) check(rollout, oldest, step - 1);
     }
     timeline_.steps.push_back(words_of(record));
+    timeline_.troubles.push_back(troubles_of(record));
     for (const auto& [kind, count] : failures_of(record)) tally_.failures[kind] += count;
     say("step {}: groups {}, {} given up", step, numbers, record.given_up.size());
   }
@@ -393,7 +429,7 @@ void play_history(uint64_t seed, Tally& tally, bool log) {
   Timeline timeline;
   Rng rng(mixed_seed({seed, 78}));
   int64_t failing_step = plan.learner_fails;
-  bool interrupted = false;
+  bool interrupted = false, finished = false;
   for (int64_t life = 0;; ++life) {
     using Fate = Process::Fate;
     const Fate fates[] = {Fate::kill,
@@ -412,6 +448,7 @@ void play_history(uint64_t seed, Tally& tally, bool log) {
     tally.kills += result ? 0 : 1;
     if (result && result->end == LoopResult::End::finished) {
       ++tally.finished;
+      finished = true;
       break;
     }
     if (result && result->end == LoopResult::End::gave_up) {
@@ -429,11 +466,19 @@ void play_history(uint64_t seed, Tally& tally, bool log) {
   if (!plan.lockstep() || !interrupted) return;
   if (log) fmt::print("once more, without interruptions and with other delays\n");
   Timeline whole;
-  Process(plan, whole, tally, mixed_seed({seed, 80}), log).run(Process::Fate::none, 0, 0);
+  const auto result =
+      Process(plan, whole, tally, mixed_seed({seed, 80}), log).run(Process::Fate::none, 0, 0);
   // One of them may have given up before the other: time has a say in that alone.
   const size_t common = std::min(whole.steps.size(), timeline.steps.size());
   for (size_t i = 0; i < common; ++i) EXPECT_EQ(timeline.steps[i], whole.steps[i]) << "step " << i;
   tally.compared += static_cast<int64_t>(common);
+  // Which step tells of a failure is a matter of time, unless sampling and learning take turns.
+  for (size_t i = 0; i < common && plan.table.max_off_policy_steps == 0; ++i) {
+    EXPECT_EQ(timeline.troubles[i], whole.troubles[i]) << "step " << i;
+  }
+  if (finished && result && result->end == LoopResult::End::finished) {
+    EXPECT_EQ(timeline.all_troubles(), whole.all_troubles());
+  }
 }
 
 TEST(Simulation, HoldsItsPromisesInEveryHistory) {

@@ -25,7 +25,8 @@ class Loop {
         last_step_(begin_),
         learner_idle_since_(begin_),
         step_(options.steps_before),
-        saved_(options.steps_before) {}
+        saved_(options.steps_before),
+        sampled_before_(scheduler.totals().sampled_tokens) {}
 
   LoopResult run() {
     LoopResult result;
@@ -178,7 +179,7 @@ class Loop {
   int64_t saved_;  // the step of the last checkpoint
   bool checkpoint_due_ = false;
   double wait_ = 0.0, sampling_ = 0.0;
-  int64_t sampled_before_ = 0;
+  int64_t sampled_before_;  // tokens; a run that goes on has some already
 };
 
 }  // namespace

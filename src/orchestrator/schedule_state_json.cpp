@@ -40,6 +40,24 @@ void for_each_number(State& state, Each&& each) {
   each("failures_in_a_row", t.failures_in_a_row);
 }
 
+constexpr FailureKind kFailureKinds[] = {
+    FailureKind::environment_error, FailureKind::empty,      FailureKind::exception,
+    FailureKind::timeout,           FailureKind::bad_answer, FailureKind::sampler_error};
+
+template <class Counts, class Each>
+void for_each_count(Counts& counts, Each&& each) {
+  each("cancelled_stale", counts.cancelled_stale);
+  each("cancelled_dropped", counts.cancelled_dropped);
+  each("partial_groups", counts.partial_groups);
+  each("quarantined_draws", counts.quarantined_draws);
+}
+template <class Counts, class Each>
+void for_each_environment_count(Counts& counts, Each&& each) {
+  each("errored", counts.errored);
+  each("empty", counts.empty);
+  each("dropped_groups", counts.dropped_groups);
+}
+
 template <class List>
 void write_list(JsonWriter& json, const char* key, const List& values) {
   json.key(key).begin_array();
@@ -73,6 +91,38 @@ void write_rollout(JsonWriter& json, const Rollout& rollout) {
   json.end_array().end_object();
 }
 
+void write_counts(JsonWriter& json, const ScheduleCounts& counts,
+                  const std::vector<std::string>& ids) {
+  const auto number = [&](const char* key, int64_t value) {
+    json.key(key).value(static_cast<double>(value));
+  };
+  json.key("counts").begin_object();
+  for_each_count(counts, number);
+  json.key("failures").begin_array();
+  for (const auto& [kind, failures] : counts.failures) {
+    json.begin_object().key("kind").value(name_of(kind));
+    number("rollouts", failures);
+    json.end_object();
+  }
+  json.end_array().key("environments").begin_array();
+  for (size_t e = 0; e < counts.errored.size(); ++e) {
+    json.begin_object().key("environment").value(ids[e]);
+    for_each_environment_count(
+        counts, [&](const char* key, const auto& values) { number(key, values[e]); });
+    json.end_object();
+  }
+  json.end_array().key("given_up").begin_array();
+  for (const DroppedGroup& group : counts.given_up) {
+    json.begin_object();
+    number("number", group.number);
+    json.key("environment").value(ids[group.environment]);
+    json.key("example").value(static_cast<double>(group.example));
+    number("survivors", group.survivors);
+    json.key("trained").value(group.trained).key("message").value(group.message).end_object();
+  }
+  json.end_array().end_object();
+}
+
 class Reader {
  public:
   Reader(const std::string& name, const EnvironmentMix& mix) : name_(name), mix_(mix) {}
@@ -94,6 +144,9 @@ class Reader {
       const size_t from = environment(prompt);
       state.prompt_failures[{from, example(prompt, from)}] = integer(prompt, "groups");
     }
+    state.counts = ScheduleCounts(mix_.members().size());
+    // States of earlier versions of the program have no counts.
+    if (root.HasMember("counts")) read_counts(root["counts"], state.counts);
     return state;
   }
 
@@ -122,6 +175,11 @@ class Reader {
     if (!value.IsArray()) fail(fmt::format("\"{}\" is no list", key));
     return value.GetArray();
   }
+  bool flag(const Json& object, const char* key) const {
+    const Json& value = member(object, key);
+    if (!value.IsBool()) fail(fmt::format("\"{}\" is neither true nor false", key));
+    return value.GetBool();
+  }
   std::string text(const Json& object, const char* key) const {
     const Json& value = member(object, key);
     if (!value.IsString()) fail(fmt::format("\"{}\" is no text", key));
@@ -142,6 +200,13 @@ class Reader {
     }
     return index;
   }
+  FailureKind kind(const Json& object) const {
+    const std::string name = text(object, "kind");
+    for (const FailureKind each : kFailureKinds) {
+      if (name == name_of(each)) return each;
+    }
+    fail(fmt::format("\"kind\" = \"{}\" is no kind of failure", name));
+  }
   // Of T alone: a cast of any other number has no meaning.
   template <class T>
   std::vector<T> numbers(const Json& object, const char* key) const {
@@ -159,6 +224,24 @@ class Reader {
     return values;
   }
 
+  void read_counts(const Json& json, ScheduleCounts& counts) const {
+    if (!json.IsObject()) fail("\"counts\" is no object");
+    for_each_count(counts, [&](const char* key, int64_t& to) { to = integer(json, key); });
+    for (const Json& failure : list(json, "failures")) {
+      counts.failures[kind(failure)] = integer(failure, "rollouts");
+    }
+    for (const Json& each : list(json, "environments")) {
+      const size_t e = environment(each);
+      for_each_environment_count(
+          counts, [&](const char* key, auto& values) { values[e] = integer(each, key); });
+    }
+    for (const Json& group : list(json, "given_up")) {
+      const size_t from = environment(group);
+      counts.given_up.push_back({integer(group, "number"), from, example(group, from),
+                                 integer(group, "survivors"), flag(group, "trained"),
+                                 text(group, "message")});
+    }
+  }
   Group read_group(const Json& json) const {
     Group group;
     group.number = integer(json, "number");
@@ -175,9 +258,7 @@ class Reader {
     Rollout rollout;
     rollout.reward = number(json, "reward");
     rollout.text = text(json, "text");
-    const Json& truncated = member(json, "truncated");
-    if (!truncated.IsBool()) fail("\"truncated\" is neither true nor false");
-    rollout.truncated = truncated.GetBool();
+    rollout.truncated = flag(json, "truncated");
     for (const Json& part : list(json, "rewards")) {
       rollout.rewards.push_back(
           {text(part, "name"), number(part, "weight"), number(part, "value")});
@@ -221,7 +302,9 @@ std::string schedule_state_json(const ScheduleState& state, const std::vector<st
     json.key("example").value(static_cast<double>(prompt.second));
     json.key("groups").value(static_cast<double>(groups)).end_object();
   }
-  json.end_array().key("finished").begin_array();
+  json.end_array();
+  write_counts(json, state.counts, ids);
+  json.key("finished").begin_array();
   for (const Group& group : state.finished) {
     json.begin_object().key("number").value(static_cast<double>(group.number));
     json.key("environment").value(ids[group.environment]);

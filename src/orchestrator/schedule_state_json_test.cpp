@@ -71,6 +71,25 @@ Rollout random_rollout(Rng& rng) {
   return rollout;
 }
 
+ScheduleCounts random_counts(Rng& rng) {
+  ScheduleCounts counts(kIds.size());
+  for (auto* values : {&counts.errored, &counts.empty, &counts.dropped_groups}) {
+    for (int64_t& value : *values) value = random_count(rng);
+  }
+  for (int64_t* count : {&counts.cancelled_stale, &counts.cancelled_dropped, &counts.partial_groups,
+                         &counts.quarantined_draws}) {
+    *count = random_count(rng);
+  }
+  for (uint64_t i = rng.below(7); i > 0; --i) {
+    counts.failures[static_cast<FailureKind>(rng.below(6))] = random_count(rng);
+  }
+  for (uint64_t i = rng.below(3); i > 0; --i) {
+    counts.given_up.push_back({random_count(rng), rng.below(2), rng.below(kSmallSize),
+                               random_count(rng), rng.below(2) == 0, random_text(rng)});
+  }
+  return counts;
+}
+
 ScheduleState random_state(uint64_t seed, const EnvironmentMix& mix) {
   Rng rng(seed);
   ScheduleState state;
@@ -101,6 +120,7 @@ ScheduleState random_state(uint64_t seed, const EnvironmentMix& mix) {
     const uint64_t index = environment == 1 ? rng.below(kSmallSize) : rng.below(1000000);
     state.prompt_failures[{environment, index}] = random_count(rng);
   }
+  state.counts = random_counts(rng);
   return state;
 }
 
@@ -132,6 +152,26 @@ void expect_same(const Rollout& a, const Rollout& b) {
   }
 }
 
+void expect_same(const ScheduleCounts& a, const ScheduleCounts& b) {
+  EXPECT_EQ(a.errored, b.errored);
+  EXPECT_EQ(a.empty, b.empty);
+  EXPECT_EQ(a.dropped_groups, b.dropped_groups);
+  EXPECT_EQ(a.failures, b.failures);
+  EXPECT_EQ(a.cancelled_stale, b.cancelled_stale);
+  EXPECT_EQ(a.cancelled_dropped, b.cancelled_dropped);
+  EXPECT_EQ(a.partial_groups, b.partial_groups);
+  EXPECT_EQ(a.quarantined_draws, b.quarantined_draws);
+  ASSERT_EQ(a.given_up.size(), b.given_up.size());
+  for (size_t i = 0; i < a.given_up.size(); ++i) {
+    EXPECT_EQ(a.given_up[i].number, b.given_up[i].number);
+    EXPECT_EQ(a.given_up[i].environment, b.given_up[i].environment);
+    EXPECT_EQ(a.given_up[i].example, b.given_up[i].example);
+    EXPECT_EQ(a.given_up[i].survivors, b.given_up[i].survivors);
+    EXPECT_EQ(a.given_up[i].trained, b.given_up[i].trained);
+    EXPECT_EQ(a.given_up[i].message, b.given_up[i].message);
+  }
+}
+
 TEST(ScheduleStateJson, ComesBackBitForBit) {
   const EnvironmentMix mix = two_environments();
   for (uint64_t seed = 0; seed < 400; ++seed) {
@@ -146,6 +186,7 @@ TEST(ScheduleStateJson, ComesBackBitForBit) {
     EXPECT_TRUE(same_bits(back.totals, state.totals));
     EXPECT_EQ(back.open, state.open);
     EXPECT_EQ(back.prompt_failures, state.prompt_failures);
+    expect_same(back.counts, state.counts);
     ASSERT_EQ(back.finished.size(), state.finished.size());
     for (size_t g = 0; g < state.finished.size(); ++g) {
       EXPECT_EQ(back.finished[g].number, state.finished[g].number);
@@ -186,6 +227,11 @@ std::string full_json() {
  "failures_in_a_row": 2,
  "open": [{"number": 7, "failed_rounds": 1}, {"number": 8, "failed_rounds": 0}],
  "prompt_failures": [{"environment": "small", "example": 8, "groups": 3}],
+ "counts": {"cancelled_stale": 1, "cancelled_dropped": 2, "partial_groups": 0,
+  "quarantined_draws": 4, "failures": [{"kind": "timeout", "rollouts": 3}],
+  "environments": [{"environment": "small", "errored": 3, "empty": 1, "dropped_groups": 1}],
+  "given_up": [{"number": 5, "environment": "small", "example": 7, "survivors": 2,
+                "trained": false, "message": "timeout: 20 s"}]},
  "finished": [{"number": 6, "environment": "small", "example": 5, "rollouts": [
   {"reward": 1, "truncated": false, "text": "abc", "rewards": [
     {"name": "exact", "weight": 1, "value": 1}],
@@ -222,12 +268,23 @@ std::vector<std::string> keys_of(const std::string& json) {
 TEST(ScheduleStateJson, NamesAKeyThatIsMissing) {
   ASSERT_EQ(error_of(full_json()), "");
   const std::vector<std::string> keys = keys_of(full_json());
-  ASSERT_GT(keys.size(), 35u);
+  ASSERT_GT(keys.size(), 50u);
   for (const std::string& key : keys) {
+    if (key == "\"counts\"") continue;
     const std::string error = error_of(replaced(key + ":", "\"other\":"));
     EXPECT_NE(error.find(key + " is missing"), std::string::npos) << key << ": " << error;
     EXPECT_EQ(error.find("run/schedule.json: "), 0u) << error;
   }
+}
+
+TEST(ScheduleStateJson, ReadsStatesWithoutCountsAsZeros) {
+  const EnvironmentMix mix = two_environments();
+  const ScheduleState state =
+      parse_schedule_state("schedule.json", replaced("\"counts\":", "\"other\":"), mix);
+  EXPECT_EQ(state.totals.admitted, 30);
+  expect_same(state.counts, ScheduleCounts(kIds.size()));
+  const ScheduleState with = parse_schedule_state("schedule.json", full_json(), mix);
+  EXPECT_EQ(with.counts.errored, (std::vector<int64_t>{0, 3}));
 }
 
 // The key's value in place of which `value` stands.
@@ -236,10 +293,11 @@ TEST(ScheduleStateJson, NamesAKeyWhoseValueCannotBe) {
   for (const std::string& key : keys_of(json)) {
     const size_t begin = json.find(key + ": ") + key.size() + 2;
     size_t end = begin;
-    if (json[begin] == '[') {
+    if (json[begin] == '[' || json[begin] == '{') {
       int depth = 0;
       do {
-        depth += json[end] == '[' ? 1 : json[end] == ']' ? -1 : 0;
+        depth += json[end] == '[' || json[end] == '{' ? 1 : 0;
+        depth -= json[end] == ']' || json[end] == '}' ? 1 : 0;
         ++end;
       } while (depth > 0);
     } else {
@@ -249,11 +307,14 @@ TEST(ScheduleStateJson, NamesAKeyWhoseValueCannotBe) {
       // Texts may be any text, numbers of rewards any number.
       const bool text = json[begin] == '"',
                  any_number = key == "\"reward\"" || key == "\"weight\"" || key == "\"value\"";
-      const bool good =
-          (text && value[0] == '"' && key != "\"environment\"") || (any_number && value[0] == '-');
+      const bool any_text = text && key != "\"environment\"" && key != "\"kind\"";
+      const bool good = (any_text && value[0] == '"') || (any_number && value[0] == '-');
       const std::string error = error_of(json.substr(0, begin) + value + json.substr(end));
       EXPECT_EQ(error.empty(), good) << key << ": " << value << ": " << error;
-      const std::string word = key == "\"format\"" ? "format" : key;
+      const bool empty_counts = key == "\"counts\"" && value[0] == '{';
+      const std::string word = key == "\"format\"" ? "format"
+                               : empty_counts      ? "\"cancelled_stale\" is missing"
+                                                   : key;
       if (!good && value != std::string("[true]") && value != std::string("\"x\"")) {
         EXPECT_NE(error.find(word), std::string::npos) << key << ": " << value << ": " << error;
       }
@@ -272,6 +333,10 @@ TEST(ScheduleStateJson, RefusesWhatDoesNotFitTheRun) {
        "the configuration has no environment \"y\""},
       {replaced("\"example\": 8", "\"example\": 9"), "\"example\" = 9 is not among the 9"},
       {replaced("\"example\": 5", "\"example\": 10"), "\"example\" = 10 is not among the 9"},
+      {replaced("\"environment\": \"small\", \"errored\"", "\"environment\": \"z\", \"errored\""),
+       "the configuration has no environment \"z\""},
+      {replaced("\"example\": 7", "\"example\": 11"), "\"example\" = 11 is not among the 9"},
+      {replaced("\"timeout\"", "\"bad luck\""), "\"kind\" = \"bad luck\" is no kind of failure"},
       {replaced("[-0.5, -0.25]", "[-0.5]"), "different lengths"},
       {replaced("\"versions\": [1, 2]", "\"versions\": [1, 2, 2]"), "different lengths"},
       {replaced("\"completion\": [3, 4]", "\"completion\": [3]"), "different lengths"},

@@ -16,6 +16,12 @@ namespace {
 constexpr double kLongestBackoff = 60.0;  // seconds
 constexpr int64_t kMostDraws = 100000;    // quarantined prompts in a row that are passed over
 
+void add_failures(ScheduleCounts& counts, size_t environment, FailureKind kind, int64_t number) {
+  (kind == FailureKind::empty ? counts.empty : counts.errored)[environment] += number;
+  // A kind is listed when there is one of it.
+  if ((counts.failures[kind] += number) == 0) counts.failures.erase(kind);
+}
+
 }  // namespace
 
 RolloutScheduler::RolloutScheduler(const OrchestratorTable& table, uint64_t seed,
@@ -209,8 +215,8 @@ void RolloutScheduler::finish(Open& open) {
 void RolloutScheduler::finish_failed(Open& open, const Place& place,
                                      const RolloutOutcome& outcome) {
   const size_t environment = open.group.environment;
-  ++(outcome.kind == FailureKind::empty ? counts_.empty : counts_.errored)[environment];
-  ++counts_.failures[outcome.kind];
+  add_failures(counts_, environment, outcome.kind, 1);
+  ++open.failures[outcome.kind];
   if (totals_.failures_in_a_row++ == 0) streak_begin_ = next_rollout_;
   open.last_failure = fmt::format("{}: {}", name_of(outcome.kind), outcome.message);
   last_failure_ = fmt::format("{}, example {}: {}", mix_.members()[environment].id,
@@ -326,6 +332,7 @@ void RolloutScheduler::swap_weights() {
 }
 
 ScheduleCounts RolloutScheduler::take_counts() {
+  for (auto& [number, open] : open_) open.failures.clear();
   return std::exchange(counts_, ScheduleCounts(mix_.members().size()));
 }
 
@@ -338,12 +345,17 @@ ScheduleState RolloutScheduler::state() const {
   state.totals = totals_;
   state.totals.admitted -= driver_.running();
   state.finished.assign(finished_.begin(), finished_.end());
+  state.counts = counts_;
   for (const auto& [number, open] : open_) {
     // Finished members of an unfinished group are sampled again with it.
     state.totals.dropped += open.finished;
     --state.totals.groups_opened;
     // In lockstep a group begins anew, with the seeds and so the failures of before.
     state.open.emplace_back(number, lockstep() ? 0 : open.failed_rounds);
+    if (!lockstep()) continue;
+    for (const auto& [kind, failures] : open.failures) {
+      add_failures(state.counts, open.group.environment, kind, -failures);
+    }
   }
   state.prompt_failures = prompt_failures_;
   return state;
@@ -359,6 +371,10 @@ void RolloutScheduler::restore(const ScheduleState& state) {
   totals_.failures_in_a_row = 0;  // what was wrong may have been put right since
   finished_.assign(state.finished.begin(), state.finished.end());
   prompt_failures_ = state.prompt_failures;
+  counts_ = state.counts;
+  for (std::vector<int64_t>* each : {&counts_.errored, &counts_.empty, &counts_.dropped_groups}) {
+    each->resize(mix_.members().size());
+  }
   for (const auto& [number, failed_rounds] : state.open) {
     Open& open = open_group(number, mix_.draw(static_cast<uint64_t>(number)));
     ++totals_.groups_opened;

@@ -97,6 +97,9 @@ struct ScheduleState {
   // Groups that were not finished: their rollouts are sampled again. With the failed rounds so far.
   std::vector<std::pair<int64_t, int64_t>> open;
   std::map<PromptKey, int64_t> prompt_failures;
+  // Not taken yet; vectors without elements are zeros. In lockstep without the failures of open
+  // groups, which happen again.
+  ScheduleCounts counts;
 };
 
 // Used by one thread. What it is made with must outlive it.
@@ -145,6 +148,7 @@ class RolloutScheduler {
     int64_t started_version = 0;  // when its first rollout began
     double retry_at = 0.0;        // not before
     std::string last_failure;
+    std::map<FailureKind, int64_t> failures;  // those in counts_
   };
   struct Place {
     int64_t group;
