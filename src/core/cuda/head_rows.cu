@@ -39,8 +39,9 @@ __device__ __forceinline__ float logprob_of(const Softmax& all, float logit, flo
 
 template <class T>
 __device__ __forceinline__ float target_logit(const RowChunk& chunk, const RowPlace& place,
-                                              const T* row, int64_t target) {
-  return chunk.target_logits != nullptr ? chunk.target_logits[place.token] : number_of(row[target]);
+                                              const T* row, int64_t target, int64_t vocabulary) {
+  if (chunk.target_logits != nullptr) return chunk.target_logits[place.token];
+  return target >= 0 && target < vocabulary ? number_of(row[target]) : NAN;
 }
 
 template <class T>
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
   const T* const row = logits + stride * blockIdx.x;
   const RowPlace place = place_of(chunk, blockIdx.x);
   const int64_t target = chunk.targets[place.token];
-  const float exact = target_logit(chunk, place, row, target);
+  const float exact = target_logit(chunk, place, row, target, vocabulary);
 #pragma unroll 1
   for (int b = 0; b < kParts; ++b) {
     const PartPlace part = part_of(vocabulary, part_size, b);
@@ -163,7 +164,8 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kThreads)
   }
   const RowPlace place = place_of(chunk, row);
   const int64_t target_id = chunk.targets[place.token];
-  const Target<T> target(target_id, target_logit(chunk, place, logits_row, target_id), part);
+  const Target<T> target(target_id, target_logit(chunk, place, logits_row, target_id, vocabulary),
+                         part);
   const uint4* const from = reinterpret_cast<const uint4*>(memory);
   TokenIn token;
   bool takes_part = false;

@@ -60,9 +60,11 @@ void gradient_rows(const LogitRows& logits, const RowChunk& chunk, NumberType gr
 // Hidden states of a chunk's rows side by side: to [padded, H], zeros beyond `count`.
 void gather_rows(const void* hidden, int64_t hidden_stride, int64_t hidden_size, NumberType type,
                  const RowChunk& chunk, int64_t padded, void* to, cudaStream_t stream);
-// target_logits, in float32, from a chunk's gathered hidden states and the weight [V, H].
+// target_logits, in float32, from a chunk's gathered hidden states and the weight [V, H]; NaN for a
+// target outside the vocabulary.
 void find_target_logits(const void* gathered, const void* weight, int64_t hidden_size,
-                        NumberType type, const RowChunk& chunk, cudaStream_t stream);
+                        int64_t vocabulary, NumberType type, const RowChunk& chunk,
+                        cudaStream_t stream);
 // Zeros instead of the rows whose g and g_entropy are both zero: whatever they hold is inert.
 void clear_rows(void* gathered, int64_t hidden_size, NumberType type, const RowChunk& chunk,
                 const float* g, const float* g_entropy, cudaStream_t stream);

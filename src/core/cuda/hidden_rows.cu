@@ -17,13 +17,18 @@ constexpr int kMoveThreads = 128;
 // A warp to a row. Products of bf16 are exact in float32.
 template <class T>
 __global__ void target_kernel(const T* gathered, const T* weight, int64_t hidden_size,
-                              RowChunk chunk) {
+                              int64_t vocabulary, RowChunk chunk) {
   const int64_t row = int64_t{blockIdx.x} * (kMoveThreads / 32) + threadIdx.x / 32;
   if (row >= chunk.count) return;
   const int64_t at = chunk.first + row;
   const int64_t token = chunk.rows != nullptr ? chunk.rows[at] : at;
+  const int64_t target = chunk.targets[token];
+  if (target < 0 || target >= vocabulary) {
+    if (threadIdx.x % 32 == 0) chunk.target_logits[token] = NAN;
+    return;
+  }
   const T* const h = gathered + hidden_size * row;
-  const T* const w = weight + hidden_size * chunk.targets[token];
+  const T* const w = weight + hidden_size * target;
   float sum = 0.0f;
   for (int64_t k = threadIdx.x % 32; k < hidden_size; k += 32) {
     sum = fmaf(number_of(h[k]), number_of(w[k]), sum);
@@ -123,17 +128,19 @@ void clear_rows(void* gathered, int64_t hidden_size, NumberType type, const RowC
 }
 
 void find_target_logits(const void* gathered, const void* weight, int64_t hidden_size,
-                        NumberType type, const RowChunk& chunk, cudaStream_t stream) {
+                        int64_t vocabulary, NumberType type, const RowChunk& chunk,
+                        cudaStream_t stream) {
   if (chunk.count == 0) return;
   constexpr int kRows = kMoveThreads / 32;
   const unsigned blocks = static_cast<unsigned>((chunk.count + kRows - 1) / kRows);
   if (type == NumberType::bf16) {
     target_kernel<<<blocks, kMoveThreads, 0, stream>>>(static_cast<const __nv_bfloat16*>(gathered),
                                                        static_cast<const __nv_bfloat16*>(weight),
-                                                       hidden_size, chunk);
+                                                       hidden_size, vocabulary, chunk);
   } else {
-    target_kernel<<<blocks, kMoveThreads, 0, stream>>>(
-        static_cast<const float*>(gathered), static_cast<const float*>(weight), hidden_size, chunk);
+    target_kernel<<<blocks, kMoveThreads, 0, stream>>>(static_cast<const float*>(gathered),
+                                                       static_cast<const float*>(weight),
+                                                       hidden_size, vocabulary, chunk);
   }
   check_launch("target_kernel");
 }

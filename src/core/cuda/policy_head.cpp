@@ -121,8 +121,8 @@ class Head {
             problem_.weight, problem_.hidden_size, work_.hidden, problem_.hidden_size, work_.logits,
             cut_.logit_type, cut_.stride, 0.0f);
     if (chunk_.target_logits != nullptr && !chunk_.log_sums_known) {
-      find_target_logits(work_.hidden, problem_.weight, problem_.hidden_size, problem_.type, chunk_,
-                         stream_);
+      find_target_logits(work_.hidden, problem_.weight, problem_.hidden_size, problem_.vocabulary,
+                         problem_.type, chunk_, stream_);
     }
   }
 

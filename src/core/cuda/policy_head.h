@@ -37,8 +37,9 @@ struct HeadProblem {
   NumberType type = NumberType::bf16;  // of hidden and weight
   const void* hidden = nullptr;        // [N, H], rows `hidden_stride` elements apart
   int64_t hidden_stride = 0;
-  const void* weight = nullptr;        // [V, H], contiguous
-  const int64_t* targets = nullptr;    // [N], inside the vocabulary for every row
+  const void* weight = nullptr;  // [V, H], contiguous
+  // [N]; one outside the vocabulary (-100 of masked tokens, say) has log-probability NaN.
+  const int64_t* targets = nullptr;
   const int64_t* rows = nullptr;       // [R] rising positions; null: all, row_count = tokens
   const float* temperature = nullptr;  // [1] or [N], positive; null: 1
   bool temperature_per_token = false;

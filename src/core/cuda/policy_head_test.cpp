@@ -179,17 +179,24 @@ TEST(GpuHead, TakesEveryVocabulary) {
 TEST(GpuHead, MaskedRowsAreInertWhateverTheyHold) {
   LEEWAY_NEEDS_GPU();
   for (const char* preset : {"icepop", "gspo"}) {
-    const LossSpec spec = Catalog().make_spec(preset, {});
-    Head head(5, 31, 24, 100), broken(5, 31, 24, 100);
-    const Batch batch = testing::batch_for(head, 3, {9, 1, 17, 4});
-    for (size_t t = 0; t < 31; ++t) {
-      if (batch.mask[t]) continue;
-      for (size_t j = 0; j < 24; ++j) broken.hidden[24 * t + j] = std::nanf("");
+    for (const bool bf16 : {false, true}) {
+      const LossSpec spec = Catalog().make_spec(preset, {});
+      Head head(5, 31, 24, 100), broken(5, 31, 24, 100);
+      if (bf16) head.round_to_bf16(), broken.round_to_bf16();
+      const Batch batch = testing::batch_for(head, 3, {9, 1, 17, 4});
+      for (size_t t = 0; t < 31; ++t) {
+        if (batch.mask[t]) continue;
+        broken.targets[t] = t % 2 == 0 ? -100 : int64_t{1} << 40;
+        for (size_t j = 24 * t; j < 24 * (t + 1); ++j) {
+          if (bf16) broken.hidden_bf16[j] = testing::to_bf16(std::nanf(""));
+          broken.hidden[j] = std::nanf("");
+        }
+      }
+      const auto whole = run(head, spec, batch, {}), got = run(broken, spec, batch, {});
+      EXPECT_EQ(got.d_weight, whole.d_weight) << preset;
+      EXPECT_EQ(got.d_hidden, whole.d_hidden) << preset;
+      EXPECT_EQ(got.result.loss, whole.result.loss) << preset;
     }
-    const auto whole = run(head, spec, batch, {}), got = run(broken, spec, batch, {});
-    EXPECT_EQ(got.d_weight, whole.d_weight) << preset;
-    EXPECT_EQ(got.d_hidden, whole.d_hidden) << preset;
-    EXPECT_EQ(got.result.loss, whole.result.loss) << preset;
   }
 }
 

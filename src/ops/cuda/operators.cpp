@@ -1,6 +1,6 @@
 // The operators' kernels for CUDA tensors. Nothing here asks the device for a value: what the CPU
-// refuses by looking (a target outside the vocabulary, rows out of order) is the caller's to keep,
-// and what is not finite makes the loss NaN.
+// refuses by looking (rows or cu_seqlens out of order) is the caller's to keep; what is not finite,
+// and a trained token's target outside the vocabulary, make the loss NaN.
 
 #include <memory>
 #include <mutex>
