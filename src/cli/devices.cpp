@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/cuda/loss_plan.h"
 #include "leeway/error.h"
 #ifdef LEEWAY_CUDA
 #include "torch/cuda_backends.h"
@@ -27,8 +28,10 @@ void check_device(const std::string& device, const std::string& where) {
   if (!problem.empty()) throw Error(fmt::format("{}: {}, or take \"cpu\"", where, problem));
 }
 
-void check_device(const ModelTable& table) {
-  check_device(table.device, "model.device = \"" + table.device + "\"");
+void check_device(const Config& config) {
+  const std::string& device = config.run.model.device;
+  if (device == "cuda") cuda::make_loss_plan(config.loss_spec);  // or says why there is none
+  check_device(device, "model.device = \"" + device + "\"");
 }
 
 MakeSamplingBackend sampling_backend(const std::string& device,

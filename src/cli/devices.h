@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "config/run_config.h"
+#include "config/config.h"
 #include "engine/backend.h"
 #include "trainer/backend.h"
 
@@ -13,7 +13,8 @@ namespace leeway {
 // Throws Error for a device that this program or this machine does not have. `where` is what named
 // it, for the message: `--device cuda`.
 void check_device(const std::string& device, const std::string& where);
-void check_device(const ModelTable& table);
+// Also for a loss that the device does not compute.
+void check_device(const Config& config);
 
 // The others take devices that have been checked. `precision`: of the passes on cuda, "float32" or
 // "bf16"; the engine on the CPU follows its own options.

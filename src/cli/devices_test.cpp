@@ -4,6 +4,7 @@
 
 #include "cli/run_setup.h"
 #include "leeway/error.h"
+#include "leeway/presets.h"
 
 namespace leeway {
 namespace {
@@ -18,16 +19,16 @@ std::string error_of(const std::function<void()>& work) {
 }
 
 TEST(Devices, TheCpuIsThereAndNeedsNoBackend) {
-  RunConfig run;
-  EXPECT_EQ(error_of([&] { check_device(run.model); }), "");
-  EXPECT_FALSE(training_backend(run));
-  EXPECT_FALSE(sampling_backend(run));
+  const Config config;
+  EXPECT_EQ(error_of([&] { check_device(config); }), "");
+  EXPECT_FALSE(training_backend(config.run));
+  EXPECT_FALSE(sampling_backend(config.run));
 }
 
 TEST(Devices, CudaIsThereOrItsKeyAndTheRemedyAreNamed) {
   Config config;
   config.run.model.device = "cuda";
-  const std::string error = error_of([&] { check_device(config.run.model); });
+  const std::string error = error_of([&] { check_device(config); });
   if (error.empty()) {
     EXPECT_TRUE(training_backend(config.run));
     EXPECT_TRUE(sampling_backend(config.run));
@@ -37,6 +38,16 @@ TEST(Devices, CudaIsThereOrItsKeyAndTheRemedyAreNamed) {
   EXPECT_NE(error.find("take \"cpu\""), std::string::npos) << error;
   EXPECT_EQ(error_of([&] { RunSetup setup(config, false); }), error);
   EXPECT_TRUE(error_of([] { check_device("cuda", "--device cuda"); }).starts_with("--device cuda"));
+}
+
+TEST(Devices, ALossThatOnlyTheCpuComputesIsRefusedBeforeTheRun) {
+  Config config;
+  config.loss_spec = Catalog().make_spec("slime/ppo+mis", {});
+  EXPECT_EQ(error_of([&] { check_device(config); }), "");
+  config.run.model.device = "cuda";
+  const std::string error = error_of([&] { check_device(config); });
+  EXPECT_NE(error.find("slime/ppo+mis"), std::string::npos) << error;
+  EXPECT_NE(error.find("on the CPU"), std::string::npos) << error;
 }
 
 }  // namespace

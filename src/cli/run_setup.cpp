@@ -34,7 +34,7 @@ ModelConfig scratch_config(const ModelTable& table, int64_t tokenizer_size) {
 
 // Said before anything is read: weights take their time.
 Config with_its_device(Config config) {
-  check_device(config.run.model);
+  check_device(config);
   return config;
 }
 

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "core/cuda/gpu_test_support.h"
-#include "core/test_support.h"
+#include "core/cuda/loss_comparison.h"
 #include "leeway/metrics.h"
 
 namespace leeway::cuda {
@@ -33,61 +33,27 @@ GpuLoss run(const LossSpec& spec, const Batch& batch, double denominator) {
   return {loss.values()[0], grad.values(), row.values()};
 }
 
-void expect_same(double actual, double wanted, double tolerance, const std::string& what) {
-  if (std::isnan(wanted) ? std::isnan(actual) : std::isinf(wanted) && wanted == actual) return;
-  EXPECT_NEAR(actual, wanted, tolerance * std::max(1.0, std::abs(wanted))) << what;
-}
-
-void compare(const std::string& label, const LossSpec& spec, const Batch& batch,
-             double denominator) {
-  MetricSums sums;
-  const LossResult wanted = evaluate_reference(
-      spec, batch.view(), denominator < 0 ? std::nullopt : std::optional(denominator), &sums);
-  const GpuLoss actual = run(spec, batch, denominator);
-  expect_same(actual.loss, wanted.loss, 3e-5, label + ": loss");
-  for (size_t i = 0; i < wanted.grad.size(); ++i) {
-    ASSERT_NEAR(actual.grad[i], wanted.grad[i], 5e-5 * std::max(1.0, std::abs(wanted.grad[i])))
-        << label << ": position " << i;
-  }
-  const auto wanted_metrics = finalize_metrics(spec, sums, true, true, true);
-  const auto metrics = finalize_metrics(spec, MetricSums::from_flat(actual.row), true, true, true);
-  for (size_t m = 0; m < metrics.size(); ++m) {
-    expect_same(metrics[m].second, wanted_metrics[m].second, 1e-4, label + ": " + metrics[m].first);
-  }
-}
-
 TEST(GpuLoss, AgreesWithTheReferenceForEveryPreset) {
   LEEWAY_NEEDS_GPU();
-  const Catalog catalog;
-  std::vector<testing::NamedPreset> list = testing::native_list(catalog);
-  for (auto& foreign : testing::foreign_list(catalog)) list.push_back(foreign);
-  int compared = 0;
-  for (const testing::NamedPreset& named : list) {
-    const LossSpec spec = catalog.make_spec(named.preset, named.settings);
-    try {
-      make_loss_plan(spec);
-    } catch (const Error&) {
-      continue;
-    }
-    ++compared;
+  const std::vector<testing::NamedSpec> specs = testing::device_specs(Catalog());
+  for (const testing::NamedSpec& named : specs) {
     for (uint64_t seed = 1; seed <= 3; ++seed) {
       const std::vector<int> lengths = seed == 3 ? std::vector<int>{1500, 1, 700, 33, 1, 2048, 5}
                                                  : std::vector<int>{7, 1, 12, 3, 9, 5};
-      Batch batch =
-          testing::rounded(testing::random_batch(seed, lengths, testing::looks_at_masked(spec)));
-      if (seed == 2) batch.rollout_ids = {4, 4, 1, 2, 2, 9};
+      Batch batch = testing::rounded(
+          testing::random_batch(seed, lengths, testing::looks_at_masked(named.spec)));
       if (seed == 2) {
-        batch.weights.assign(batch.pi.size(), 1.0);
-        for (size_t i = 0; i < batch.weights.size(); ++i) {
-          batch.weights[i] = 0.25 * static_cast<double>(i % 4);
-        }
+        batch.rollout_ids = {4, 4, 1, 2, 2, 9};
+        testing::weigh(batch);
       }
-      compare(named.label(), spec, batch, seed == 1 ? 17.0 : -1.0);
+      const double denominator = seed == 1 ? 17.0 : -1.0;
+      const GpuLoss found = run(named.spec, batch, denominator);
+      testing::expect_reference(named, batch, denominator,
+                                {found.loss, found.grad, MetricSums::from_flat(found.row)});
       if (::testing::Test::HasFatalFailure()) return;
     }
   }
-  std::printf("%d presets and compositions\n", compared);
-  EXPECT_GE(compared, 110);
+  std::printf("%zu presets and compositions\n", specs.size());
 }
 
 TEST(GpuLoss, RepeatsBitForBit) {

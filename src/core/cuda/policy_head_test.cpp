@@ -9,6 +9,7 @@
 
 #include "core/cpu/policy_head_test_support.h"
 #include "core/cuda/gpu_test_support.h"
+#include "core/cuda/loss_comparison.h"
 
 namespace leeway::cuda {
 namespace {
@@ -117,20 +118,10 @@ HeadOptions rows_in_a_chunk(const Head& head, int64_t rows) {
 
 TEST(GpuHead, AgreesWithTheReferenceForEveryPreset) {
   LEEWAY_NEEDS_GPU();
-  const Catalog catalog;
   const std::vector<int> lengths = {9, 1, 17, 4};
-  int compared = 0;
-  std::vector<testing::NamedPreset> list = testing::native_list(catalog);
-  for (auto& foreign : testing::foreign_list(catalog)) list.push_back(foreign);
-  for (const testing::NamedPreset& named : list) {
-    const LossSpec spec = catalog.make_spec(named.preset, named.settings);
+  const std::vector<testing::NamedSpec> specs = testing::device_specs(Catalog());
+  for (const auto& [label, spec] : specs) {
     const bool clean = testing::looks_at_masked(spec);
-    try {
-      make_loss_plan(spec);
-    } catch (const Error&) {
-      continue;
-    }
-    ++compared;
     for (const bool listed : {false, true}) {
       if (clean && listed) continue;  // such specs look at every row
       Head head(31, 31, 24, 53);
@@ -141,12 +132,12 @@ TEST(GpuHead, AgreesWithTheReferenceForEveryPreset) {
       for (const int64_t rows : {0, 7}) {
         const auto got = run(head, spec, batch,
                              rows == 0 ? HeadOptions() : rows_in_a_chunk(head, rows), true, 25.0);
-        testing::expect_agrees(got, wanted, named.label(), 5e-5);
+        testing::expect_agrees(got, wanted, label, 5e-5);
         if (::testing::Test::HasFatalFailure()) return;
       }
     }
   }
-  std::printf("%d presets and compositions\n", compared);
+  std::printf("%zu presets and compositions\n", specs.size());
 }
 
 TEST(GpuHead, TakesEveryVocabulary) {

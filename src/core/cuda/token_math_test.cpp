@@ -5,11 +5,11 @@
 
 #include <cmath>
 
+#include "core/cuda/loss_comparison.h"
 #include "core/cuda/sequence_math.h"
 #include "core/cuda/token_sums.h"
 #include "core/extensions.h"
 #include "core/participation.h"
-#include "core/test_support.h"
 #include "leeway/error.h"
 #include "leeway/metrics.h"
 
@@ -25,11 +25,7 @@ struct OneThread {
   float min(float value) const { return value; }
 };
 
-struct HostResult {
-  double loss = 0.0;
-  std::vector<float> grad;
-  MetricSums metrics;
-};
+using HostResult = testing::LossValues;
 
 HostResult evaluate_on_host(const LossSpec& spec, const Batch& batch, double denominator) {
   const LossPlan plan = make_loss_plan(spec);
@@ -116,58 +112,18 @@ HostResult evaluate_on_host(const LossSpec& spec, const Batch& batch, double den
   return result;
 }
 
-void expect_near(double actual, double wanted, double tolerance, const std::string& what) {
-  if (std::isnan(wanted) && std::isnan(actual)) return;
-  if (std::isinf(wanted) && wanted == actual) return;
-  EXPECT_NEAR(actual, wanted, tolerance * std::max(1.0, std::abs(wanted))) << what;
-}
-
-void compare(const testing::NamedPreset& named, const LossSpec& spec, const Batch& batch,
-             double denominator) {
-  MetricSums wanted_sums;
-  const LossResult wanted =
-      evaluate_reference(spec, batch.view(),
-                         denominator < 0 ? std::nullopt : std::optional(denominator), &wanted_sums);
-  const HostResult actual = evaluate_on_host(spec, batch, denominator);
-  expect_near(actual.loss, wanted.loss, 3e-5, named.label() + ": loss");
-  for (size_t i = 0; i < wanted.grad.size(); ++i) {
-    EXPECT_NEAR(actual.grad[i], wanted.grad[i], 5e-5 * std::max(1.0, std::abs(wanted.grad[i])))
-        << named.label() << ": position " << i;
-  }
-  const auto wanted_metrics = finalize_metrics(spec, wanted_sums, true, true, true);
-  const auto metrics = finalize_metrics(spec, actual.metrics, true, true, true);
-  for (size_t m = 0; m < metrics.size(); ++m) {
-    expect_near(metrics[m].second, wanted_metrics[m].second, 1e-4,
-                named.label() + ": " + metrics[m].first);
-  }
-}
-
 TEST(DeviceText, AgreesWithTheReferenceForEveryPreset) {
-  const Catalog catalog;
-  std::vector<testing::NamedPreset> list = testing::native_list(catalog);
-  for (auto& foreign : testing::foreign_list(catalog)) list.push_back(foreign);
-  int compared = 0;
-  for (const testing::NamedPreset& named : list) {
-    const LossSpec spec = catalog.make_spec(named.preset, named.settings);
-    try {
-      make_loss_plan(spec);
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("on the CPU"), std::string::npos);
-      continue;
-    }
-    ++compared;
+  for (const testing::NamedSpec& named : testing::device_specs(Catalog())) {
     for (uint64_t seed = 1; seed <= 3; ++seed) {
       Batch batch = testing::rounded(
-          testing::random_batch(seed, {7, 1, 12, 3, 9, 5}, testing::looks_at_masked(spec)));
+          testing::random_batch(seed, {7, 1, 12, 3, 9, 5}, testing::looks_at_masked(named.spec)));
       if (seed == 2) batch.rollout_ids = {4, 4, 1, 2, 2, 9};
-      if (seed == 3) {
-        batch.weights.assign(batch.pi.size(), 1.0);
-        for (size_t i = 0; i < batch.weights.size(); ++i) batch.weights[i] = 0.25 * double(i % 4);
-      }
-      compare(named, spec, batch, seed == 1 ? 17.0 : -1.0);
+      if (seed == 3) testing::weigh(batch);
+      const double denominator = seed == 1 ? 17.0 : -1.0;
+      testing::expect_reference(named, batch, denominator,
+                                evaluate_on_host(named.spec, batch, denominator));
     }
   }
-  EXPECT_GE(compared, 110);
 }
 
 TEST(DeviceText, NamesACorrectionThatOnlyTheHostComputes) {
