@@ -264,6 +264,24 @@ TEST(Json, AZeroIsZeroHoweverItIsWritten) {
   }
 }
 
+TEST(Json, NestingIsBoundedAndBracketsInTextsAreNotNesting) {
+  const auto nested = [](size_t depth) {
+    return std::string(depth, '[') + std::string(depth, ']');
+  };
+  EXPECT_NO_THROW(parse_json("file.json", nested(kDeepestNesting)));
+  for (const std::string& deep : {nested(kDeepestNesting + 1), nested(1000000),
+                                  std::string(1000000, '['), "{\"a\": " + nested(1000000)}) {
+    try {
+      parse_json("file.json", deep);
+      FAIL() << deep.size();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("nested more than 100 deep"), std::string::npos)
+          << error.what();
+    }
+  }
+  EXPECT_NO_THROW(parse_json("file.json", "[\"\\\"" + std::string(1000, '[') + "\"]"));
+}
+
 TEST(Json, ErrorsSayLineAndColumn) {
   try {
     parse_json("file.json", "{\n  \"a\": [1,\n  2,, 3]}");

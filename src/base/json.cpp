@@ -36,6 +36,27 @@ void refuse_nul(const std::string& name, std::string_view text) {
 
 namespace {
 
+void refuse_depth(const std::string& name, std::string_view text) {
+  int depth = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted) {
+      if (c == '\\') ++i;
+      if (c == '"') quoted = false;
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kDeepestNesting) {
+        throw Error(fmt::format("{} {}: nested more than {} deep", name, place_in(text, i),
+                                kDeepestNesting));
+      }
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+}
+
 // -?0(.0+)?([eE][+-]?digits)?
 bool is_zero(std::string_view token) {
   size_t i = token.starts_with('-') ? 1 : 0;
@@ -86,6 +107,7 @@ std::optional<std::string> with_plain_zeros(std::string_view text) {
 
 rapidjson::Document parse_json(const std::string& name, std::string_view text) {
   refuse_nul(name, text);
+  refuse_depth(name, text);
   const std::optional<std::string> plain = with_plain_zeros(text);
   if (plain) text = *plain;
   rapidjson::Document document;

@@ -12,7 +12,12 @@ namespace leeway {
 // "line 3, column 14" of a byte offset.
 std::string place_in(std::string_view text, size_t offset);
 
-// Parses a whole document. Throws Error "NAME line L, column C: what is wrong".
+// Lists and objects within one another. Whatever walks a document recurses, so that a hostile file
+// must not decide how deep; Python's own reader gives up at about a thousand.
+inline constexpr int kDeepestNesting = 100;
+
+// Parses a whole document. Throws Error "NAME line L, column C: what is wrong", and for nesting
+// deeper than kDeepestNesting.
 rapidjson::Document parse_json(const std::string& name, std::string_view text);
 
 // Throws Error if the text holds a NUL byte: no JSON does.

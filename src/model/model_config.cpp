@@ -22,9 +22,6 @@ namespace {
 
 using Json = rapidjson::Value;
 
-// Python's own reader gives up at about a thousand; writing the text again recurses.
-constexpr int kMaxDepth = 100;
-
 // A value in few words, for messages.
 std::string value_text(const Json& value) {
   if (value.IsArray()) return value.Empty() ? "[]" : "[..]";
@@ -37,27 +34,6 @@ std::string value_text(const Json& value) {
   constexpr size_t kMost = 80;
   const std::string text(buffer.GetString(), buffer.GetSize());
   return text.size() <= kMost ? text : text.substr(0, kMost) + "..";
-}
-
-void refuse_depth(const std::string& name, std::string_view text) {
-  int depth = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted) {
-      if (c == '\\') ++i;
-      if (c == '"') quoted = false;
-    } else if (c == '"') {
-      quoted = true;
-    } else if (c == '[' || c == '{') {
-      if (++depth > kMaxDepth) {
-        throw Error(
-            fmt::format("{} {}: nested more than {} deep", name, place_in(text, i), kMaxDepth));
-      }
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
 }
 
 // The keys of one object. A key that is null counts as absent.
@@ -366,7 +342,6 @@ void check_model_config(const std::string& name, const ModelConfig& config) {
 }
 
 ModelConfig parse_model_config(const std::string& name, std::string_view text) {
-  refuse_depth(name, text);
   const rapidjson::Document document = parse_json(name, text);
   if (!document.IsObject()) throw Error(fmt::format("{}: must be an object", name));
   const Keys keys(name, "", document);
