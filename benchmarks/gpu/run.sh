@@ -84,8 +84,8 @@ build() {
   export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0}
   step configure 120 cmake -G Ninja -S "$root" -B "$BUILD" "-DCMAKE_PREFIX_PATH=$paths" \
     "${options[@]}" || return 1
-  for target in leeway_ops cuda_core_test leeway gpu_model_benchmark torch_decoder_test \
-    torch_sampling_test torch_training_test; do
+  for target in leeway_ops leeway_cuda cuda_core_test leeway gpu_model_benchmark devices_test \
+    torch_decoder_test torch_sampling_test torch_training_test torch_symbols_test; do
     if ninja -C "$BUILD" -t query "$target" > /dev/null 2>&1; then
       targets+=("$target")
     else
@@ -101,7 +101,7 @@ build() {
 
 check() {
   [ -x "$BUILD/cuda_core_test" ] || failed+=("cuda_core_test is missing")
-  for test in "$BUILD"/cuda_*_test "$BUILD"/torch_*_test; do
+  for test in "$BUILD"/cuda_*_test "$BUILD"/torch_*_test "$BUILD"/devices_test; do
     [ -x "$test" ] || continue
     step "$(basename "$test")" 120 "$test" --gtest_brief=1
     tail -n 2 "$logs/$(basename "$test").txt"

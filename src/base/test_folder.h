@@ -3,24 +3,25 @@
 
 #include <stdlib.h>
 
-#include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/folders.h"
+
 namespace leeway::testing {
 
 class TestFolder {
  public:
   TestFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "leeway-XXXXXX").string();
+    const char* parent = ::getenv("TMPDIR");
+    std::string pattern = std::string(parent == nullptr ? "/tmp" : parent) + "/leeway-XXXXXX";
     if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
     path_ = pattern;
   }
-  ~TestFolder() { std::filesystem::remove_all(path_); }
+  ~TestFolder() { remove_tree(path_); }
   TestFolder(const TestFolder&) = delete;
   TestFolder& operator=(const TestFolder&) = delete;
 
@@ -31,14 +32,7 @@ class TestFolder {
     return at(name);
   }
   // Sorted names of what is in it.
-  std::vector<std::string> names() const {
-    std::vector<std::string> list;
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
-      list.push_back(entry.path().filename().string());
-    }
-    std::sort(list.begin(), list.end());
-    return list;
-  }
+  std::vector<std::string> names() const { return folder_names(path_); }
 
  private:
   std::string path_;

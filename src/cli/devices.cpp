@@ -1,30 +1,56 @@
 #include "cli/devices.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <string_view>
+
+#include "base/folders.h"
 #include "core/cuda/loss_plan.h"
 #include "leeway/error.h"
-#ifdef LEEWAY_CUDA
 #include "torch/cuda_backends.h"
-#endif
 
 namespace leeway {
 namespace {
 
-// Why there is no GPU to compute on; empty: there is.
-std::string missing_gpu() {
-#ifdef LEEWAY_CUDA
-  return why_no_cuda();
-#else
-  return "this build of leeway has no PyTorch for CUDA; build it with one (docs/dependencies.md)";
-#endif
+// The library for GPUs beside the program, or why there is none.
+struct LoadedBackends {
+  const CudaBackends* backends = nullptr;
+  std::string problem;
+};
+
+LoadedBackends load_backends() {
+  std::string program(4096, '\0');
+  const ssize_t length = ::readlink("/proc/self/exe", program.data(), program.size());
+  program.resize(length < 0 ? 0 : static_cast<size_t>(length));
+  const std::string path = program.substr(0, program.rfind('/') + 1) + "libleeway_cuda.so";
+  if (!path_exists(path)) {
+    return {nullptr,
+            "this build of leeway has no PyTorch for CUDA; build it with one "
+            "(docs/dependencies.md)"};
+  }
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return {nullptr, fmt::format("{} does not load: {}", path, ::dlerror())};
+  const auto entry = reinterpret_cast<CudaBackendsEntry>(::dlsym(library, kCudaBackendsEntry));
+  const CudaBackends* backends = entry == nullptr ? nullptr : entry();
+  if (backends == nullptr || std::string_view(backends->version) != LEEWAY_VERSION) {
+    return {nullptr, path + " is of another build than the program; build both again"};
+  }
+  return {backends, backends->why_no_cuda()};
+}
+
+// Loaded once and kept: PyTorch cannot be unloaded.
+const LoadedBackends& cuda_backends() {
+  static const LoadedBackends loaded = load_backends();
+  return loaded;
 }
 
 }  // namespace
 
 void check_device(const std::string& device, const std::string& where) {
   if (device != "cuda") return;
-  const std::string problem = missing_gpu();
+  const std::string& problem = cuda_backends().problem;
   if (!problem.empty()) throw Error(fmt::format("{}: {}, or take \"cpu\"", where, problem));
 }
 
@@ -34,11 +60,8 @@ void check_device(const Config& config) {
   check_device(device, "model.device = \"" + device + "\"");
 }
 
-MakeSamplingBackend sampling_backend(const std::string& device,
-                                     [[maybe_unused]] const std::string& precision) {
-#ifdef LEEWAY_CUDA
-  if (device == "cuda") return cuda_sampling(precision == "bf16");
-#endif
+MakeSamplingBackend sampling_backend(const std::string& device, const std::string& precision) {
+  if (device == "cuda") return cuda_backends().backends->sampling(precision == "bf16");
   LEEWAY_CHECK(device == "cpu", "a device that was checked");
   return {};
 }
@@ -47,11 +70,8 @@ MakeSamplingBackend sampling_backend(const RunConfig& run) {
   return sampling_backend(run.model.device, run.rollout.precision);
 }
 
-MakeTrainingBackend training_backend(const std::string& device,
-                                     [[maybe_unused]] const std::string& precision) {
-#ifdef LEEWAY_CUDA
-  if (device == "cuda") return cuda_training(precision == "bf16");
-#endif
+MakeTrainingBackend training_backend(const std::string& device, const std::string& precision) {
+  if (device == "cuda") return cuda_backends().backends->training(precision == "bf16");
   LEEWAY_CHECK(device == "cpu", "a device that was checked");
   return {};
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/folders.h"
 #include "cli/run_setup.h"
 #include "leeway/error.h"
 #include "leeway/presets.h"
@@ -38,6 +39,16 @@ TEST(Devices, CudaIsThereOrItsKeyAndTheRemedyAreNamed) {
   EXPECT_NE(error.find("take \"cpu\""), std::string::npos) << error;
   EXPECT_EQ(error_of([&] { RunSetup setup(config, false); }), error);
   EXPECT_TRUE(error_of([] { check_device("cuda", "--device cuda"); }).starts_with("--device cuda"));
+}
+
+TEST(Devices, AnErrorThatTheLibraryForGpusThrowsIsCaughtHere) {
+  if (!path_exists(LEEWAY_BINARY_DIR "/libleeway_cuda.so")) GTEST_SKIP() << "built without torch";
+  ModelConfig model;
+  model.num_hidden_layers = model.num_attention_heads = model.num_key_value_heads = 1;
+  model.head_dim = 12;  // no multiple of 8
+  const MakeSamplingBackend make = sampling_backend("cuda", "float32");
+  const std::string error = error_of([&] { make(model, EngineOptions(), 1); });
+  EXPECT_NE(error.find("head_dim"), std::string::npos) << error;
 }
 
 TEST(Devices, ALossThatOnlyTheCpuComputesIsRefusedBeforeTheRun) {

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <set>
 
 #include "base/files.h"
+#include "base/folders.h"
 #include "base/json.h"
 #include "leeway/error.h"
 #include "model/name_text.h"
@@ -20,18 +20,10 @@
 namespace leeway {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr const char* kSingle = "/model.safetensors";
 constexpr const char* kIndex = "/model.safetensors.index.json";
 constexpr std::string_view kHead = "lm_head.weight";
 constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
-
-// A name that is a dead link exists: opening it says what is wrong.
-bool exists(const std::string& path) {
-  std::error_code ignored;
-  return fs::symlink_status(path, ignored).type() > fs::file_type::not_found;
-}
 
 // "a, b, c and 7 more"
 std::string first_few(const std::vector<std::string>& names) {
@@ -108,7 +100,7 @@ StoredModel open_sharded(const std::string& folder, const std::string& index) {
   StoredModel model{index, {}, {}};
   for (const std::string& name : names) {
     const std::string path = folder + "/" + name;
-    if (!exists(path))
+    if (!path_exists(path))
       throw Error(fmt::format("{}: names {}, which is missing", index, name_text(name)));
     const SafetensorsFile& file = model.files.emplace_back(path);
     for (const StoredTensor& tensor : file.tensors()) {
@@ -131,13 +123,13 @@ StoredModel open_sharded(const std::string& folder, const std::string& index) {
 }
 
 StoredModel open_model(const std::string& folder) {
-  if (exists(folder + kSingle)) return open_single(folder + kSingle);
-  if (exists(folder + kIndex)) return open_sharded(folder, folder + kIndex);
+  if (path_exists(folder + kSingle)) return open_single(folder + kSingle);
+  if (path_exists(folder + kIndex)) return open_sharded(folder, folder + kIndex);
   throw Error(
       fmt::format("{}: no weights: neither model.safetensors nor "
                   "model.safetensors.index.json is there{}",
                   folder,
-                  exists(folder + "/pytorch_model.bin")
+                  path_exists(folder + "/pytorch_model.bin")
                       ? "; pytorch_model.bin is not read, convert it to safetensors"
                       : ""));
 }
@@ -286,24 +278,15 @@ bool is_shard_name(std::string_view name) {
 
 // Weight files of an earlier save, which a reader might take for this one's.
 void remove_stale(const std::string& folder, const std::set<std::string>& written) {
-  std::error_code failure;
-  std::vector<fs::path> stale;
-  for (fs::directory_iterator at(folder, failure), end; !failure && at != end;
-       at.increment(failure)) {
-    const std::string name = at->path().filename().string();
+  std::vector<std::string> stale;
+  for (const std::string& name : folder_names(folder)) {
     const bool weights = is_shard_name(name) || "/" + name == kSingle || "/" + name == kIndex;
-    if (weights && !written.contains(name)) stale.push_back(at->path());
+    if (weights && !written.contains(name)) stale.push_back(name);
   }
-  if (failure) throw Error(fmt::format("{}: cannot list: {}", folder, failure.message()));
   // The index first: without it no shard is looked at.
-  std::sort(stale.begin(), stale.end(), [](const fs::path& a, const fs::path& b) {
-    return std::pair(a.extension() != ".json", a) < std::pair(b.extension() != ".json", b);
-  });
-  for (const fs::path& path : stale) {
-    if (!fs::remove(path, failure) && failure) {
-      throw Error(fmt::format("{}: cannot remove: {}", path.string(), failure.message()));
-    }
-  }
+  std::stable_partition(stale.begin(), stale.end(),
+                        [](const std::string& name) { return name.ends_with(".json"); });
+  for (const std::string& name : stale) remove_tree(folder + "/" + name);
 }
 
 }  // namespace
@@ -326,10 +309,7 @@ void save_parameters(const Parameters& parameters, const std::string& folder, in
   if (shard_bytes < 1) {
     throw Error(fmt::format("{}: shard_bytes = {}: must be positive", folder, shard_bytes));
   }
-  std::error_code failure;
-  fs::create_directories(folder, failure);
-  if (failure) throw Error(fmt::format("{}: cannot create: {}", folder, failure.message()));
-
+  make_folders(folder);
   const std::vector<Shard> shards = shards_of(parameters, shard_bytes);
   std::set<std::string> written;
   if (shards.size() == 1) {

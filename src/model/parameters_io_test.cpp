@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <filesystem>
 
 #include "base/json.h"
 #include "base/rng.h"

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <bit>
+#include <filesystem>
 
 #include "base/rng.h"
 #include "model/safetensors.h"

@@ -14,9 +14,11 @@ namespace {
 torch::Device first_gpu() { return {torch::kCUDA, 0}; }
 torch::ScalarType type_of(bool half) { return half ? torch::kBFloat16 : torch::kFloat; }
 
-}  // namespace
-
 std::string why_no_cuda() {
+#ifndef LEEWAY_CUDA
+  return "leeway is built with a PyTorch without CUDA; build it with one that has it "
+         "(docs/dependencies.md)";
+#endif
   if (torch::cuda::is_available()) return "";
   return "PyTorch finds no GPU here; run on a machine that has one and whose driver is at work "
          "(nvidia-smi)";
@@ -32,4 +34,12 @@ MakeSamplingBackend cuda_sampling(bool half) {
   return make_torch_sampling(first_gpu(), type_of(half));
 }
 
+}  // namespace
 }  // namespace leeway
+
+extern "C" __attribute__((visibility("default"))) const leeway::CudaBackends*
+leeway_cuda_backends() {
+  static const leeway::CudaBackends backends = {LEEWAY_VERSION, leeway::why_no_cuda,
+                                                leeway::cuda_training, leeway::cuda_sampling};
+  return &backends;
+}

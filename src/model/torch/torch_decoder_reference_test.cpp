@@ -8,6 +8,7 @@
 #include <cmath>
 #include <string>
 
+#include "leeway/error.h"
 #include "model/safetensors.h"
 #include "model/torch/torch_decoder_test_support.h"
 

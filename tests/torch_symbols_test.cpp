@@ -1,0 +1,114 @@
+// What the built files take from PyTorch's libraries. PyTorch's wheels export functions of the C++
+// library they were built with (std::filesystem, time zones): a file of ours that refers to one of
+// those names may be bound to a version that does not fit this compiler's headers, and crashes,
+// depending on the order of libraries. So nothing that links PyTorch refers to them, and the
+// program does not link PyTorch.
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <sstream>
+
+#include "run_program.h"
+
+namespace leeway {
+namespace {
+
+// The standard library's names among the symbols that nm prints, of the kinds given ("TDBR":
+// defined and not weak; "U": undefined). Weak ones are instances of templates, which every file
+// that uses them has itself.
+std::set<std::string> standard_symbols(const std::string& nm_text, const std::string& kinds) {
+  std::set<std::string> found;
+  std::istringstream lines(nm_text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::vector<std::string> fields;
+    for (std::string word; words >> word;) fields.push_back(word);
+    if (fields.size() < 2 || fields[fields.size() - 2].size() != 1) continue;
+    std::string name = fields.back();
+    name = name.substr(0, name.find('@'));
+    const bool standard =
+        name.starts_with("_ZNSt") || name.starts_with("_ZNKSt") || name.starts_with("_ZSt");
+    if (standard && kinds.find(fields[fields.size() - 2]) != std::string::npos) found.insert(name);
+  }
+  return found;
+}
+
+bool is_file_system(const std::string& name) {
+  return name.find("St10filesystem") != std::string::npos;
+}
+
+// Undefined in ours, and either defined by PyTorch or a name that its wheels are known to define.
+std::set<std::string> wrongly_bound(const std::string& ours,
+                                    const std::vector<std::string>& torch) {
+  std::set<std::string> offered, wrong;
+  for (const std::string& text : torch) offered.merge(standard_symbols(text, "TDBR"));
+  for (const std::string& name : standard_symbols(ours, "U")) {
+    if (offered.contains(name) || is_file_system(name)) wrong.insert(name);
+  }
+  return wrong;
+}
+
+std::string output_of(const std::string& program, const std::vector<std::string>& arguments) {
+  const RunResult result = run_program(arguments, {.program = program});
+  EXPECT_EQ(result.code, 0) << program << " " << arguments.back() << result;
+  return result.out;
+}
+
+// Files of PyTorch that a file of ours is loaded with.
+std::vector<std::string> torch_libraries(const std::string& file) {
+  std::vector<std::string> found;
+  std::istringstream lines(output_of("ldd", {file}));
+  for (std::string line; std::getline(lines, line);) {
+    if (!contains(line, "libtorch") && !contains(line, "libc10")) continue;
+    const size_t arrow = line.find("=> ");
+    if (arrow == std::string::npos) continue;
+    const std::string path = line.substr(arrow + 3, line.rfind(" (") - arrow - 3);
+    if (path.starts_with("/")) found.push_back(path);
+  }
+  return found;
+}
+
+TEST(TorchSymbols, ANameThatBothHaveIsSeen) {
+  const std::string torch =
+      "00000000000012ab T _ZNSt10filesystem6removeERKNS_7__cxx114pathE\n"
+      "00000000000012ac T _ZNSt6chrono11reload_tzdbEv\n"
+      "00000000000012ad W _ZNSt6vectorIiSaIiEE17_M_realloc_insertEv\n"
+      "00000000000012ae T _ZN3c105ErrorC1Ev\n";
+  EXPECT_EQ(wrongly_bound("                 U _ZNSt6chrono11reload_tzdbEv@GLIBCXX_3.4.31\n"
+                          "                 U _ZNSt6vectorIiSaIiEE17_M_realloc_insertEv\n"
+                          "                 U _ZN3c105ErrorC1Ev\n"
+                          "                 U _ZNSo9_M_insertIdEERSoT_@GLIBCXX_3.4.9\n",
+                          {torch}),
+            std::set<std::string>{"_ZNSt6chrono11reload_tzdbEv"});
+  EXPECT_EQ(wrongly_bound("   U _ZNKSt10filesystem7__cxx114path11parent_pathEv\n", {}).size(), 1u)
+      << "also where this PyTorch does not export it";
+}
+
+TEST(TorchSymbols, TheProgramDoesNotLinkPyTorch) {
+  EXPECT_EQ(torch_libraries(leeway_program()), std::vector<std::string>{});
+}
+
+TEST(TorchSymbols, NothingThatLinksPyTorchTakesTheStandardLibraryFromIt) {
+  int looked_at = 0;
+  for (const char* name : {"libleeway_cuda.so", "libleeway_ops.so", "ops_test",
+                           "torch_decoder_test", "torch_sampling_test", "torch_training_test"}) {
+    const std::string file = std::string(LEEWAY_BINARY_DIR) + "/" + name;
+    if (!std::filesystem::exists(file)) continue;
+    ++looked_at;
+    const std::vector<std::string> libraries = torch_libraries(file);
+    EXPECT_FALSE(libraries.empty()) << name;
+    std::vector<std::string> texts;
+    for (const std::string& library : libraries) {
+      texts.push_back(output_of("nm", {"-D", "--defined-only", library}));
+    }
+    for (const std::string& symbol :
+         wrongly_bound(output_of("nm", {"-D", "--undefined-only", file}), texts)) {
+      ADD_FAILURE() << name << " refers to " << symbol;
+    }
+  }
+  if (looked_at == 0) GTEST_SKIP() << "this build has no PyTorch";
+}
+
+}  // namespace
+}  // namespace leeway
