@@ -141,6 +141,16 @@ class Chaos : public ::testing::TestWithParam<std::string> {
     return true;
   }
 
+  // Whether there is a run with a checkpoint. One that was killed before its first goes.
+  bool can_go_on() const {
+    std::error_code none;
+    for (const auto& entry : fs::directory_iterator(folder_ / "run/checkpoints", none)) {
+      if (entry.path().filename().string().starts_with("step_")) return true;
+    }
+    fs::remove_all(folder_ / "run");
+    return false;
+  }
+
   TempFolder folder_;
   const int64_t steps_ = setting("LEEWAY_CHAOS_STEPS", 24);
   const int64_t kills_ = setting("LEEWAY_CHAOS_KILLS", 5);
@@ -151,11 +161,10 @@ TEST_P(Chaos, EndsWithEveryRolloutAccountedFor) {
   int64_t kills = 0;
   for (; kills < kills_; ++kills) {
     const auto after = std::chrono::milliseconds(300 + rng.below(1500));
-    const bool resume = fs::exists(folder_ / "run/config.toml");
-    if (!run_and_kill(resume, after)) break;
+    if (!run_and_kill(can_go_on(), after)) break;
   }
   const RunResult result =
-      run_program(arguments(fs::exists(folder_ / "run/config.toml")),
+      run_program(arguments(can_go_on()),
                   {.directory = folder_.path().string(), .time_limit = std::chrono::seconds(600)});
   ASSERT_EQ(result.code, 0) << result;
   const Document summary = json_of(result.out);

@@ -10,14 +10,20 @@
 namespace leeway {
 namespace {
 
-// A finished run with its checkpoints of steps 8, 10 and 12.
+// A run with its checkpoints of steps 8, 10 and 12 that was killed just before its end.
 class DamageTest : public ResumeFixture {
  protected:
   void SetUp() override {
     ResumeFixture::SetUp();
     ASSERT_EQ(train({"checkpoint.keep_last=3"}).code, 0);
     wanted_ = outcome();
+    fs::copy(path("run"), path("finished"), fs::copy_options::recursive);
+    fs::remove(path("run/end.json"));
     fs::copy(path("run"), path("whole"), fs::copy_options::recursive);
+  }
+  void put_back_finished() const {
+    fs::remove_all(path("run"));
+    fs::copy(path("finished"), path("run"), fs::copy_options::recursive);
   }
   void put_back() const {
     fs::remove_all(path("run"));
@@ -36,7 +42,7 @@ TEST_F(DamageTest, ADamagedCheckpointIsNamedAndTheOneBeforeIsUsed) {
   for (const auto& entry : fs::directory_iterator(path("whole/checkpoints/step_12"))) {
     names.push_back(entry.path().filename());
   }
-  ASSERT_EQ(names.size(), 7u);
+  ASSERT_EQ(names.size(), 8u);
   const std::map<std::string, std::function<void(const std::string&)>> damages = {
       {"cut", [](const auto& name) { fs::resize_file(name, fs::file_size(name) / 2); }},
       {"empty", [](const auto& name) { fs::resize_file(name, 0); }},
@@ -96,6 +102,7 @@ TEST_F(DamageTest, AnotherReferenceThanThatOfStepZeroIsRefused) {
 }
 
 TEST_F(DamageTest, AFinishedRunIsLeftAsItIs) {
+  put_back_finished();
   const auto before = content_of(path("run"));
   for (const std::vector<std::string>& sets :
        {std::vector<std::string>{}, {"eval.samples=3", "checkpoint.every=1"}}) {
@@ -111,6 +118,58 @@ TEST_F(DamageTest, AFinishedRunIsLeftAsItIs) {
   const RunResult text = leeway({"train", "--resume", "run"});
   EXPECT_TRUE(contains(text.out, "run/weights/step_12")) << text;
   EXPECT_TRUE(content_of(path("run")) == before);
+}
+
+TEST_F(DamageTest, AFinishedRunWithoutWholeCheckpointsIsLeftAsItIs) {
+  for (const bool removed : {true, false}) {
+    put_back_finished();
+    if (removed) {
+      fs::remove_all(path("run/checkpoints"));
+    } else {
+      for (const std::string& step : checkpoints()) {
+        flip_a_byte(path("run/checkpoints/" + step + "/model.safetensors"));
+      }
+    }
+    const auto before = content_of(path("run"));
+    const RunResult result = resume();
+    EXPECT_EQ(result.code, 0) << result;
+    EXPECT_TRUE(contains(result.err, "the run has finished, all of its 12 steps")) << result.err;
+    EXPECT_EQ(contains(result.err, "checkpoint of step 12 is passed over"), !removed);
+    EXPECT_STREQ(json_of(result.out)["weights"].GetString(), "run/weights/step_12");
+    EXPECT_GT(json_of(result.out)["before"].MemberCount(), 0u);
+    EXPECT_GT(json_of(result.out)["account"]["admitted"].GetInt(), 0);
+    // More steps have nothing to go on from.
+    expect_mistake(resume({"trainer.max_steps=20"}),
+                   {"there is no checkpoint to go on from", "leeway train --from run"});
+    EXPECT_TRUE(content_of(path("run")) == before);
+    // Weights gone as well: nothing is made of nothing.
+    fs::remove_all(path("run/weights/step_12"));
+    const RunResult less = resume();
+    EXPECT_EQ(less.code, 0) << less;
+    EXPECT_TRUE(contains(less.err, "missing")) << less.err;
+    EXPECT_TRUE(contains(less.err, "run/weights/step_12")) << less.err;
+  }
+}
+
+TEST_F(DamageTest, NothingIsMovedOrDeletedBehindASymbolicLink) {
+  fs::remove_all(path("run/checkpoints/step_12"));
+  for (const char* name : {"weights", "checkpoints", "rollouts"}) {
+    fs::rename(path(std::string("run/") + name), path(name));
+    fs::create_directory_symlink(path(name), path(std::string("run/") + name));
+  }
+  const auto weights = content_of(path("weights"));
+  const RunResult result = resume({"checkpoint.keep_last=1"});
+  ASSERT_EQ(result.code, 0) << result;
+  EXPECT_TRUE(contains(result.err, "run/weights/step_12 lies behind a symbolic link and stays"))
+      << result.err;
+  EXPECT_TRUE(content_of(path("weights")) == weights);  // made again, the same
+  for (const char* name : {"weights", "checkpoints", "rollouts"}) {
+    EXPECT_TRUE(fs::is_symlink(path(std::string("run/") + name))) << name;
+  }
+  for (const char* step : {"step_8", "step_10", "step_12"}) {
+    EXPECT_TRUE(fs::exists(path(std::string("checkpoints/") + step))) << step;
+  }
+  expect_same(outcome(), wanted_);
 }
 
 TEST_F(DamageTest, WhatCameAfterTheLastCheckpointIsMadeGood) {
@@ -137,7 +196,9 @@ TEST_F(DamageTest, AnotherConfigurationIsRefusedWithBothValues) {
   expect_mistake(resume({"trainer.learning_rate=1e-3", "trainer.loss.ref_kl=0.5"}),
                  {"trainer.learning_rate: 0.003 in the run, 0.001 now",
                   "trainer.loss.ref_kl: 0.05 in the run, 0.5 now"});
-  expect_mistake(resume({"trainer.max_steps=20"}), {"trainer.max_steps: 12 in the run, 20 now"});
+  expect_mistake(resume({"trainer.max_steps=9"}),
+                 {"trainer.max_steps = 9: the run has done 10 steps already"});
+  expect_mistake(resume({"sft.max_steps=9"}), {"sft.max_steps", "supervised training is over"});
   std::string other = kResumeConfig;
   other.replace(other.find("max_operand = 5"), 15, "max_operand = 7");
   write("other.toml", other + "[[environment]]\nname = \"sort\"\nid = \"more\"\n");
@@ -210,12 +271,12 @@ TEST_F(FullDiskTest, CheckpointsThatDoNotFitCostNothingButThemselves) {
   EXPECT_TRUE(contains(result.err, "warning: no checkpoint of step")) << result.err;
   EXPECT_TRUE(contains(result.err, "No space left on device")) << result.err;
   EXPECT_TRUE(contains(result.err, "step 12/12")) << result.err;
-  EXPECT_EQ(checkpoints(), std::set<std::string>{"step_0"});
+  EXPECT_EQ(checkpoints(), std::set<std::string>{"sft_4"});
   expect_readable();
   set_size("16m");
   const RunResult resumed = resume();
   ASSERT_EQ(resumed.code, 0) << resumed;
-  EXPECT_TRUE(contains(resumed.err, "resumed from step 0")) << resumed.err;
+  EXPECT_TRUE(contains(resumed.err, "resumed from supervised step 4")) << resumed.err;
   expect_same(outcome(), wanted);
   expect_no_leftovers();
 }

@@ -35,10 +35,15 @@ class ResumeTest : public ResumeFixture {
           run.send(SIGKILL);
         }
         code = run.wait();
+        // Killed before its first checkpoint, a run has nothing to go on from and is started again.
+        if (code == 2 && contains(read_file(path("err.txt")), "there is no checkpoint")) {
+          fs::remove_all(path("run"));
+          continue;
+        }
         ASSERT_TRUE(code == 0 || code == -SIGKILL) << code << read_file(path("err.txt"));
         killed += code == -SIGKILL ? 1 : 0;
         longest *= code == -SIGKILL ? 1.05 : 0.85;  // about three kills for each end
-        from_checkpoint += contains(read_file(path("err.txt")), "resumed from step") ? 1 : 0;
+        from_checkpoint += contains(read_file(path("err.txt")), "resumed from ") ? 1 : 0;
       }
       if (runs == 0) longest = Seconds(SteadyTime::now() - begin).count();
       check();
@@ -85,28 +90,68 @@ TEST_F(ResumeTest, KilledFreeRunsTrainEveryStepOnceAndNoGroupTwice) {
   });
 }
 
-TEST_F(ResumeTest, WithoutACheckpointTheRunBeginsAnewAndKeepsItsNewOnes) {
-  ASSERT_EQ(train(kLong).code, 0);
-  const Outcome wanted = outcome(400);
-  for (const std::string& step : checkpoints()) {
-    fs::resize_file(path("run/checkpoints/" + step + "/optimizer.safetensors"), 100);
-  }
+TEST_F(ResumeTest, WithoutACheckpointTheRunIsRefusedAndNothingIsTouched) {
+  // Killed before its first checkpoint.
   {
-    Started run(arguments({"--resume", "run"}, {"checkpoint.keep_last=1", "checkpoint.every=2"}),
+    Started run(arguments({"run.toml"}, {"checkpoint.every=0", "sft.max_steps=100000"}),
                 directory());
     wait_until([&] {
-      return fs::exists(path("err.txt")) &&
-             contains(read_file(path("err.txt")), "the run begins anew");
+      return fs::exists(path("run/sft.jsonl")) &&
+             lines_of(read_file(path("run/sft.jsonl"))).size() > 3;
     });
-    wait_for_steps(10);
     run.send(SIGKILL);
     ASSERT_EQ(run.wait(), -SIGKILL);
   }
+  auto before = content_of(path("run"));
+  expect_mistake(resume(), {"--resume run: there is no checkpoint to go on from",
+                            "nothing was changed", "leeway train run/config.toml"});
+  EXPECT_TRUE(content_of(path("run")) == before);
+  // All of its checkpoints damaged.
+  fs::remove_all(path("run"));
+  ASSERT_EQ(train().code, 0);
+  fs::remove(path("run/end.json"));
+  for (const std::string& step : checkpoints()) {
+    fs::resize_file(path("run/checkpoints/" + step + "/optimizer.safetensors"), 100);
+  }
+  before = content_of(path("run"));
+  expect_mistake(resume(), {"checkpoint of step 12 is passed over", "optimizer.safetensors",
+                            "checkpoint of step 10 is passed over", "leeway train --from run"});
+  EXPECT_TRUE(content_of(path("run")) == before);
+}
+
+TEST_F(ResumeTest, WhatAResumeSupersedesIsMovedAside) {
+  ASSERT_EQ(train({"checkpoint.keep_last=3", "output.weights_every=1"}).code, 0);
+  const Outcome wanted = outcome();
+  fs::remove(path("run/end.json"));
+  const auto before = content_of(path("run"));
+  fs::resize_file(path("run/checkpoints/step_10/optimizer.safetensors"), 100);
+  fs::resize_file(path("run/checkpoints/step_12/optimizer.safetensors"), 100);
   // The damaged ones of later steps do not count among those to be kept.
-  const RunResult result = resume();
+  const RunResult result = resume({"checkpoint.keep_last=1"});
   ASSERT_EQ(result.code, 0) << result;
-  EXPECT_TRUE(contains(result.err, "resumed from step")) << result.err;
-  expect_same(outcome(400), wanted);
+  EXPECT_TRUE(contains(result.err, "resumed from step 8")) << result.err;
+  EXPECT_TRUE(contains(result.err, "what came after step 8 was moved to run/superseded_1"))
+      << result.err;
+  expect_same(outcome(), wanted);
+  EXPECT_EQ(checkpoints(), std::set<std::string>{"step_12"});
+  const std::string aside = "run/superseded_1/";
+  std::string lines;
+  for (const std::string& line : lines_of(before.at("metrics.jsonl"))) {
+    if (json_of(line)["step"].GetInt() > 8) lines += line + "\n";
+  }
+  EXPECT_EQ(read_file(path(aside + "metrics.jsonl")), lines);
+  for (const char* name :
+       {"report.html", "eval.jsonl", "rollouts/step_9.jsonl", "rollouts/step_12.jsonl",
+        "weights/step_9/model.safetensors", "weights/step_12/model.safetensors",
+        "checkpoints/step_10/model.safetensors", "checkpoints/step_12/manifest.json"}) {
+    EXPECT_TRUE(fs::exists(path(aside + name))) << name;
+  }
+  EXPECT_EQ(read_file(path(aside + "rollouts/step_12.jsonl")), before.at("rollouts/step_12.jsonl"));
+  EXPECT_FALSE(fs::exists(path(aside + "weights/step_8")));
+  EXPECT_FALSE(fs::exists(path(aside + "rollouts/step_8.jsonl")));
+  // Nothing to supersede: no second folder. A run that is resumed again has one of its own.
+  EXPECT_EQ(resume().code, 0);
+  EXPECT_FALSE(fs::exists(path("run/superseded_2")));
 }
 
 TEST_F(ResumeTest, TheLastCheckpointsAndEveryFewAreKept) {
@@ -183,17 +228,27 @@ TEST_F(ResumeTest, ARunThatGaveUpCanBeReadAndResumed) {
   struct Case {
     std::string environment;
     std::vector<std::string> words;
+    bool warm = false;  // with a warm start, which has a checkpoint
   };
   const Case cases[] = {
       // before the first step
       {"command = \"false\"\ndata = \"letters.jsonl\"\n", {"evaluation: all", "exit status 1"}},
       {"command = \"sh judge.sh\"\ndata = \"bad.jsonl\"\neval_data = \"good.jsonl\"\n",
        {"rollouts in a row failed", "the backend is gone"}},
+      {"command = \"sh judge.sh\"\ndata = \"bad.jsonl\"\neval_data = \"good.jsonl\"\n",
+       {"rollouts in a row failed", "the backend is gone"},
+       true},
   };
   for (const Case& each : cases) {
-    write("run.toml", config + "[[environment]]\nname = \"process\"\n" + each.environment);
+    const std::string sft =
+        each.warm ? "[sft]\nmax_steps = 2\nbatch_size = 4\ndata = \"letters.jsonl\"\n" : "";
+    write("run.toml", config + sft + "[[environment]]\nname = \"process\"\n" + each.environment);
     fs::remove_all(path("run"));
     for (const bool again : {false, true}) {
+      if (again && !each.warm) {
+        expect_mistake(resume(), {"there is no checkpoint to go on from"});
+        break;
+      }
       const RunResult result =
           again
               ? resume()

@@ -1,6 +1,7 @@
 // `leeway sweep` as users run it, on runs of milliseconds, and the sweep file of the examples.
 
 #include <gtest/gtest.h>
+#include <sys/file.h>
 
 #include <cmath>
 #include <map>
@@ -252,6 +253,19 @@ TEST_F(SweepTest, MistakesAreNamedBeforeAnythingIsWritten) {
         std::string(kStale));
   expect_mistake(sweep(), {"letters.jsonl"});
   EXPECT_FALSE(fs::exists(path("out")));
+}
+
+TEST_F(SweepTest, TwoSweepsDoNotWorkInOneFolder) {
+  write(std::string(kTop) + kStale);
+  fs::create_directory(path("out"));
+  // What the other sweep does while it works.
+  const int other = ::open(path("out").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(::flock(other, LOCK_EX | LOCK_NB), 0);
+  expect_mistake(sweep(), {"out: another sweep is at work in this folder; wait for it or end it"});
+  EXPECT_TRUE(fs::is_empty(path("out")));
+  EXPECT_EQ(sweep({"--dry-run"}).code, 0);
+  ::close(other);
+  EXPECT_EQ(sweep().code, 0);
 }
 
 TEST_F(SweepTest, ARunThatFailsIsListedAndDoesNotStopTheOthers) {

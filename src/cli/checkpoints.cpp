@@ -19,8 +19,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kManifest = "manifest.json";
-constexpr std::string_view kPrefix = "step_";
+constexpr std::string_view kPrefixes[] = {"sft_", "step_"};  // by phase
 constexpr std::string_view kWriting = ".writing_";
+
+const char* name_of(Phase phase) { return phase == Phase::sft ? "sft" : "rl"; }
 
 void sync_path(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -29,7 +31,8 @@ void sync_path(const std::string& path) {
   ::close(file);
 }
 
-std::string manifest_of(int64_t step, const std::string& folder) {
+std::string manifest_of(Phase phase, int64_t step, const std::string& folder,
+                        const std::optional<RunIdentity>& identity) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder)) {
     names.push_back(entry.path().filename().string());
@@ -37,6 +40,12 @@ std::string manifest_of(int64_t step, const std::string& folder) {
   std::sort(names.begin(), names.end());
   JsonWriter json;
   json.begin_object().key("format").value(1.0).key("step").value(static_cast<double>(step));
+  json.key("phase").value(name_of(phase));
+  if (identity) {
+    json.key("run_id").value(identity->run_id);
+    json.key("config_hash").value(static_cast<double>(identity->config_hashes.back()));
+    json.key("data_hash").value(static_cast<double>(identity->data_hash()));
+  }
   json.key("files").begin_object();
   for (const std::string& name : names) {
     const std::string content = read_file(folder + "/" + name);
@@ -47,8 +56,29 @@ std::string manifest_of(int64_t step, const std::string& folder) {
   return json.end_object().end_object().text() + "\n";
 }
 
+// Throws Error for a checkpoint that is not of this run. Older ones do not say whose they are.
+void verify_identity(const std::string& name, const rapidjson::Value& manifest,
+                     const RunIdentity& identity) {
+  if (!manifest.HasMember("run_id")) return;
+  const auto hash = [&](const char* key) {
+    return manifest.HasMember(key) && manifest[key].IsNumber() ? manifest[key].GetDouble() : -1.0;
+  };
+  const rapidjson::Value& id = manifest["run_id"];
+  if (!id.IsString() || id.GetString() != identity.run_id) {
+    throw Error(fmt::format("{}: is of another run, {}; this one is {}", name,
+                            id.IsString() ? id.GetString() : "?", identity.run_id));
+  }
+  const auto is_now = [&](uint32_t known) { return hash("config_hash") == known; };
+  if (std::none_of(identity.config_hashes.begin(), identity.config_hashes.end(), is_now)) {
+    throw Error(name + ": is of another configuration than the run's");
+  }
+  if (hash("data_hash") != identity.data_hash()) {
+    throw Error(name + ": is of a run on other data");
+  }
+}
+
 // Throws Error saying what is wrong with a checkpoint.
-void verify(const Checkpoint& checkpoint) {
+void verify(const Checkpoint& checkpoint, const std::optional<RunIdentity>& identity) {
   const std::string name = checkpoint.folder + "/" + kManifest;
   const auto manifest = parse_json(name, read_file(name));
   const auto number = [&](const rapidjson::Value& object, const char* key) {
@@ -61,9 +91,15 @@ void verify(const Checkpoint& checkpoint) {
   if (number(manifest, "step") != static_cast<double>(checkpoint.step)) {
     throw Error(name + ": is of another step");
   }
+  // Older ones are all of RL.
+  const bool says = manifest.HasMember("phase") && manifest["phase"].IsString();
+  if ((says ? manifest["phase"].GetString() : "rl") != std::string(name_of(checkpoint.phase))) {
+    throw Error(name + ": is of another phase");
+  }
   if (!manifest.HasMember("files") || !manifest["files"].IsObject()) {
     throw Error(name + ": lists no files");
   }
+  if (identity) verify_identity(name, manifest, *identity);
   for (const auto& file : manifest["files"].GetObject()) {
     const std::string path = checkpoint.folder + "/" + file.name.GetString();
     const std::string content = read_file(path);
@@ -79,25 +115,32 @@ void verify(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-CheckpointStore::CheckpointStore(const std::string& run_folder, const CheckpointTable& table)
-    : folder_(run_folder + "/checkpoints"), table_(table) {}
+std::string Checkpoint::name() const {
+  return fmt::format("{} {}", phase == Phase::sft ? "supervised step" : "step", step);
+}
+
+CheckpointStore::CheckpointStore(const std::string& run_folder, const CheckpointTable& table,
+                                 std::optional<RunIdentity> identity)
+    : folder_(run_folder + "/checkpoints"), table_(table), identity_(std::move(identity)) {}
 
 bool CheckpointStore::wanted(int64_t step) const {
   return table_.every > 0 && step % table_.every == 0;
 }
 
-void CheckpointStore::save(int64_t step,
+void CheckpointStore::save(Phase phase, int64_t step,
                            const std::function<void(const std::string& folder)>& fill) const {
-  const std::string name = fmt::format("{}/{}{}", folder_, kPrefix, step);
+  const std::string name =
+      fmt::format("{}/{}{}", folder_, kPrefixes[static_cast<size_t>(phase)], step);
   const std::string temporary = fmt::format("{}/{}{}", folder_, kWriting, ::getpid());
   remove_half_written();
   try {
     fs::create_directories(temporary);
     fill(temporary);
-    write_file_atomically(temporary + "/" + kManifest, manifest_of(step, temporary));
+    write_file_atomically(temporary + "/" + kManifest,
+                          manifest_of(phase, step, temporary, identity_));
     sync_path(temporary);
-    // A folder of an earlier life of the run, from which it was resumed before this step.
-    fs::remove_all(name);
+    // The same step of an earlier life of the run. A resume has moved away what came later.
+    if (!is_link()) fs::remove_all(name);
     fs::rename(temporary, name);
     sync_path(folder_);
   } catch (const fs::filesystem_error& error) {
@@ -109,10 +152,16 @@ void CheckpointStore::save(int64_t step,
     fs::remove_all(temporary, ignored);
     throw;
   }
-  remove_others(step);
+  remove_others({phase, step, name});
+}
+
+bool CheckpointStore::is_link() const {
+  std::error_code ignored;
+  return fs::is_symlink(folder_, ignored);
 }
 
 void CheckpointStore::remove_half_written() const {
+  if (is_link()) return;
   std::error_code ignored;
   std::vector<fs::path> found;
   for (const auto& entry : fs::directory_iterator(folder_, ignored)) {
@@ -126,29 +175,31 @@ std::vector<Checkpoint> CheckpointStore::all() const {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder_, error)) {
     const std::string name = entry.path().filename().string();
-    if (!name.starts_with(kPrefix)) continue;
-    int64_t step = -1;
-    const char* end = name.data() + name.size();
-    const auto parsed = std::from_chars(name.data() + kPrefix.size(), end, step);
-    if (parsed.ec != std::errc() || parsed.ptr != end || step < 0) continue;
-    found.push_back({step, entry.path().string()});
+    for (const Phase phase : {Phase::sft, Phase::rl}) {
+      const std::string_view prefix = kPrefixes[static_cast<size_t>(phase)];
+      if (!name.starts_with(prefix)) continue;
+      int64_t step = -1;
+      const char* end = name.data() + name.size();
+      const auto parsed = std::from_chars(name.data() + prefix.size(), end, step);
+      if (parsed.ec != std::errc() || parsed.ptr != end || step < 0) continue;
+      found.push_back({phase, step, entry.path().string()});
+    }
   }
   std::sort(found.begin(), found.end(),
-            [](const Checkpoint& a, const Checkpoint& b) { return a.step < b.step; });
+            [](const Checkpoint& a, const Checkpoint& b) { return a.before(b); });
   return found;
 }
 
-void CheckpointStore::remove_others(int64_t newest) const {
+void CheckpointStore::remove_others(const Checkpoint& newest) const {
+  if (is_link()) return;
   std::vector<Checkpoint> found = all();
-  // Checkpoints of later steps are damaged ones that the run was not resumed from. Counted among
-  // the last, they would push out the new one.
-  for (; !found.empty() && found.back().step > newest; found.pop_back()) {
-    std::error_code ignored;
-    fs::remove_all(found.back().folder, ignored);
-  }
+  // One that is later is none of this run's. Counted among the last, it would push out the new one.
+  while (!found.empty() && newest.before(found.back())) found.pop_back();
   const auto keep = static_cast<size_t>(table_.keep_last);
   for (size_t i = 0; i + keep < found.size(); ++i) {
-    if (table_.keep_every > 0 && found[i].step % table_.keep_every == 0) continue;
+    const bool for_good = table_.keep_every > 0 && found[i].phase == newest.phase &&
+                          found[i].step % table_.keep_every == 0;
+    if (for_good) continue;
     std::error_code ignored;
     fs::remove_all(found[i].folder, ignored);
   }
@@ -158,11 +209,11 @@ std::optional<Checkpoint> CheckpointStore::newest(std::vector<std::string>& note
   std::vector<Checkpoint> found = all();
   for (auto checkpoint = found.rbegin(); checkpoint != found.rend(); ++checkpoint) {
     try {
-      verify(*checkpoint);
+      verify(*checkpoint, identity_);
       return *checkpoint;
     } catch (const Error& error) {
       notes.push_back(
-          fmt::format("checkpoint of step {} is passed over: {}", checkpoint->step, error.what()));
+          fmt::format("checkpoint of {} is passed over: {}", checkpoint->name(), error.what()));
     }
   }
   return std::nullopt;

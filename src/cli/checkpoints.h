@@ -1,10 +1,12 @@
 // Checkpoints of a run: whole or not there.
 //
-//   RUN/checkpoints/step_N/    files of the trainer and the scheduler, and manifest.json with the
-//                              length and CRC-32C of each
+//   RUN/checkpoints/sft_N/     of the supervised training: files of the trainer, sft.json
+//   RUN/checkpoints/step_N/    of RL: files of the trainer and the scheduler, run.json
 //
+// Each has a manifest.json with the length and CRC-32C of each file, and the identity of the run.
 // A checkpoint is written under another name, synced and renamed, so that a folder `step_N` is
-// complete unless someone damages it; then its manifest says so, and the one before is used.
+// complete unless someone damages it; then its manifest says so, and the one before is used. One of
+// another run is not used either (run_identity.h).
 #pragma once
 
 #include <cstdint>
@@ -13,35 +15,53 @@
 #include <string>
 #include <vector>
 
+#include "cli/run_identity.h"
 #include "config/run_config.h"
 
 namespace leeway {
 
+// A run is one after the other of these; `leeway sft` is the first alone.
+enum class Phase { sft, rl };
+
 struct Checkpoint {
+  Phase phase = Phase::rl;
   int64_t step = 0;
   std::string folder;
+
+  bool before(const Checkpoint& other) const {
+    return phase != other.phase ? phase < other.phase : step < other.step;
+  }
+  std::string name() const;  // "step 12", "supervised step 3"
 };
 
 class CheckpointStore {
  public:
-  CheckpointStore(const std::string& run_folder, const CheckpointTable& table);
+  // Without an identity, that of a folder of before there were any, checkpoints are not compared
+  // with one and carry none.
+  CheckpointStore(const std::string& run_folder, const CheckpointTable& table,
+                  std::optional<RunIdentity> identity);
 
   bool wanted(int64_t step) const;
   // `fill` writes the files into the folder it is given. After the new checkpoint is there, older
-  // ones are removed as [checkpoint] says, and all of later steps. What a killed process left half
-  // written goes, too: one process writes a run. Throws Error (a full disk); nothing is lost then.
-  void save(int64_t step, const std::function<void(const std::string& folder)>& fill) const;
+  // ones are removed as [checkpoint] says; `keep_every` counts the steps of the phase under way.
+  // What a killed process left half written goes, too: one process writes a run. Nothing is removed
+  // behind a `checkpoints` that is a symbolic link. Throws Error (a full disk); nothing is lost
+  // then.
+  void save(Phase phase, int64_t step,
+            const std::function<void(const std::string& folder)>& fill) const;
 
-  // The newest checkpoint that is whole; `notes` says what was passed over and why.
+  // The newest checkpoint that is whole and of this run; `notes` says what was passed over and why.
   std::optional<Checkpoint> newest(std::vector<std::string>& notes) const;
+  std::vector<Checkpoint> all() const;  // oldest first, whole or not
 
  private:
-  std::vector<Checkpoint> all() const;  // oldest first
   void remove_half_written() const;
-  void remove_others(int64_t newest) const;
+  void remove_others(const Checkpoint& newest) const;
+  bool is_link() const;
 
   std::string folder_;
   CheckpointTable table_;
+  std::optional<RunIdentity> identity_;
 };
 
 }  // namespace leeway

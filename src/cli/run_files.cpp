@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,9 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "cli/policy_card.h"
+#include "cli/run_end.h"
+#include "cli/superseded.h"
 #include "leeway/error.h"
 #include "report/run_folder.h"
 #include "report/run_page.h"
@@ -23,24 +25,6 @@ namespace leeway {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool holds_a_run(const std::string& folder) {
-  return fs::exists(folder + "/metrics.jsonl") || fs::exists(folder + "/sft.jsonl");
-}
-
-std::string free_folder(const std::string& wanted) {
-  std::string folder = wanted;
-  for (int n = 2; holds_a_run(folder); ++n) folder = fmt::format("{}-{}", wanted, n);
-  return folder;
-}
-
-// Makes the folder; its name.
-const std::string& made_folder(const std::string& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw Error(fmt::format("output_dir = \"{}\": {}", folder, error.message()));
-  return folder;
-}
 
 double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -113,45 +97,62 @@ void write_sample(JsonWriter& json, const TrainingSample& sample, const std::vec
 
 }  // namespace
 
-RunFiles::Hold::Hold(const std::string& folder)
-    : file_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-  if (file_ < 0) throw Error(fmt::format("{}: cannot open: {}", folder, std::strerror(errno)));
-  // A file system without locks is no reason not to run.
-  if (::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
-  ::close(file_);
-  throw Error(
-      fmt::format("{}: another process is at work on this run; wait for it or end it", folder));
-}
+RunFiles::RunFiles(ClaimedFolder claimed)
+    : folder_(std::move(claimed.name)), hold_(std::move(claimed.hold)) {}
 
-RunFiles::Hold::~Hold() {
-  if (file_ >= 0) ::close(file_);
-}
-
-RunFiles::RunFiles(const Config& config, const std::string& objective)
-    : folder_(free_folder(config.run.output_dir)), hold_(made_folder(folder_)) {
+void RunFiles::begin(const Config& config, const std::string& objective, const std::string& job) {
+  identity_ = new_identity(config, job);
   open(config, objective);
 }
 
-RunFiles::RunFiles(const Config& config, const std::string& objective, const std::string& folder,
-                   int64_t step)
-    : folder_(folder), hold_(folder) {
+RunFiles::RunFiles(const Config& config, const std::string& objective, Resumption resumption)
+    : folder_(resumption.folder), hold_(std::move(resumption.hold)) {
+  if (resumption.identity) {
+    identity_ = *resumption.identity;
+    const uint32_t now = configuration_hash(config, false);
+    if (identity_.config_hashes.back() != now) identity_.config_hashes.push_back(now);
+  } else {
+    identity_ = new_identity(config, "train");
+  }
+  LEEWAY_CHECK(resumption.from.has_value(), "a run goes on from a checkpoint");
+  remove_end(folder_);
   remove_temporary_files();
-  for (const char* name : {"metrics.jsonl", "eval.jsonl", "given_up.jsonl"}) {
-    forget_after(name, step);
-  }
-  if (step < 0) forget_after("sft.jsonl", step);
-  std::error_code error;
-  std::vector<fs::path> later = {path("report.html")};
-  for (const char* parent : {"rollouts", "weights"}) {
-    for (const auto& entry : fs::directory_iterator(path(parent), error)) {
-      const std::string name = entry.path().stem().string();  // step_N
-      if (name.starts_with("step_") && std::atoll(name.c_str() + 5) > step) {
-        later.push_back(entry.path());
-      }
-    }
-  }
-  for (const fs::path& each : later) fs::remove_all(each, error);
+  set_aside_after(*resumption.from);
   open(config, objective);
+}
+
+void RunFiles::set_aside_after(const Checkpoint& from) {
+  Superseded superseded(folder_);
+  const bool supervised = from.phase == Phase::sft;
+  for (const Checkpoint& each : CheckpointStore(folder_, {}, {}).all()) {
+    if (!from.before(each)) continue;
+    superseded.move("checkpoints/" + fs::path(each.folder).filename().string());
+  }
+  // RL has not begun where the supervised training goes on.
+  const int64_t last = supervised ? -1 : from.step;
+  for (const char* name : {"metrics.jsonl", "eval.jsonl", "given_up.jsonl"}) {
+    set_aside_lines(name, last, superseded);
+  }
+  if (supervised) set_aside_lines("sft.jsonl", from.step, superseded);
+  for (const std::string parent : {"rollouts", "weights"}) {
+    // Weights of `leeway sft` are those of its own steps.
+    const int64_t kept = parent == "weights" && identity_.job == "sft" ? from.step : last;
+    std::vector<std::string> later;
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(path(parent), error)) {
+      const std::string name = entry.path().filename().string();  // step_N or step_N.jsonl
+      if (name.starts_with("step_") && std::atoll(name.c_str() + 5) > kept) later.push_back(name);
+    }
+    for (const std::string& name : later) superseded.move(parent + "/" + name);
+  }
+  if (!superseded.empty()) {
+    superseded.move("report.html");
+    moved_ = fmt::format("what came after {} was moved to {}", from.name(), superseded.folder());
+  }
+  for (const std::string& name : superseded.left()) {
+    moved_ += fmt::format("{}{} lies behind a symbolic link and stays", moved_.empty() ? "" : "; ",
+                          path(name));
+  }
 }
 
 void RunFiles::open(const Config& config, const std::string& objective) {
@@ -162,6 +163,7 @@ void RunFiles::open(const Config& config, const std::string& objective) {
   const auto from_here = [&](const EffectiveValue& value) {
     return value.origin.starts_with(path("config.toml"));
   };
+  write_identity(folder_, identity_);  // before config.toml: it knows both configurations
   if (!std::all_of(config.effective.begin(), config.effective.end(), from_here)) {
     write_file_atomically(path("config.toml"), config_toml(config));
   }
@@ -187,18 +189,22 @@ void RunFiles::remove_temporary_files() {
   for (const fs::path& each : found) fs::remove(each, ignored);
 }
 
-void RunFiles::forget_after(const std::string& name, int64_t step) {
-  if (!fs::exists(path(name))) return;
+void RunFiles::set_aside_lines(const std::string& name, int64_t step, Superseded& superseded) {
+  std::error_code error;
+  if (!fs::exists(path(name), error)) return;
   const std::string text = read_file(path(name));
-  std::string kept;
+  std::string kept, later;
   for (size_t start = 0; start < text.size();) {
-    const size_t end = text.find('\n', start);
-    if (end == std::string::npos) break;  // cut off when the run was killed
+    const size_t end = std::min(text.find('\n', start), text.size());
     const std::string line = text.substr(start, end - start);
+    const bool whole = end < text.size();  // else cut off when the run was killed
     start = end + 1;
-    if (const auto row_step = step_of(line); row_step && *row_step <= step) kept += line + "\n";
+    const auto row_step = whole ? step_of(line) : std::nullopt;
+    (row_step && *row_step <= step ? kept : later) += line + "\n";
   }
-  if (kept != text) write_file_atomically(path(name), kept);
+  if (later.empty()) return;
+  superseded.keep(name, later);
+  write_file_atomically(path(name), kept);
 }
 
 void RunFiles::append(std::ofstream& file, const std::string& name, const std::string& text) {
@@ -306,14 +312,17 @@ std::string weights_folder(const std::string& run_folder, int64_t step) {
   return fmt::format("{}/weights/step_{}", run_folder, step);
 }
 
-std::string RunFiles::save_weights(const Parameters& weights, int64_t step,
-                                   const std::string& model_path) {
+std::string RunFiles::save_weights(const Parameters& weights, int64_t step, const RunSetup& setup) {
   const std::string to = weights_folder(folder_, step);
   save_parameters(weights, to);
-  if (model_path.empty()) return to;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json",
+  write_policy_card(to, setup.card);
+  if (!setup.tokenizer_file.empty()) {
+    write_file_atomically(to + "/tokenizer.json", read_file(setup.tokenizer_file));
+  }
+  if (setup.config.run.model.path.empty()) return to;
+  for (const char* name : {"tokenizer_config.json", "generation_config.json",
                            "special_tokens_map.json", "vocab.json", "merges.txt"}) {
-    const fs::path from = fs::path(model_path) / name;
+    const fs::path from = fs::path(setup.config.run.model.path) / name;
     std::error_code error;
     if (!fs::exists(from, error)) continue;
     write_file_atomically(to + "/" + name, read_file(from.string()));
@@ -326,13 +335,9 @@ void RunFiles::write_report() const {
   write_file_atomically(path("report.html"), run_page(run_folders_json(folders)));
 }
 
-std::optional<std::pair<int64_t, MetricList>> last_evaluation(const std::string& folder) {
-  const std::string name = folder + "/eval.jsonl";
-  if (!fs::exists(name)) return std::nullopt;
-  std::string text = read_file(name);
-  if (!text.ends_with('\n')) return std::nullopt;
-  text.pop_back();
-  const std::string line = text.substr(text.rfind('\n') + 1);  // npos + 1 is 0
+namespace {
+
+std::optional<Evaluation> evaluation_of(const std::string& name, const std::string& line) {
   const auto step = step_of(line);
   if (!step) return std::nullopt;
   MetricList metrics;
@@ -342,7 +347,33 @@ std::optional<std::pair<int64_t, MetricList>> last_evaluation(const std::string&
     metrics.emplace_back(member.name.GetString(),
                          member.value.IsNumber() ? member.value.GetDouble() : std::nan(""));
   }
-  return std::pair(*step, std::move(metrics));
+  return Evaluation(*step, std::move(metrics));
+}
+
+// Without the newline at its end. Nothing: the last line is cut off, or there is none.
+std::optional<std::string> evaluations_text(const std::string& name) {
+  std::error_code error;
+  if (!fs::exists(name, error)) return std::nullopt;
+  std::string text = read_file(name);
+  if (!text.ends_with('\n')) return std::nullopt;
+  text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+std::optional<Evaluation> last_evaluation(const std::string& folder) {
+  const std::string name = folder + "/eval.jsonl";
+  const auto text = evaluations_text(name);
+  if (!text) return std::nullopt;
+  return evaluation_of(name, text->substr(text->rfind('\n') + 1));  // npos + 1 is 0
+}
+
+std::optional<Evaluation> first_evaluation(const std::string& folder) {
+  const std::string name = folder + "/eval.jsonl";
+  const auto text = evaluations_text(name);
+  if (!text) return std::nullopt;
+  return evaluation_of(name, text->substr(0, text->find('\n')));
 }
 
 }  // namespace leeway

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <initializer_list>
+#include <optional>
+#include <utility>
+
 #include "cli/configured_renderer.h"
 #include "cli/devices.h"
 #include "leeway/error.h"
@@ -45,20 +49,61 @@ Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer) {
   return weights;
 }
 
-std::unique_ptr<Tokenizer> make_tokenizer(const RunConfig& run, const std::string& renderer) {
-  std::string name = run.model.tokenizer;
-  if (name.empty()) name = run.model.path.empty() ? "byte" : run.model.path + "/tokenizer.json";
-  if (name != "byte") return load_tokenizer(name);
-  // A model of bytes gets the control tokens of its chat format.
-  return make_byte_tokenizer(renderer.empty() ? std::vector<std::string>{}
-                                              : control_tokens_of(renderer));
+// A folder of weights knows the chat format it was trained with; a configuration that names none
+// takes it.
+Config with_renderer_of_model(Config config) {
+  if (config.run.model.path.empty() || !config.renderer.name.empty()) return config;
+  const std::optional<PolicyCard> card = read_policy_card(config.run.model.path);
+  if (!card || card->renderer.name.empty()) return config;
+  config.renderer = card->renderer;
+  const std::string origin = config.run.model.path + "/leeway.json";
+  const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
+  const std::string table = "orchestrator.renderer.";
+  std::erase_if(config.effective,
+                [&](const EffectiveValue& value) { return value.key.starts_with(table); });
+  const RendererConfig& renderer = config.renderer;
+  for (const auto& [key, value] : std::initializer_list<std::pair<const char*, std::string>>{
+           {"name", "\"" + renderer.name + "\""},
+           {"preserve_all_thinking", flag(renderer.preserve_all_thinking)},
+           {"preserve_thinking_between_tool_calls",
+            flag(renderer.preserve_thinking_between_tool_calls)}}) {
+    config.effective.push_back({table + key, value, origin});
+  }
+  return config;
+}
+
+// How text becomes tokens: the card of the policy's folders.
+PolicyCard make_card(const Config& config) {
+  const ModelTable& model = config.run.model;
+  PolicyCard card{.renderer = config.renderer};
+  const std::optional<PolicyCard> known =
+      model.path.empty() ? std::nullopt : read_policy_card(model.path);
+  const bool named = !model.tokenizer.empty();
+  card.byte = named ? model.tokenizer == "byte" : known ? known->byte : model.path.empty();
+  if (!card.byte) return card;
+  // The ids of a model that was trained before are its own; a new model of bytes gets the control
+  // tokens of its chat format.
+  if (known && known->byte) {
+    card.control_tokens = known->control_tokens;
+  } else if (!config.renderer.name.empty()) {
+    card.control_tokens = control_tokens_of(config.renderer.name);
+  }
+  return card;
+}
+
+std::string tokenizer_file_of(const RunConfig& run, const PolicyCard& card) {
+  if (card.byte) return "";
+  return run.model.tokenizer.empty() ? run.model.path + "/tokenizer.json" : run.model.tokenizer;
 }
 
 }  // namespace
 
 RunSetup::RunSetup(Config configuration, bool needs_environments)
-    : config(with_its_device(std::move(configuration))),
-      tokenizer(make_tokenizer(config.run, config.renderer.name)),
+    : config(with_renderer_of_model(with_its_device(std::move(configuration)))),
+      card(make_card(config)),
+      tokenizer_file(tokenizer_file_of(config.run, card)),
+      tokenizer(card.byte ? make_byte_tokenizer(card.control_tokens)
+                          : load_tokenizer(tokenizer_file)),
       weights(make_weights(config.run, *tokenizer)) {
   const RunConfig& run = config.run;
   if (!config.renderer.name.empty()) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/policy_card.h"
 #include "config/config.h"
 #include "engine/engine.h"
 #include "model/parameters.h"
@@ -21,7 +22,10 @@ struct RunSetup {
   // table without demonstrations or with one that is longer than the model.
   explicit RunSetup(Config configuration, bool needs_environments = true);
 
+  // Of a model's folder that knows its chat format (policy_card.h), where the file names none.
   Config config;
+  PolicyCard card;             // of the policy's folders
+  std::string tokenizer_file;  // empty: bytes
   std::unique_ptr<Tokenizer> tokenizer;
   Parameters weights;                  // of the policy before anything is trained
   std::unique_ptr<Renderer> renderer;  // may be null

@@ -6,8 +6,10 @@
 #include <numeric>
 #include <optional>
 
+#include "base/files.h"
 #include "base/rng.h"
 #include "cli/devices.h"
+#include "cli/policy_card.h"
 #include "cli/policy_evaluation.h"
 #include "cli/trainer_learner.h"
 #include "leeway/error.h"
@@ -17,15 +19,19 @@ namespace leeway {
 namespace {
 
 // Demonstrations one after the other, without end: of the file, in epochs of random order, or fresh
-// from the environments.
+// from the environments. The n-th depends on n and the seed alone, so that their number is all that
+// a checkpoint has to know.
 class Demonstrations {
  public:
-  explicit Demonstrations(const RunSetup& setup)
-      : setup_(setup), rng_(static_cast<uint64_t>(setup.config.run.seed)) {
+  // `drawn` were drawn before.
+  Demonstrations(const RunSetup& setup, uint64_t drawn)
+      : setup_(setup), rng_(static_cast<uint64_t>(setup.config.run.seed)), drawn_(drawn) {
     // Other examples than RL will see, of the same training split.
     if (setup.demonstrations.empty()) {
       mix_.emplace(make_environments(setup.config.run.environments,
                                      static_cast<uint64_t>(setup.config.run.seed) + 1));
+    } else {
+      for (uint64_t n = 0; n < drawn; ++n) from_file();
     }
   }
 
@@ -63,7 +69,7 @@ class Demonstrations {
   const RunSetup& setup_;
   Rng rng_;
   std::optional<EnvironmentMix> mix_;
-  uint64_t drawn_ = 0;
+  uint64_t drawn_;
   std::vector<size_t> order_;
 };
 
@@ -78,21 +84,49 @@ TrainerTable trainer_table(const RunConfig& run) {
   return table;
 }
 
+// A checkpoint that cannot be written costs nothing but itself: the one before is still there.
+void save_checkpoint(const SftRun& run, const Trainer& trainer, const SftState& state) {
+  run.files.sync();
+  try {
+    run.checkpoints.save(Phase::sft, state.steps, [&](const std::string& folder) {
+      trainer.save(folder);
+      write_policy_card(folder, run.setup.card);
+      write_file_atomically(folder + "/sft.json", sft_state_json(state));
+    });
+  } catch (const Error& error) {
+    run.progress.note(
+        fmt::format("warning: no checkpoint of supervised step {}: {}; the one before stays, and "
+                    "the run goes on",
+                    state.steps, error.what()));
+  }
+}
+
 }  // namespace
 
-SftResult run_sft(const RunSetup& setup, const Catalog& catalog, RunFiles& files,
-                  RunProgress& progress, const Interrupt& interrupt) {
+SftResult run_sft(const SftRun& run, const Checkpoint* from) {
+  const RunSetup& setup = run.setup;
   const SftTable& table = setup.config.run.sft;
   const auto begin = std::chrono::steady_clock::now();
   // Cross entropy on the demonstrations' tokens: -log pi with an advantage of 1.
-  Trainer trainer(setup.weights, catalog.make_spec("reinforce", {}),
+  Trainer trainer(setup.weights, run.catalog.make_spec("reinforce", {}),
                   trainer_table(setup.config.run), training_backend(setup.config.run));
-  Demonstrations demonstrations(setup);
   SftResult result{setup.weights};
-  double reward = -1.0;
-  progress.begin();
-  while (result.steps < table.max_steps) {
-    if (interrupt.asked()) {
+  SftState& state = result.state;
+  if (from != nullptr) {
+    const std::string name = from->folder + "/sft.json";
+    state = parse_sft_state(name, read_file(name));
+    trainer.load(from->folder);
+  }
+  const double seconds_before = state.seconds;
+  const auto since_begin = [&] {
+    return seconds_before +
+           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  int64_t saved = from != nullptr ? state.steps : -1;  // the step of the last checkpoint
+  Demonstrations demonstrations(setup, static_cast<uint64_t>(state.steps * table.batch_size));
+  run.progress.begin(state.steps);
+  while (state.steps < table.max_steps && !state.reached_reward) {
+    if (run.interrupt.asked()) {
       result.stopped = true;
       break;
     }
@@ -100,36 +134,43 @@ SftResult run_sft(const RunSetup& setup, const Catalog& catalog, RunFiles& files
     for (int64_t i = 0; i < table.batch_size; ++i) batch.push_back(demonstrations.next());
     const BatchResult trained = trainer.train_batch(batch);
     if (!trained.failure.empty()) {
-      result.failure = fmt::format("sft step {}: {}", result.steps + 1, trained.failure);
+      result.failure = fmt::format("sft step {}: {}", state.steps + 1, trained.failure);
       break;
     }
-    ++result.steps;
-    result.loss = trained.loss;
-    result.tokens += trained.passes.tokens;
+    ++state.steps;
+    state.loss = trained.loss;
+    state.tokens += trained.passes.tokens;
     MetricList metrics = {{"loss", trained.loss},
                           {"grad_norm", trained.grad_norm},
                           {"learning_rate", trained.learning_rate}};
-    const int64_t since = result.steps - table.check_from;
+    const int64_t since = state.steps - table.check_from;
     const bool look = table.stop_at_reward > 0.0 && since >= 0 && since % table.check_every == 0;
     if (look) {
       EvalTable check;
       check.prompts = table.check_prompts;
       check.greedy = false;
-      reward = evaluate_policy(setup, trainer.parameters(), check, 0, true)
-                   .metric("eval/all/reward/mean");
-      metrics.emplace_back("reward", reward);
+      state.reward = evaluate_policy(setup, trainer.parameters(), check, 0, true)
+                         .metric("eval/all/reward/mean");
+      metrics.emplace_back("reward", state.reward);
+      state.reached_reward = state.reward >= table.stop_at_reward;
     }
-    files.write_sft(result.steps, metrics);
-    progress.step(result.steps, table.max_steps,
-                  fmt::format("sft loss {:.3f}{}", trained.loss,
-                              reward < 0 ? "" : fmt::format("  reward {:.3f}", reward)));
-    if (look && reward >= table.stop_at_reward) break;
+    run.files.write_sft(state.steps, metrics);
+    run.progress.step(
+        state.steps, table.max_steps,
+        fmt::format("sft loss {:.3f}{}", trained.loss,
+                    state.reward < 0 ? "" : fmt::format("  reward {:.3f}", state.reward)));
+    state.seconds = since_begin();
+    if (run.checkpoints.wanted(state.steps)) {
+      save_checkpoint(run, trainer, state);
+      saved = state.steps;
+    }
   }
+  state.seconds = since_begin();
+  if (saved != state.steps && result.failure.empty()) save_checkpoint(run, trainer, state);
   result.weights = trainer.parameters();
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  progress.note(fmt::format("sft: {} steps in {:.1f} s, loss {:.3f}{}", result.steps,
-                            result.seconds, result.loss,
-                            reward < 0 ? "" : fmt::format(", reward {:.3f}", reward)));
+  run.progress.note(fmt::format(
+      "sft: {} steps in {:.1f} s, loss {:.3f}{}", state.steps, state.seconds, state.loss,
+      state.reward < 0 ? "" : fmt::format(", reward {:.3f}", state.reward)));
   return result;
 }
 

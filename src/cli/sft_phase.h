@@ -1,28 +1,38 @@
 // Supervised training on demonstrations: the warm start of a run, and the job of `leeway sft`.
 #pragma once
 
+#include "cli/checkpoints.h"
 #include "cli/interrupt.h"
 #include "cli/run_files.h"
 #include "cli/run_progress.h"
 #include "cli/run_setup.h"
+#include "cli/sft_state.h"
 #include "leeway/presets.h"
 
 namespace leeway {
 
 struct SftResult {
   Parameters weights;
-  int64_t steps = 0;
-  double seconds = 0.0;
-  double loss = 0.0;     // of the last step
-  int64_t tokens = 0;    // of all training passes
+  SftState state;
   bool stopped = false;  // by Ctrl-C
   std::string failure;   // not empty: gave up before a step; weights are the last good ones
 };
 
-// Trains setup.weights as [sft] says, writing sft.jsonl. Demonstrations come from the file of
-// `data`, gone through in epochs of random order, or fresh from the environments. Throws Error for
+// What run_sft works with; all of it must outlive the call.
+struct SftRun {
+  const RunSetup& setup;
+  const Catalog& catalog;
+  RunFiles& files;
+  RunProgress& progress;
+  const Interrupt& interrupt;
+  const CheckpointStore& checkpoints;
+};
+
+// Trains setup.weights as [sft] says, writing sft.jsonl, with checkpoints as [checkpoint] says,
+// when it is stopped, and at the end. `from`: a checkpoint of the supervised training to go on
+// from, bit for bit; null: from the beginning. Demonstrations come from the file of `data`, gone
+// through in epochs of random order, or fresh from the environments. Throws Error for
 // demonstrations that cannot be had.
-SftResult run_sft(const RunSetup& setup, const Catalog& catalog, RunFiles& files,
-                  RunProgress& progress, const Interrupt& interrupt);
+SftResult run_sft(const SftRun& run, const Checkpoint* from);
 
 }  // namespace leeway

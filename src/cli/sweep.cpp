@@ -17,6 +17,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "cli/folder_hold.h"
 #include "cli/output.h"
 #include "config/given.h"
 #include "leeway/error.h"
@@ -365,11 +366,19 @@ SweepPlan plan_sweep(const Catalog& catalog, const std::string& file,
 
 SweepResult run_sweep(const SweepPlan& plan, int jobs) {
   LEEWAY_CHECK(jobs >= 1, "a sweep needs at least one job");
+  std::error_code error;
+  fs::create_directories(plan.config.output_dir, error);
+  if (error) {
+    throw Error(fmt::format("output_dir = \"{}\": {}", plan.config.output_dir, error.message()));
+  }
+  // Two sweeps would delete and begin each other's runs.
+  const FolderHold hold(plan.config.output_dir, "another sweep is at work in this folder");
   SweepResult result;
   result.failures.resize(plan.runs.size());
   std::vector<size_t> waiting;  // the next one last
   for (size_t k = plan.runs.size(); k-- > 0;) {
-    if (!plan.runs[k].finished) waiting.push_back(k);
+    // Looked at again: another sweep may have finished it before this one had the folder.
+    if (!plan.runs[k].finished && !is_finished(plan, plan.runs[k])) waiting.push_back(k);
   }
   const size_t finished = plan.runs.size() - waiting.size();
   if (finished > 0) say(fmt::format("{} of {} runs are finished", finished, plan.runs.size()));

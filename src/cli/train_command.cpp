@@ -1,14 +1,16 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <filesystem>
-#include <map>
+#include <optional>
 
 #include "base/files.h"
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/from_run.h"
 #include "cli/output.h"
 #include "cli/quick_start.h"
+#include "cli/resumed_config.h"
+#include "cli/supervised_run.h"
 #include "cli/training_run.h"
 #include "leeway/error.h"
 
@@ -16,7 +18,8 @@ namespace leeway {
 namespace {
 
 struct Options : ConfigOptions {
-  std::string resume;
+  std::string resume, from;
+  bool keep_optimizer = false;
   bool json = false;
 };
 
@@ -130,75 +133,90 @@ std::string summary_text(const RunSummary& summary, bool quick_start) {
   return out;
 }
 
-// Keys that a run may change when it goes on: what is trained does not depend on them.
-bool may_change(const std::string& key) {
-  for (const char* prefix :
-       {"output.", "output_dir", "eval.", "checkpoint.", "trainer.threads", "rollout.threads",
-        "rollout.kv_bytes", "orchestrator.rollout_timeout"}) {
-    if (key.starts_with(prefix)) return true;
+// What is said of settings that are new.
+void note_new_steps(const ResumedConfig& config, Resumption& resumption) {
+  const RunConfig& run = config.now.run;
+  const auto add = [&](const char* table, int64_t before, int64_t now,
+                       const std::string& schedule) {
+    if (before == now) return;
+    std::string note = fmt::format("{}.max_steps is {} now, {} before", table, now, before);
+    if (schedule != "constant") {
+      note += fmt::format(
+          "; {}.schedule = \"{}\" ends with it: from here on the learning rate follows the course "
+          "to the new end",
+          table, schedule);
+    }
+    resumption.notes.push_back(note);
+  };
+  add("trainer", config.max_steps_before, run.trainer.max_steps, run.trainer.optimizer.schedule);
+  if (run.sft.enabled) {
+    add("sft", config.sft_max_steps_before, run.sft.max_steps, run.sft.optimizer.schedule);
   }
-  return false;
 }
 
-// Throws Error with the keys in which a configuration differs from that of the run it resumes.
-void refuse_changes(const std::string& folder, const Config& saved, const Config& now) {
-  std::map<std::string, std::pair<std::string, std::string>> values;  // before, now
-  for (const EffectiveValue& value : saved.effective) values[value.key].first = value.value;
-  for (const EffectiveValue& value : now.effective) values[value.key].second = value.value;
-  std::vector<std::string> changed;
-  for (const auto& [key, pair] : values) {
-    if (pair.first == pair.second || may_change(key)) continue;
-    changed.push_back(fmt::format("{}: {} in the run, {} now", key,
-                                  pair.first.empty() ? "absent" : pair.first,
-                                  pair.second.empty() ? "absent" : pair.second));
+// Nothing: it was a run of `leeway sft`, and everything has been told.
+std::optional<RunSummary> resume(Program& program, const Options& options) {
+  const ResumedConfig config =
+      resumed_config(program.catalog, options.resume, options.file, options.sets);
+  const RunConfig& run = config.now.run;
+  Resumption resumption = look_at_run(options.resume, run);
+  if (resumption.supervised()) {
+    program.exit_code =
+        tell(resume_supervised(config.now, program.catalog, std::move(resumption)), options.json);
+    return std::nullopt;
   }
-  if (changed.empty()) return;
-  throw Error(
-      fmt::format("--resume {}: the configuration differs from the run's:\n  {}\nA run goes on as "
-                  "it began; start "
-                  "a new one for other settings",
-                  folder, fmt::join(changed, "\n  ")));
+  refuse_fewer_steps(resumption, "trainer.max_steps", run.trainer.max_steps);
+  if (has_finished(resumption, run.trainer.max_steps)) {
+    for (const std::string& note : resumption.notes) say(note);
+    return finished_summary(resumption);
+  }
+  refuse_without_checkpoint(resumption);
+  refuse_fewer_steps(resumption, "sft.max_steps", run.sft.max_steps);
+  if (resumption.from->phase == Phase::rl && run.sft.max_steps != config.sft_max_steps_before) {
+    throw Error(fmt::format("--resume {}: sft.max_steps = {}: the supervised training is over",
+                            options.resume, run.sft.max_steps));
+  }
+  note_new_steps(config, resumption);
+  const RunSetup setup(config.now);
+  return resume_training(setup, program.catalog, std::move(resumption));
 }
 
-RunSummary resume(Program& program, const Options& options) {
-  const std::string saved_name = options.resume + "/config.toml";
-  if (!std::filesystem::exists(saved_name)) {
-    throw Error(fmt::format("--resume {}: there is no {}; name the folder of a run", options.resume,
-                            saved_name));
-  }
-  const std::string saved_text = read_file(saved_name);
-  const Config saved =
-      parse_config(program.catalog, saved_name, saved_text, {}, ConfigScope::whole);
-  const std::string name = options.file.empty() ? saved_name : options.file;
-  const Config now =
-      parse_config(program.catalog, name, options.file.empty() ? saved_text : read_file(name),
-                   options.sets, ConfigScope::whole);
-  refuse_changes(options.resume, saved, now);
-  const RunSetup setup(now);
-  return run_training(setup, program.catalog, options.resume);
+RunSummary start_from(Program& program, const Options& options) {
+  const RunOrigin origin = origin_of(options.from, options.keep_optimizer);
+  NewRun start{.optimizer = origin.optimizer, .own_weights = true};
+  RunSetup setup(config_from(program.catalog, origin, options.file, options.sets, start.notes));
+  return run_training(setup, program.catalog, start);
 }
 
 RunSummary start(Program& program, const Options& options) {
   const bool quick_start = options.file.empty();
   const std::string text =
       quick_start ? std::string(quick_start_config()) : read_file(options.file);
-  const RunSetup setup(parse_config(program.catalog, quick_start ? kQuickStartName : options.file,
-                                    text, options.sets, ConfigScope::whole));
-  return run_training(setup, program.catalog);
+  RunSetup setup(parse_config(program.catalog, quick_start ? kQuickStartName : options.file, text,
+                              options.sets, ConfigScope::whole));
+  return run_training(setup, program.catalog, {});
 }
 
 void run(Program& program, Options options) {
   reclaim_positional(options.sets, options.file);
-  const bool quick_start = options.file.empty() && options.resume.empty();
-  const RunSummary summary =
-      options.resume.empty() ? start(program, options) : resume(program, options);
+  if (options.keep_optimizer && options.from.empty()) {
+    throw Error("--keep-optimizer: goes with --from RUN, whose moments it keeps");
+  }
+  const bool quick_start = options.file.empty() && options.resume.empty() && options.from.empty();
+  const std::optional<RunSummary> done = !options.resume.empty() ? resume(program, options)
+                                         : !options.from.empty() ? start_from(program, options)
+                                                                 : start(program, options);
+  if (!done) return;
+  const RunSummary& summary = *done;
   if (summary.end == RunSummary::End::gave_up) {
     say(fmt::format("leeway: the run gave up: {}", summary.reason));
     program.exit_code = 3;
   }
   if (summary.finished_before) {
-    say(fmt::format("{}: the run has finished, all of its {} steps; nothing is done",
-                    summary.folder, summary.steps));
+    say(
+        fmt::format("{}: the run has finished, all of its {} steps; nothing is done. For more of "
+                    "them: --set trainer.max_steps=N; for other settings: leeway train --from {}",
+                    summary.folder, summary.steps, summary.folder));
   }
   print(options.json ? summary_json(summary) : summary_text(summary, quick_start));
 }
@@ -217,6 +235,14 @@ void add_train(CLI::App& app, Program& program) {
       ->add_option("--resume", options->resume,
                    "A run folder: goes on from its newest checkpoint, with its configuration")
       ->type_name("RUN");
+  command
+      ->add_option("--from", options->from,
+                   "A run folder: a new run that starts with its last weights, with CONFIG or\n"
+                   "with its configuration; [sft] is not repeated")
+      ->type_name("RUN")
+      ->excludes("--resume");
+  command->add_flag("--keep-optimizer", options->keep_optimizer,
+                    "With --from: start with its optimizer's moments, too");
   command->add_flag("--json", options->json, "Print the summary as JSON");
   command->callback([&program, options] { run(program, *options); });
 }

@@ -17,10 +17,13 @@
 #include "cli/engine_sampler.h"
 #include "cli/explain_text.h"
 #include "cli/interrupt.h"
+#include "cli/policy_card.h"
 #include "cli/policy_evaluation.h"
+#include "cli/run_end.h"
 #include "cli/run_progress.h"
 #include "cli/sft_phase.h"
 #include "cli/trainer_learner.h"
+#include "config/given.h"
 #include "leeway/error.h"
 #include "orchestrator/loop.h"
 #include "orchestrator/schedule_state_json.h"
@@ -68,6 +71,7 @@ struct RunState {
   int64_t trained_tokens = 0, sft_steps = 0;
   double sft_seconds = 0.0;
   uint32_t initial_checksum = 0;  // of the policy at step 0, where the loss needs it
+  int64_t course_begin = 0;       // optimizer steps before the rate's course began
   MetricList before;              // the evaluation before RL
 };
 
@@ -87,6 +91,7 @@ void write_state(const std::string& folder, const RunState& state) {
   json.key("sft_steps").value(static_cast<double>(state.sft_steps));
   json.key("sft_seconds").value(state.sft_seconds);
   json.key("initial_checksum").value(static_cast<double>(state.initial_checksum));
+  json.key("course_begin").value(static_cast<double>(state.course_begin));
   json.key("before").begin_object();
   for (const auto& [name, value] : state.before) json.key(name).value(value);
   write_file_atomically(folder + "/run.json", json.end_object().end_object().text() + "\n");
@@ -104,6 +109,10 @@ RunState read_state(const std::string& folder) {
   state.sft_steps = static_cast<int64_t>(json["sft_steps"].GetDouble());
   state.sft_seconds = json["sft_seconds"].GetDouble();
   state.initial_checksum = static_cast<uint32_t>(json["initial_checksum"].GetDouble());
+  // Absent in older ones.
+  if (json.HasMember("course_begin") && json["course_begin"].IsNumber()) {
+    state.course_begin = static_cast<int64_t>(json["course_begin"].GetDouble());
+  }
   for (const auto& member : json["before"].GetObject()) {
     state.before.emplace_back(member.name.GetString(),
                               member.value.IsNumber() ? member.value.GetDouble() : std::nan(""));
@@ -111,58 +120,40 @@ RunState read_state(const std::string& folder) {
   return state;
 }
 
-// What is left to do of a run to be resumed.
-struct Resumption {
-  std::string folder;              // empty: a new run
-  std::optional<Checkpoint> from;  // nothing: from the beginning
-  std::vector<std::string> notes;  // what was passed over
-};
-
-// The report is the last file of a run, and goes when it is resumed.
-bool has_finished(const Resumption& resumption, int64_t max_steps) {
-  if (!resumption.from || resumption.from->step < max_steps) return false;
-  const int64_t step = resumption.from->step;
-  const auto evaluation = last_evaluation(resumption.folder);
-  return evaluation && evaluation->first == step &&
-         std::filesystem::exists(weights_folder(resumption.folder, step) + "/config.json") &&
-         std::filesystem::exists(resumption.folder + "/report.html");
+void set_model_path(Config& config, const std::string& path) {
+  config.run.model.path = path;
+  for (EffectiveValue& value : config.effective) {
+    if (value.key == "model.path") value.value = toml_string(path);
+  }
 }
 
-RunSummary finished_summary(const RunSetup& setup, const Resumption& resumption) {
-  const Checkpoint& last = *resumption.from;
-  const RunState state = read_state(last.folder);
-  RunSummary summary;
-  summary.finished_before = true;
-  summary.folder = resumption.folder;
-  summary.steps = summary.max_steps = last.step;
-  summary.sft_steps = state.sft_steps;
-  summary.sft_seconds = state.sft_seconds;
-  summary.before = state.before;
-  summary.after = last_evaluation(resumption.folder)->second;
-  const std::string name = last.folder + "/schedule.json";
-  summary.totals = parse_schedule_state(name, read_file(name), *setup.environments).totals;
-  summary.rollouts = summary.totals.completed;
-  summary.weights = weights_folder(resumption.folder, last.step);
-  return summary;
+const char* name_of(RunSummary::End end) {
+  switch (end) {
+    case RunSummary::End::finished: return "finished";
+    case RunSummary::End::stopped: return "stopped";
+    case RunSummary::End::gave_up: return "gave_up";
+  }
+  return "";
 }
 
 class Run {
  public:
-  Run(const RunSetup& setup, const Catalog& catalog, const Resumption& resumption)
+  Run(const RunSetup& setup, const Catalog& catalog, RunFiles files, const NewRun& start)
       : setup_(setup),
         run_(setup.config.run),
         catalog_(catalog),
-        from_(resumption.from),
-        files_(resumption.folder.empty()
-                   ? RunFiles(setup.config, explain_text(setup.config.loss_spec))
-                   : RunFiles(setup.config, explain_text(setup.config.loss_spec), resumption.folder,
-                              from_ ? from_->step : -1)),
-        checkpoints_(files_.folder(), run_.checkpoint),
+        start_(start),
+        files_(std::move(files)),
+        checkpoints_(files_.folder(), run_.checkpoint, files_.identity()),
         progress_(&files_) {
-    for (const std::string& note : resumption.notes) progress_.note(note);
-    if (resumption.folder.empty()) return;
-    progress_.note(from_ ? fmt::format("resumed from step {}", from_->step)
-                         : "no checkpoint to resume from: the run begins anew");
+    for (const std::string& note : start_.notes) progress_.note(note);
+  }
+  Run(const RunSetup& setup, const Catalog& catalog, RunFiles files, const Checkpoint& from,
+      const std::vector<std::string>& notes)
+      : Run(setup, catalog, std::move(files), NewRun{.notes = notes}) {
+    (from.phase == Phase::sft ? sft_from_ : from_) = from;
+    progress_.note(fmt::format("resumed from {}", from.name()));
+    if (!files_.moved().empty()) progress_.note(files_.moved());
   }
 
   RunSummary run() {
@@ -190,6 +181,13 @@ class Run {
     summary_.seconds = clock_.now() - begin;
     try {
       files_.write_report();
+      write_end(files_.folder(), {.end = name_of(summary_.end),
+                                  .reason = summary_.reason,
+                                  .steps = steps_,
+                                  .max_steps = run_.trainer.max_steps,
+                                  .sft_steps = state_.sft_steps,
+                                  .sft_seconds = state_.sft_seconds,
+                                  .totals = summary_.totals});
     } catch (const Error& error) {
       give_up(error.what());
     }
@@ -215,9 +213,10 @@ class Run {
   void begin_run() {
     Parameters weights = setup_.weights;
     if (run_.sft.enabled) {
-      SftResult sft = run_sft(setup_, catalog_, files_, progress_, interrupt_);
-      state_.sft_steps = sft.steps;
-      state_.sft_seconds = sft.seconds;
+      SftResult sft = run_sft({setup_, catalog_, files_, progress_, interrupt_, checkpoints_},
+                              sft_from_ ? &*sft_from_ : nullptr);
+      state_.sft_steps = sft.state.steps;
+      state_.sft_seconds = sft.state.seconds;
       weights = std::move(sft.weights);
       if (!sft.failure.empty()) give_up(sft.failure);
       if (sft.stopped) summary_.end = RunSummary::End::stopped;
@@ -256,6 +255,11 @@ class Run {
     // The reference is the policy at step 0, also of a run that goes on.
     Trainer trainer(from_ ? initial_weights() : std::move(weights), setup_.config.loss_spec, table,
                     training_backend(run_));
+    if (!from_ && !start_.optimizer.empty()) {
+      trainer.load(start_.optimizer);
+      // Moments go on; the rate's course is that of the new run.
+      state_.course_begin = trainer.optimizer_steps();
+    }
     if (from_) {
       trainer.load(from_->folder);
       const std::string name = from_->folder + "/schedule.json";
@@ -263,6 +267,7 @@ class Run {
     } else {
       save_initial(trainer);
     }
+    trainer.set_course_begin(state_.course_begin);
     const int64_t sampled_before = scheduler.totals().sampled_tokens;
     const int64_t trained_before = state_.trained_tokens;
     summary_.trained_tokens = trained_before;
@@ -378,8 +383,9 @@ class Run {
   void save_checkpoint(int64_t step, const Trainer& trainer, const ScheduleState& schedule) {
     files_.sync();
     try {
-      checkpoints_.save(step, [&](const std::string& folder) {
+      checkpoints_.save(Phase::rl, step, [&](const std::string& folder) {
         trainer.save(folder);
+        write_policy_card(folder, setup_.card);
         write_file_atomically(folder + "/schedule.json",
                               schedule_state_json(schedule, setup_.environment_ids));
         write_state(folder, state_);
@@ -397,7 +403,7 @@ class Run {
   }
   void save_initial(const Trainer& trainer) {
     if (!needs_initial()) return;
-    save_parameters(trainer.parameters(), weights_folder(files_.folder(), 0));
+    files_.save_weights(trainer.parameters(), 0, setup_);
     state_.initial_checksum = checksum(trainer.parameters());
   }
   Parameters initial_weights() const {
@@ -411,14 +417,15 @@ class Run {
   }
 
   void save_weights(int64_t step) {
-    summary_.weights = files_.save_weights(*latest_, step, run_.model.path);
+    summary_.weights = files_.save_weights(*latest_, step, setup_);
   }
 
   const RunSetup& setup_;
   const RunConfig& run_;
   const Catalog& catalog_;
   SteadyClock clock_;
-  std::optional<Checkpoint> from_;
+  NewRun start_;
+  std::optional<Checkpoint> sft_from_, from_;  // at most one of them
   RunFiles files_;
   CheckpointStore checkpoints_;
   RunProgress progress_;
@@ -433,16 +440,42 @@ class Run {
 
 }  // namespace
 
-RunSummary run_training(const RunSetup& setup, const Catalog& catalog, const std::string& resume) {
+RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& start) {
   refuse_sampling(setup.config.run.rollout);
-  Resumption resumption{.folder = resume};
-  if (!resume.empty()) {
-    resumption.from = CheckpointStore(resume, setup.config.run.checkpoint).newest(resumption.notes);
-    if (has_finished(resumption, setup.config.run.trainer.max_steps)) {
-      return finished_summary(setup, resumption);
-    }
+  RunFiles files(claim_folder(setup.config.run.output_dir));
+  if (start.own_weights) {
+    const std::string weights = files.save_weights(setup.weights, 0, setup);
+    set_model_path(setup.config, std::filesystem::absolute(weights).string());
   }
-  return Run(setup, catalog, resumption).run();
+  files.begin(setup.config, explain_text(setup.config.loss_spec), "train");
+  return Run(setup, catalog, std::move(files), start).run();
+}
+
+RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resumption resumption) {
+  refuse_sampling(setup.config.run.rollout);
+  const Checkpoint from = *resumption.from;
+  const std::vector<std::string> notes = resumption.notes;
+  RunFiles files(setup.config, explain_text(setup.config.loss_spec), std::move(resumption));
+  return Run(setup, catalog, std::move(files), from, notes).run();
+}
+
+RunSummary finished_summary(const Resumption& resumption) {
+  const RunEnd& end = *resumption.end;
+  RunSummary summary;
+  summary.finished_before = true;
+  summary.folder = resumption.folder;
+  summary.steps = end.steps;
+  summary.max_steps = end.max_steps;
+  summary.sft_steps = end.sft_steps;
+  summary.sft_seconds = end.sft_seconds;
+  if (auto first = first_evaluation(resumption.folder)) summary.before = std::move(first->second);
+  if (auto last = last_evaluation(resumption.folder)) summary.after = std::move(last->second);
+  summary.totals = end.totals;
+  summary.rollouts = end.totals.completed;
+  const std::string weights = weights_folder(resumption.folder, end.steps);
+  std::error_code ignored;
+  if (std::filesystem::exists(weights, ignored)) summary.weights = weights;
+  return summary;
 }
 
 }  // namespace leeway

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "cli/resumption.h"
 #include "cli/run_files.h"
 #include "cli/run_setup.h"
 #include "leeway/presets.h"
@@ -27,10 +29,22 @@ struct RunSummary {
 };
 
 // Throws Error for the user's mistakes before anything is written; what fails later is in the
-// summary. Progress goes to stderr. `resume`: the folder of a run to go on with, from its newest
-// checkpoint that is whole, or from the beginning if there is none; empty: a new run. The folder of
-// a run that has finished is left as it is.
-RunSummary run_training(const RunSetup& setup, const Catalog& catalog,
-                        const std::string& resume = "");
+// summary. Progress goes to stderr.
+//
+// A new run. `notes` are said at its beginning. `optimizer`: a checkpoint whose moments it starts
+// with; empty: none. `own_weights`: setup.weights are copied to weights/step_0 and the run's
+// config.toml names them as its model, so that it depends on no other folder.
+struct NewRun {
+  std::vector<std::string> notes;
+  std::string optimizer;
+  bool own_weights = false;
+};
+RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& start);
+
+// Goes on with a run from its checkpoint, as if it had not been interrupted.
+RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resumption resumption);
+
+// Of a run that has finished, from what its folder holds.
+RunSummary finished_summary(const Resumption& resumption);
 
 }  // namespace leeway

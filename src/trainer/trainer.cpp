@@ -253,6 +253,7 @@ struct Trainer::Impl {
   std::unique_ptr<TrainingBackend> backend;
   RowValues values;          // of the micro-batch at hand
   std::string pass_failure;  // of a pass since the last step: the gradients are of no use
+  int64_t course_begin = 0;  // optimizer steps before the rate's course began
 };
 
 Trainer::Trainer(Parameters initial, LossSpec spec, TrainerTable table,
@@ -317,7 +318,7 @@ OptimResult Trainer::optim_step() {
     result.failure = std::exchange(impl_->pass_failure, {});
   } else if (std::isfinite(result.grad_norm) && scale * result.grad_norm < kLargestNorm) {
     result.learning_rate =
-        learning_rate(settings, impl_->backend->steps() + 1,
+        learning_rate(settings, impl_->backend->steps() + 1 - impl_->course_begin,
                       impl_->table.max_steps * optimizer_steps_per_batch(impl_->table));
     impl_->backend->step(settings, result.learning_rate, scale);
   } else {
@@ -405,6 +406,8 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   result.grad_norm /= taken;
   return result;
 }
+
+void Trainer::set_course_begin(int64_t optimizer_steps) { impl_->course_begin = optimizer_steps; }
 
 void Trainer::save(const std::string& folder) const { impl_->backend->save(folder); }
 

@@ -101,6 +101,10 @@ class Trainer {
   // The whole flow of the table for one batch.
   BatchResult train_batch(std::span<const Sample> samples);
 
+  // The learning rate's course counts optimizer steps from here on: 0, or those that came with the
+  // moments of another run.
+  void set_course_begin(int64_t optimizer_steps);
+
   // Weights as a Hugging Face folder with the optimizer's state beside them; and back. Throws Error
   // for a folder that is not one, or of another model.
   void save(const std::string& folder) const;

@@ -1,0 +1,26 @@
+// What a folder of weights knows beside them: how text becomes tokens.
+//
+//   tokenizer.json    where the policy reads tokens of a file
+//   leeway.json       {"format": 1, "tokenizer": "byte", "control_tokens": [..], "renderer": {..}}
+//                     "tokenizer.json" instead of "byte"; no renderer where none is configured
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace leeway {
+
+struct PolicyCard {
+  bool byte = false;                        // the byte tokenizer, with these control tokens
+  std::vector<std::string> control_tokens;  // of the byte tokenizer
+  RendererConfig renderer;                  // no name: none
+};
+
+void write_policy_card(const std::string& folder, const PolicyCard& card);
+// Nothing: a folder from elsewhere. Throws Error for one that cannot be read.
+std::optional<PolicyCard> read_policy_card(const std::string& folder);
+
+}  // namespace leeway

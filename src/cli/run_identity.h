@@ -1,0 +1,68 @@
+// What makes two folders the same run: an id drawn when it began, the configuration it may not
+// change, and the content of the files it reads.
+//
+//   RUN/identity.json    {"format": 1, "run_id": "..", "job": "train", "config_hashes": [..],
+//                         "data": {"sft.data": {"path": "..", "bytes": n, "crc32c": n}, ..}}
+//
+// Each checkpoint's manifest carries the id and both hashes, so that a step of another run, of
+// another configuration or of other data is not taken for one of this run. Run folders without
+// the file are older than it and are resumed without these comparisons.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace leeway {
+
+// Whether a run may go on with another value of this key: what was trained so far, and what is
+// trained from the same state, does not depend on it. The numbers of steps are among them; whether
+// they are at least those already done is for whoever knows the checkpoint to see.
+bool may_change(const std::string& key);
+
+// Whether the key names a file or a folder whose content is summed.
+bool names_data(const std::string& key);
+
+// CRC-32C over the keys that may not change, in the order of their names, without the paths of data
+// files: those are compared by their content. `only_given` leaves out defaults that the file does
+// not spell out, so that a run's config.toml keeps its hash when a later version knows more keys.
+uint32_t configuration_hash(const Config& config, bool only_given);
+
+// The content of a file, or of a model's folder: its weights, config.json and tokenizer.json.
+struct DataSum {
+  std::string path;
+  uint64_t bytes = 0;
+  uint32_t crc32c = 0;
+};
+
+struct RunIdentity {
+  std::string run_id;  // 32 hexadecimal digits
+  std::string job;     // "train" or "sft"
+  // Of the run's configurations, one for each time it went on with other settings; the last is the
+  // one now.
+  std::vector<uint32_t> config_hashes;
+  std::map<std::string, DataSum> data;  // by key
+
+  uint32_t data_hash() const;
+};
+
+// By key, what the configuration reads: data of environments and demonstrations, model, tokenizer,
+// reference, teacher. Throws Error for what cannot be read.
+std::map<std::string, DataSum> data_sums(const Config& config);
+
+// With an id of its own.
+RunIdentity new_identity(const Config& config, const std::string& job);
+
+void write_identity(const std::string& run_folder, const RunIdentity& identity);
+// Nothing: the folder has none. Throws Error for one that cannot be read.
+std::optional<RunIdentity> read_identity(const std::string& run_folder);
+
+// Throws Error naming the first file of `now` whose content is another than that of the run.
+void refuse_other_data(const std::string& run_folder, const RunIdentity& identity,
+                       const std::map<std::string, DataSum>& now);
+
+}  // namespace leeway
