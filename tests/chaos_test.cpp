@@ -29,7 +29,7 @@ int64_t setting(const char* name, int64_t otherwise) {
   return text != nullptr ? std::atoll(text) : otherwise;
 }
 
-// What the judge does follows from the turn's number, so that a history can be had again.
+// What the judge does follows from the turn's id, which is random.
 constexpr const char* kJudge = R"(#!/bin/sh
 while read -r line; do
   case $line in
@@ -56,6 +56,7 @@ constexpr const char* kConfig = R"(
 seed = 11
 )" LEEWAY_TINY_MODEL R"([trainer]
 learning_rate = 1e-3
+warmup_steps = 0
 [orchestrator]
 prompts_per_batch = 8
 group_size = 4

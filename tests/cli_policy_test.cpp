@@ -24,9 +24,10 @@ std::vector<std::vector<int64_t>> golden_ids(const std::string& model, const std
   const StoredTensor* tensor = file.find(name);
   std::vector<std::vector<int64_t>> rows(static_cast<size_t>(tensor->shape[0]));
   const auto width = static_cast<size_t>(tensor->shape[1]);
+  const std::string bytes = tensor->bytes();
   for (size_t r = 0; r < rows.size(); ++r) {
     rows[r].resize(width);
-    std::memcpy(rows[r].data(), tensor->bytes.data() + r * width * 8, width * 8);
+    std::memcpy(rows[r].data(), bytes.data() + r * width * 8, width * 8);
   }
   return rows;
 }

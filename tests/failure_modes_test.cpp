@@ -163,7 +163,7 @@ TEST(FailureMode, N03_ExceptionsGoTheWayOfErrorResults) {
     for (const int64_t cap : {1, 2}) {
       for (const Case& c : std::vector<Case>{{FailureKind::sampler_error, "abc", "no route"},
                                              {FailureKind::environment_error, "Fa", ""},
-                                             {FailureKind::environment_error, "Na", ""},
+                                             {FailureKind::bad_answer, "Na", ""},
                                              {FailureKind::exception, "Xa", ""},
                                              {FailureKind::empty, "", ""},
                                              {FailureKind::exception, "abc", "", true},

@@ -25,7 +25,8 @@ std::vector<int32_t> ids_of(const SafetensorsFile& file, const std::string& name
   const StoredTensor* tensor = file.find(name);
   if (tensor == nullptr || tensor->dtype != DType::i64) throw std::runtime_error(name);
   std::vector<int64_t> wide(static_cast<size_t>(tensor->size()));
-  std::memcpy(wide.data(), tensor->bytes.data(), tensor->bytes.size());
+  const std::string bytes = tensor->bytes();
+  std::memcpy(wide.data(), bytes.data(), bytes.size());
   return {wide.begin(), wide.end()};
 }
 

@@ -23,6 +23,7 @@ batch_size = 8
 [trainer]
 max_steps = 5
 learning_rate = 3e-3
+warmup_steps = 0
 [orchestrator]
 prompts_per_batch = 4
 group_size = 4

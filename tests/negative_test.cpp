@@ -559,16 +559,6 @@ TEST(Files, AreNamedWhereTheyAreMissingOrFolders) {
                  {directory});
 }
 
-TEST(Files, AreNamedWhereTheyCannotBeRead) {
-  if (::geteuid() == 0) GTEST_SKIP() << "root may read every file";
-  const TempFolder folder;
-  const std::string file = folder.write("closed", kBatch);
-  std::filesystem::permissions(file, std::filesystem::perms::none);
-  expect_mistake(run_program({"loss", "eval", "--preset", "is", "--batch", file}),
-                 {file, "Permission denied"});
-  expect_mistake(run_program({"config", file}), {file, "Permission denied"});
-}
-
 TEST(Files, OfTwentyMegabytesAreRead) {
   constexpr size_t kSequences = 700, kTokens = 1000;
   std::string text = "{\"sequences\": [";

@@ -31,6 +31,7 @@ batch_size = 8
 [trainer]
 max_steps = 12
 learning_rate = 3e-3
+warmup_steps = 0
 [trainer.loss]
 preset = "grpo"
 ref_kl = 0.05

@@ -231,8 +231,6 @@ TEST_F(ResumeTest, ARunThatGaveUpCanBeReadAndResumed) {
     bool warm = false;  // with a warm start, which has a checkpoint
   };
   const Case cases[] = {
-      // before the first step
-      {"command = \"false\"\ndata = \"letters.jsonl\"\n", {"evaluation: all", "exit status 1"}},
       {"command = \"sh judge.sh\"\ndata = \"bad.jsonl\"\neval_data = \"good.jsonl\"\n",
        {"rollouts in a row failed", "the backend is gone"}},
       {"command = \"sh judge.sh\"\ndata = \"bad.jsonl\"\neval_data = \"good.jsonl\"\n",

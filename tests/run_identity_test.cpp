@@ -97,6 +97,17 @@ TEST_F(IdentityTest, AFolderOfBeforeThereWereIdentitiesGoesOn) {
   EXPECT_TRUE(fs::exists(path("run/identity.json")));
 }
 
+TEST_F(IdentityTest, ALostIdentityIsTakenFromTheCheckpoint) {
+  make_unfinished();
+  const std::string id = json_of(read_file(path("run/identity.json")))["run_id"].GetString();
+  fs::remove(path("run/identity.json"));
+  ASSERT_EQ(resume().code, 0);
+  EXPECT_EQ(json_of(read_file(path("run/identity.json")))["run_id"].GetString(), id);
+  // A file that is damaged is named.
+  write("run/identity.json", "{\"run_id\": 7}");
+  expect_mistake(resume(), {"run/identity.json", "damaged", "Remove it"});
+}
+
 TEST_F(IdentityTest, TenSimultaneousStartsEachGetANameOfTheirOwn) {
   fs::create_directory(path("run"));  // a folder without a run is no one's yet
   std::vector<std::unique_ptr<Started>> runs;

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <optional>
 #include <ostream>
@@ -30,6 +31,7 @@ struct RunOptions {
   std::string stdout_file, stderr_file;     // e.g. /dev/full; empty: captured
   std::chrono::seconds time_limit{120};     // then it is killed, and `code` is -SIGKILL
   std::optional<std::string> program = {};  // instead of the leeway of this build
+  std::function<void()> in_child = {};  // called last before the program: limits, closed streams
 };
 
 struct RunResult {
@@ -80,6 +82,7 @@ struct Pipe {
   std::vector<char*> argv;
   for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
   argv.push_back(nullptr);
+  if (options.in_child) options.in_child();
   ::execvp(argv[0], argv.data());
   ::_exit(127);
 }

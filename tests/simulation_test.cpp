@@ -358,7 +358,7 @@ class Process {
     std::map<FailureKind, int64_t> counts;
     for (const FailureKind kind :
          {FailureKind::environment_error, FailureKind::empty, FailureKind::exception,
-          FailureKind::timeout, FailureKind::sampler_error}) {
+          FailureKind::timeout, FailureKind::bad_answer, FailureKind::sampler_error}) {
       const std::string wanted = std::string("failures/") + name_of(kind);
       for (const auto& [name, value] : record.metrics) {
         if (name == wanted) counts[kind] += static_cast<int64_t>(value);
@@ -502,7 +502,7 @@ TEST(Simulation, HoldsItsPromisesInEveryHistory) {
       tally.quarantined, tally.looks, tally.most_looks);
   for (const auto& [kind, count] : tally.failures) fmt::print("  {}: {}\n", name_of(kind), count);
   if (wanted != nullptr) return;
-  EXPECT_EQ(tally.failures.size(), 5u);
+  EXPECT_EQ(tally.failures.size(), 6u);
   EXPECT_GT(std::min({tally.kills, tally.stops, tally.resumes, tally.retried_steps, tally.compared,
                       tally.stale, tally.dropped, tally.partial, tally.quarantined, tally.gave_up}),
             static_cast<int64_t>(kHistories / 100))

@@ -19,6 +19,7 @@ constexpr const char* kBase = R"(
 )" LEEWAY_TINY_MODEL R"([trainer]
 max_steps = 3
 learning_rate = 3e-3
+warmup_steps = 0
 [orchestrator]
 prompts_per_batch = 4
 group_size = 4
@@ -349,7 +350,7 @@ TEST(OffPolicyExample, IsTheQuickStartVaried) {
   EXPECT_EQ(base["[eval] every"], "0");
   EXPECT_EQ(base["[output] rollouts_every"], "0");
   for (const char* key : {" output_dir", " seed", "[eval] every", "[output] rollouts_every",
-                          "[output] rollouts_groups"}) {
+                          "[output] rollouts_groups", "[output] rollouts_keep"}) {
     quick.erase(key);
     base.erase(key);
   }

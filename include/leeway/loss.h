@@ -48,7 +48,8 @@ struct Pair {
 // over it (a product of ratios), or the extreme one.
 enum class Level { token, geometric, sequence, max, min };
 
-// Which positions a sequence statistic runs over. `all` reproduces sources that forget the mask.
+// Which positions a sequence statistic runs over. `all` reproduces sources that forget the mask:
+// every position whose weight is not 0.
 enum class Positions { trained, all };
 
 // Inclusive interval.
@@ -85,7 +86,7 @@ struct Surrogate {
   Bounds clip;                   // clipped, detached_ratio
   double dual_clip = kInfinity;  // clipped: at A < 0 the loss is at most -A dual_clip
   double ratio_cap = kInfinity;  // clipped: the unclipped branch uses min(r, ratio_cap)
-  double tau_pos = 1.0;          // soft_gate, A > 0
+  double tau_pos = 1.0;          // soft_gate, raw A (its mean with Shaping::sequence_mean) > 0
   double tau_neg = 1.0;          // soft_gate, A <= 0
 };
 
@@ -259,15 +260,17 @@ struct LossSpec {
   std::vector<Penalty> penalties;
   Shaping shaping;
   Reduction reduction;
-  Positions positions = Positions::trained;  // `all`: the batch's mask is not looked at
+  // `all`: the batch's mask is not looked at, its weights are
+  Positions positions = Positions::trained;
 
   // Named extensions: what is no per-token axis.
   std::optional<double> m2_threshold;  // M2PO, see narrow_mask()
   std::optional<CovarianceSelection> covariance_selection;
 
-  // The effective settings the spec was made from, `key = value`, and those without effect.
+  // The effective settings the spec was made from, `key = value`, those without effect, and
+  // sentences about what its source accepts although it leaves nothing to train on.
   std::vector<std::pair<std::string, std::string>> settings;
-  std::vector<std::string> inert;
+  std::vector<std::string> inert, warnings;
 
   bool reads(Stream stream) const;
   // True when one number per sequence is needed before any token's gradient.
@@ -281,7 +284,9 @@ struct LossSpec {
 
 // A view of a packed batch: sequence s holds positions offsets[s] .. offsets[s+1]. Streams the
 // batch lacks are empty; `mask`, `weights`, `versions` and `rollout_ids` may be empty (all ones;
-// none). `pi` and `advantages` are required, one value per position.
+// none). `pi` and `advantages` are required, one value per position. A weight of 0 takes a position
+// out of everything, and a sequence begins at its first weight that is not 0: zeros before the
+// first sampled token keep a prompt from losses that look past the mask.
 template <class T>
 struct BatchView {
   std::span<const int64_t> offsets;  // [S + 1]

@@ -1,4 +1,4 @@
-// Thread pool, files, JSON.
+// Thread pool, files, JSON, text for terminals.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -11,6 +11,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/printable.h"
 #include "base/rng.h"
 #include "base/thread_pool.h"
 #include "leeway/error.h"
@@ -236,6 +237,10 @@ TEST(Json, WriterEscapesAndTurnsNonFiniteIntoNull) {
   json.value("x\\y").null().end_array().key("c").begin_object().end_object().end_object();
   EXPECT_EQ(json.text(), "{\"a\\\"\\n\": 1.5, \"b\": [null, true, \"x\\\\y\", null], \"c\": {}}");
   EXPECT_NO_THROW(parse_json("self", json.text()));
+  // Bytes that are no UTF-8 become U+FFFD, as many as Python's errors="replace" makes of them.
+  JsonWriter text;
+  text.begin_array().value("a\xFF\"\xE2\x82").value("\xED\xA0\x80").value("\u20AC").end_array();
+  EXPECT_EQ(text.text(), "[\"a\uFFFD\\\"\uFFFD\", \"\uFFFD\uFFFD\uFFFD\", \"\u20AC\"]");
 }
 
 TEST(Json, NumbersSurviveARoundTrip) {
@@ -304,6 +309,51 @@ TEST(Rng, IsTheSameSequenceEverywhere) {
   }
   EXPECT_NEAR(sum / 100000, 0.0, 0.02);
   EXPECT_NEAR(squares / 100000, 1.0, 0.02);
+}
+
+TEST(Printable, KeepsWhatIsHarmless) {
+  for (const std::string text :
+       {"", "plain, with \n newline and \t tab", "\u00e4\u4e2d\U0001f600 \u00a0", "\x7e ~ \\"}) {
+    EXPECT_EQ(printable(text), text);
+  }
+}
+
+TEST(Printable, WritesOutWhatSteersATerminal) {
+  EXPECT_EQ(printable("\033[2J"), "\\u001b[2J");
+  EXPECT_EQ(printable("a\rb\bc\x7f"
+                      "d\a"),
+            "a\\u000db\\u0008c\\u007fd\\u0007");
+  EXPECT_EQ(printable(std::string_view("\0", 1)), "\\u0000");
+  EXPECT_EQ(printable("\u009b2J\u0085"), "\\u009b2J\\u0085");                 // C1
+  EXPECT_EQ(printable("\u202eabc\u2066\u200f"), "\\u202eabc\\u2066\\u200f");  // direction
+}
+
+TEST(Printable, WritesOutBytesThatAreNoText) {
+  EXPECT_EQ(printable("\xff"
+                      "a"),
+            "\\xffa");
+  EXPECT_EQ(printable("\x9b"
+                      "2J"),
+            "\\x9b2J");
+  EXPECT_EQ(printable("\xc0\x80"), "\\xc0\\x80");                    // overlong
+  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");           // a surrogate
+  EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");  // beyond the last
+  EXPECT_EQ(printable("\xe4\xb8"), "\\xe4\\xb8");                    // cut off
+}
+
+TEST(Files, AreThereOrNotOrCannotBeLookedAt) {
+  EXPECT_TRUE(is_present("/"));
+  EXPECT_FALSE(is_present("/nosuch/file"));
+  EXPECT_FALSE(is_present("/dev/null/file"));
+  const std::string name(300, 'n');
+  try {
+    (void)is_present(name);
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(name + ": cannot look at it: File name too long"),
+              std::string::npos)
+        << error.what();
+  }
 }
 
 }  // namespace

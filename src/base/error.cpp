@@ -3,11 +3,13 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/printable.h"
+
 namespace leeway {
 
 void check_failed(const char* condition, const char* file, int line, const std::string& message) {
   std::fprintf(stderr, "leeway: a bug of ours: %s:%d: %s does not hold: %s\n", file, line,
-               condition, message.c_str());
+               condition, printable(message).c_str());
   std::fflush(stderr);
   std::abort();
 }

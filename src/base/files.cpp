@@ -34,17 +34,39 @@ class Descriptor {
 
 }  // namespace
 
-std::string read_file(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) fail(path, "open");
+bool is_present(const std::string& path) {
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail(path, "read");
-  if (S_ISDIR(status.st_mode)) {
-    errno = EISDIR;
-    fail(path, "read");
+  if (::stat(path.c_str(), &status) == 0) return true;
+  if (errno != ENOENT && errno != ENOTDIR) fail(path, "look at it");
+  return false;
+}
+
+int open_regular_file(const std::string& path, uint64_t* size) {
+  // Without O_NONBLOCK a pipe would wait for its writer.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  // A socket cannot be opened at all.
+  if (fd < 0 && errno == ENXIO) throw Error(fmt::format("{}: is not a file", path));
+  if (fd < 0) fail(path, "open");
+  struct stat status {};
+  const int unknown = ::fstat(fd, &status) != 0 ? errno : 0;
+  if (unknown == 0 && S_ISREG(status.st_mode)) {
+    *size = static_cast<uint64_t>(status.st_size);
+    return fd;
   }
+  ::close(fd);
+  errno = unknown != 0 ? unknown : EISDIR;
+  if (unknown != 0 || S_ISDIR(status.st_mode)) fail(path, "read");
+  throw Error(fmt::format("{}: is not a file", path));
+}
+
+std::string read_file(const std::string& path) {
+  uint64_t size = 0;
+  const bool standard_input = path == "/dev/stdin" || path == "/dev/fd/0";
+  const Descriptor file(standard_input ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC)
+                                       : open_regular_file(path, &size));
+  if (file.get() < 0) fail(path, "open");
   std::string content;
-  if (status.st_size > 0) content.reserve(static_cast<size_t>(status.st_size) + 1);
+  content.reserve(static_cast<size_t>(size) + 1);
   char buffer[1 << 16];
   for (;;) {
     const ssize_t got = ::read(file.get(), buffer, sizeof buffer);
@@ -55,29 +77,10 @@ std::string read_file(const std::string& path) {
   }
 }
 
-void write_file_atomically(const std::string& path, std::string_view content) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
-  try {
-    const Descriptor file(
-        ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-    if (file.get() < 0) fail(path, "create");
-    while (!content.empty()) {
-      const ssize_t put = ::write(file.get(), content.data(), content.size());
-      if (put < 0 && errno == EINTR) continue;
-      if (put < 0) fail(path, "write");
-      content.remove_prefix(static_cast<size_t>(put));
-    }
-    if (::fsync(file.get()) != 0) fail(path, "write");
-    if (::rename(temporary.c_str(), path.c_str()) != 0) fail(path, "write");
-    // The new name, too, must survive a power cut.
-    const size_t slash = path.rfind('/');
-    const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-    const Descriptor parent(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (parent.get() >= 0) ::fsync(parent.get());
-  } catch (const Error&) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
+FileSum write_file_atomically(const std::string& path, std::string_view content) {
+  FileWriter file(path);
+  file.write(content.data(), content.size());
+  return file.commit();
 }
 
 }  // namespace leeway

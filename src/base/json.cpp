@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/utf8.h"
 #include "leeway/error.h"
 
 namespace leeway {
@@ -168,6 +169,7 @@ JsonWriter& JsonWriter::value(float number) {
   return *this;
 }
 JsonWriter& JsonWriter::value(std::string_view text) {
+  if (!raw_text_ && valid_utf8_prefix(text) < text.size()) return value(with_replacements(text));
   separate();
   text_ += '"';
   for (const char c : text) {

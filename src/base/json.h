@@ -31,9 +31,14 @@ std::optional<std::string> with_plain_zeros(std::string_view text);
 // What RapidJSON says of a parse error, in words.
 std::string json_error_text(int code);
 
-// Builds one JSON text. Numbers are written shortest; NaN and infinities become null.
+// Builds one JSON text, valid UTF-8 whatever it is given: U+FFFD stands for bytes that are not.
+// Numbers are written shortest; NaN and infinities become null.
 class JsonWriter {
  public:
+  // `raw`: bytes stay as they are, for files that only this program reads.
+  enum class Text { utf8, raw };
+  explicit JsonWriter(Text text = Text::utf8) : raw_text_(text == Text::raw) {}
+
   JsonWriter& begin_object();
   JsonWriter& end_object();
   JsonWriter& begin_array();
@@ -50,6 +55,7 @@ class JsonWriter {
  private:
   void separate();
   std::string text_;
+  bool raw_text_;
   bool needs_comma_ = false;
 };
 

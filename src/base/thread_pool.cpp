@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/aligned.h"
+#include "base/start_thread.h"
 #include "leeway/error.h"
 
 #if defined(__x86_64__)
@@ -153,6 +154,15 @@ struct ThreadPool::State {
     }
   }
 
+  void stop() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    wake.notify_all();
+    for (std::thread& worker : workers) worker.join();
+  }
+
   void worker(int thread) {
     for (;;) {
       const uint32_t seen = loop_of(ticket.load(std::memory_order_acquire));
@@ -187,17 +197,17 @@ ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   if (threads <= 0) threads = cores;
   state_->watching = threads <= cores;
-  for (int k = 1; k < threads; ++k) state_->workers.emplace_back([this, k] { state_->worker(k); });
+  try {
+    for (int k = 1; k < threads; ++k) {
+      state_->workers.push_back(start_thread([state = state_.get(), k] { state->worker(k); }));
+    }
+  } catch (...) {
+    state_->stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stopping = true;
-  }
-  state_->wake.notify_all();
-  for (std::thread& worker : state_->workers) worker.join();
-}
+ThreadPool::~ThreadPool() { state_->stop(); }
 
 int ThreadPool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 

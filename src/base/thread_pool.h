@@ -53,7 +53,7 @@ class Team {
 
 class ThreadPool {
  public:
-  // `threads` counts the caller; 1 runs everything in place, 0 means one per core.
+  // `threads` counts the caller; 1 runs everything in place, 0 means one per core. May throw Error.
   explicit ThreadPool(int threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

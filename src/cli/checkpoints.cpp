@@ -8,7 +8,6 @@
 #include <charconv>
 #include <filesystem>
 
-#include "base/crc32c.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "leeway/error.h"
@@ -31,13 +30,12 @@ void sync_path(const std::string& path) {
   ::close(file);
 }
 
-std::string manifest_of(Phase phase, int64_t step, const std::string& folder,
+std::string manifest_of(Phase phase, int64_t step, const std::string& folder, FileSums sums,
                         const std::optional<RunIdentity>& identity) {
-  std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder)) {
-    names.push_back(entry.path().filename().string());
+    const std::string name = entry.path().filename().string();
+    if (!sums.contains(name)) sums[name] = sum_of_file(entry.path().string());
   }
-  std::sort(names.begin(), names.end());
   JsonWriter json;
   json.begin_object().key("format").value(1.0).key("step").value(static_cast<double>(step));
   json.key("phase").value(name_of(phase));
@@ -46,14 +44,9 @@ std::string manifest_of(Phase phase, int64_t step, const std::string& folder,
     json.key("config_hash").value(static_cast<double>(identity->config_hashes.back()));
     json.key("data_hash").value(static_cast<double>(identity->data_hash()));
   }
-  json.key("files").begin_object();
-  for (const std::string& name : names) {
-    const std::string content = read_file(folder + "/" + name);
-    json.key(name).begin_object();
-    json.key("bytes").value(static_cast<double>(content.size()));
-    json.key("crc32c").value(static_cast<double>(crc32c(content))).end_object();
-  }
-  return json.end_object().end_object().text() + "\n";
+  json.key("files");
+  write_sums(json, sums);
+  return json.end_object().text() + "\n";
 }
 
 // Throws Error for a checkpoint that is not of this run. Older ones do not say whose they are.
@@ -81,14 +74,14 @@ void verify_identity(const std::string& name, const rapidjson::Value& manifest,
 void verify(const Checkpoint& checkpoint, const std::optional<RunIdentity>& identity) {
   const std::string name = checkpoint.folder + "/" + kManifest;
   const auto manifest = parse_json(name, read_file(name));
-  const auto number = [&](const rapidjson::Value& object, const char* key) {
-    if (!object.IsObject() || !object.HasMember(key) || !object[key].IsNumber()) {
+  const auto number = [&](const char* key) {
+    if (!manifest.IsObject() || !manifest.HasMember(key) || !manifest[key].IsNumber()) {
       throw Error(fmt::format("{}: \"{}\" is missing", name, key));
     }
-    return object[key].GetDouble();
+    return manifest[key].GetDouble();
   };
-  if (number(manifest, "format") != 1.0) throw Error(name + ": is of another format");
-  if (number(manifest, "step") != static_cast<double>(checkpoint.step)) {
+  if (number("format") != 1.0) throw Error(name + ": is of another format");
+  if (number("step") != static_cast<double>(checkpoint.step)) {
     throw Error(name + ": is of another step");
   }
   // Older ones are all of RL.
@@ -96,27 +89,28 @@ void verify(const Checkpoint& checkpoint, const std::optional<RunIdentity>& iden
   if ((says ? manifest["phase"].GetString() : "rl") != std::string(name_of(checkpoint.phase))) {
     throw Error(name + ": is of another phase");
   }
-  if (!manifest.HasMember("files") || !manifest["files"].IsObject()) {
-    throw Error(name + ": lists no files");
-  }
+  if (!manifest.HasMember("files")) throw Error(name + ": lists no files");
   if (identity) verify_identity(name, manifest, *identity);
-  for (const auto& file : manifest["files"].GetObject()) {
-    const std::string path = checkpoint.folder + "/" + file.name.GetString();
-    const std::string content = read_file(path);
-    if (static_cast<double>(content.size()) != number(file.value, "bytes")) {
-      throw Error(fmt::format("{}: has {} bytes, the manifest says {}", path, content.size(),
-                              number(file.value, "bytes")));
-    }
-    if (static_cast<double>(crc32c(content)) != number(file.value, "crc32c")) {
-      throw Error(path + ": is damaged: its checksum is not the manifest's");
-    }
-  }
+  check_sums(checkpoint.folder, read_sums(name, manifest["files"]));
 }
 
 }  // namespace
 
 std::string Checkpoint::name() const {
   return fmt::format("{} {}", phase == Phase::sft ? "supervised step" : "step", step);
+}
+
+void adopt_identity(const Checkpoint& checkpoint, RunIdentity& identity) {
+  const std::string name = checkpoint.folder + "/" + kManifest;
+  const auto manifest = parse_json(name, read_file(name));
+  if (!manifest.IsObject() || !manifest.HasMember("run_id") || !manifest["run_id"].IsString() ||
+      !manifest.HasMember("config_hash") || !manifest["config_hash"].IsNumber()) {
+    return;
+  }
+  const double hash = manifest["config_hash"].GetDouble();
+  if (!(hash >= 0.0 && hash <= 0xffffffffu)) return;
+  identity.run_id = manifest["run_id"].GetString();
+  identity.config_hashes.insert(identity.config_hashes.begin(), static_cast<uint32_t>(hash));
 }
 
 CheckpointStore::CheckpointStore(const std::string& run_folder, const CheckpointTable& table,
@@ -128,16 +122,16 @@ bool CheckpointStore::wanted(int64_t step) const {
 }
 
 void CheckpointStore::save(Phase phase, int64_t step,
-                           const std::function<void(const std::string& folder)>& fill) const {
+                           const std::function<FileSums(const std::string& folder)>& fill) const {
   const std::string name =
       fmt::format("{}/{}{}", folder_, kPrefixes[static_cast<size_t>(phase)], step);
   const std::string temporary = fmt::format("{}/{}{}", folder_, kWriting, ::getpid());
   remove_half_written();
   try {
     fs::create_directories(temporary);
-    fill(temporary);
+    const FileSums sums = fill(temporary);
     write_file_atomically(temporary + "/" + kManifest,
-                          manifest_of(phase, step, temporary, identity_));
+                          manifest_of(phase, step, temporary, sums, identity_));
     sync_path(temporary);
     // The same step of an earlier life of the run. A resume has moved away what came later.
     if (!is_link()) fs::remove_all(name);
@@ -205,11 +199,13 @@ void CheckpointStore::remove_others(const Checkpoint& newest) const {
   }
 }
 
-std::optional<Checkpoint> CheckpointStore::newest(std::vector<std::string>& notes) const {
+std::optional<Checkpoint> CheckpointStore::newest(
+    std::vector<std::string>& notes, const std::function<void(const Checkpoint&)>& check) const {
   std::vector<Checkpoint> found = all();
   for (auto checkpoint = found.rbegin(); checkpoint != found.rend(); ++checkpoint) {
     try {
       verify(*checkpoint, identity_);
+      if (check) check(*checkpoint);
       return *checkpoint;
     } catch (const Error& error) {
       notes.push_back(

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/checked_files.h"
 #include "cli/run_identity.h"
 #include "config/run_config.h"
 
@@ -34,24 +35,32 @@ struct Checkpoint {
   std::string name() const;  // "step 12", "supervised step 3"
 };
 
+// Takes over the id and the configuration that a checkpoint was written with, where it says them:
+// for a folder whose identity.json is gone.
+void adopt_identity(const Checkpoint& checkpoint, RunIdentity& identity);
+
 class CheckpointStore {
  public:
   // Without an identity, that of a folder of before there were any, checkpoints are not compared
   // with one and carry none.
   CheckpointStore(const std::string& run_folder, const CheckpointTable& table,
-                  std::optional<RunIdentity> identity);
+                  std::optional<RunIdentity> identity = {});
 
   bool wanted(int64_t step) const;
-  // `fill` writes the files into the folder it is given. After the new checkpoint is there, older
-  // ones are removed as [checkpoint] says; `keep_every` counts the steps of the phase under way.
-  // What a killed process left half written goes, too: one process writes a run. Nothing is removed
-  // behind a `checkpoints` that is a symbolic link. Throws Error (a full disk); nothing is lost
-  // then.
+  // `fill` writes the files into the folder it is given and returns the sums of what it wrote;
+  // files that it leaves out are read once more. After the new checkpoint is there, older ones are
+  // removed as [checkpoint] says; `keep_every` counts the steps of the phase under way. What a
+  // killed process left half written goes, too: one process writes a run. Nothing is removed behind
+  // a `checkpoints` that is a symbolic link. Throws Error (a full disk); nothing is lost then.
   void save(Phase phase, int64_t step,
-            const std::function<void(const std::string& folder)>& fill) const;
+            const std::function<FileSums(const std::string& folder)>& fill) const;
 
-  // The newest checkpoint that is whole and of this run; `notes` says what was passed over and why.
-  std::optional<Checkpoint> newest(std::vector<std::string>& notes) const;
+  // Whether there is one, whole or not.
+  bool any() const { return !all().empty(); }
+  // The newest checkpoint that is whole, of this run, and that `check` finds no fault with; `notes`
+  // says what was passed over and why. `check` throws Error.
+  std::optional<Checkpoint> newest(std::vector<std::string>& notes,
+                                   const std::function<void(const Checkpoint&)>& check = {}) const;
   std::vector<Checkpoint> all() const;  // oldest first, whole or not
 
  private:

@@ -26,19 +26,6 @@ inline void reclaim_positional(std::vector<std::string>& sets, std::string& posi
   }
 }
 
-// What commands that take a configuration share.
-struct ConfigOptions {
-  std::string file;
-  std::vector<std::string> sets;
-};
-inline void add_config_options(CLI::App& command, ConfigOptions& options) {
-  command.add_option("config", options.file, "A TOML file (docs/configuration.md)");
-  command
-      .add_option("--set", options.sets,
-                  "table.key=value, over the file; may be repeated, the last of a key counts")
-      ->type_name("KEY=VALUE");
-}
-
 void add_loss_list(CLI::App& loss, Program& program);
 void add_loss_explain(CLI::App& loss, Program& program);
 void add_loss_eval(CLI::App& loss, Program& program);

@@ -1,10 +1,9 @@
-#include "base/files.h"
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/config_options.h"
 #include "cli/configured_renderer.h"
 #include "cli/output.h"
 #include "cli/quick_start.h"
-#include "config/config.h"
 #include "leeway/error.h"
 
 namespace leeway {
@@ -12,30 +11,25 @@ namespace leeway {
 void add_config(CLI::App& app, Program& program) {
   auto* command = app.add_subcommand(
       "config", "The effective configuration: every default, and where each value came from");
-  struct Options {
-    std::string file;
-    std::vector<std::string> sets;
+  struct Options : ConfigOptions {
     bool json = false, example = false, reference = false;
   };
   auto options = std::make_shared<Options>();
-  command->add_option("config", options->file, "A TOML file");
-  command
-      ->add_option("--set", options->sets,
-                   "trainer.max_steps=50; may be repeated, the last of a key counts")
-      ->type_name("KEY=VALUE");
+  add_config_options(*command, *options);
   command->add_flag("--json", options->json, "Print JSON");
   command->add_flag("--example", options->example,
                     "Print the configuration of the quick start instead");
   command->add_flag("--reference", options->reference,
                     "Print the reference page docs/configuration.md instead");
   command->callback([&program, options] {
+    const bool overridden = !options->sets.empty() || !options->unsets.empty();
     if (options->reference) {
-      if (!options->file.empty() || !options->sets.empty() || options->json || options->example) {
+      if (!options->file.empty() || overridden || options->json || options->example) {
         throw Error("config: --reference stands alone");
       }
       return print(configuration_markdown(program.catalog));
     }
-    if (!options->example) reclaim_positional(options->sets, options->file);
+    if (!options->example) reclaim_file(*options);
     if (options->file.empty() && !options->example) {
       throw Error("config: name a TOML file, or ask for --example or --reference");
     }
@@ -43,13 +37,10 @@ void add_config(CLI::App& app, Program& program) {
       throw Error("config: --example takes no file");
     }
     // As it is written, with its comments, unless something is asked of it.
-    if (options->example && options->sets.empty() && !options->json) {
+    if (options->example && !overridden && !options->json) {
       return print(quick_start_config());
     }
-    const Config config = parse_config(
-        program.catalog, options->example ? kQuickStartName : options->file,
-        options->example ? std::string(quick_start_config()) : read_file(options->file),
-        options->sets, ConfigScope::whole);
+    const Config config = load_config(program.catalog, *options);
     if (!config.renderer.name.empty()) make_configured_renderer(config.renderer, nullptr);
     if (!options->json) return print(config_toml(config));
     JsonWriter json;

@@ -2,9 +2,11 @@
 
 #include <cmath>
 
-#include "base/files.h"
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/config_options.h"
+#include "cli/durations.h"
+#include "cli/environment_check.h"
 #include "cli/output.h"
 #include "cli/policy_evaluation.h"
 #include "leeway/error.h"
@@ -34,22 +36,28 @@ std::string table_of(const EvaluationResult& result, const std::vector<std::stri
   };
   if (ids.size() > 1) add("all");
   for (const std::string& id : ids) add(id);
-  return format_table({"environment", "metric", "mean", "95 % interval"}, rows);
+  return format_table({"environment", "metric", "mean", "95 % interval"}, rows) +
+         "\npass@k  chance that at least one of k answers to a prompt is right: its first reward "
+         "is 1 or more\n";
 }
 
 void run(Program& program, Options options) {
-  reclaim_positional(options.sets, options.file);
+  reclaim_file(options);
   if (options.file.empty()) throw Error("eval: name a TOML file with an [[environment]]");
-  Config config = parse_config(program.catalog, options.file, read_file(options.file), options.sets,
-                               ConfigScope::whole);
-  const RunSetup setup(std::move(config));
+  const RunSetup setup(load_config(program.catalog, options));
   const Parameters weights = options.model.empty() ? setup.weights : load_parameters(options.model);
   if (weights.config().vocab_size != setup.weights.config().vocab_size) {
     throw Error(fmt::format("--weights {}: has a vocabulary of {}, the configuration's model {}",
                             options.model, weights.config().vocab_size,
                             setup.weights.config().vocab_size));
   }
+  check_environments(*setup.environments);
   const EvaluationResult result = evaluate_policy(setup, weights, setup.config.run.eval, 0, false);
+  if (result.failed > 0) say("leeway: " + failures_text(result));
+  if (result.nothing_completed()) {
+    program.exit_code = 3;
+    return;
+  }
   if (options.json) {
     JsonWriter json;
     json.begin_object();
@@ -57,7 +65,7 @@ void run(Program& program, Options options) {
     return print(json.end_object().text() + "\n");
   }
   print(table_of(result, setup.environment_ids));
-  say(fmt::format("{} tokens in {:.2f} s, {:.0f} tokens/s", result.tokens, result.seconds,
+  say(fmt::format("{} tokens in {}, {:.0f} tokens/s", result.tokens, duration_text(result.seconds),
                   static_cast<double>(result.tokens) / std::max(result.seconds, 1e-9)));
 }
 

@@ -12,16 +12,12 @@
 #include "cli/run_identity.h"
 #include "config/given.h"
 #include "leeway/error.h"
+#include "trainer/state_files.h"
 
 namespace leeway {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool is_there(const std::string& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
-}
 
 // The newest folder of RUN/weights that is whole: config.json is written last.
 std::optional<Checkpoint> newest_weights(const std::string& run, Phase phase) {
@@ -34,7 +30,7 @@ std::optional<Checkpoint> newest_weights(const std::string& run, Phase phase) {
     if (!name.starts_with("step_")) continue;
     const auto parsed = std::from_chars(name.data() + 5, end, step);
     if (parsed.ec != std::errc() || parsed.ptr != end || step < 0) continue;
-    if (!is_there(entry.path().string() + "/config.json")) continue;
+    if (!is_present(entry.path().string() + "/config.json")) continue;
     if (!newest || newest->step < step) newest = {phase, step, entry.path().string()};
   }
   return newest;
@@ -43,7 +39,7 @@ std::optional<Checkpoint> newest_weights(const std::string& run, Phase phase) {
 // What [model] of the new run says of its tokenizer; empty: the folder of weights knows.
 std::string tokenizer_of(const RunOrigin& origin, const Config& saved) {
   const std::optional<PolicyCard> card = read_policy_card(origin.weights);
-  if ((card && card->byte) || is_there(origin.weights + "/tokenizer.json")) return "";
+  if ((card && card->byte) || is_present(origin.weights + "/tokenizer.json")) return "";
   const ModelTable& model = saved.run.model;
   if (!model.tokenizer.empty()) return model.tokenizer;
   return model.path.empty() ? "byte" : model.path + "/tokenizer.json";
@@ -52,14 +48,17 @@ std::string tokenizer_of(const RunOrigin& origin, const Config& saved) {
 }  // namespace
 
 RunOrigin origin_of(const std::string& run, bool keep_optimizer) {
-  if (!is_there(run + "/config.toml")) {
+  if (!is_present(run + "/config.toml")) {
     throw Error(
         fmt::format("--from {}: there is no {}/config.toml; name the folder of a run", run, run));
   }
   const auto identity = read_identity(run);
   const Phase phase = identity && identity->job == "sft" ? Phase::sft : Phase::rl;
   std::vector<std::string> notes;
-  const auto checkpoint = CheckpointStore(run, {}, identity).newest(notes);
+  const auto checkpoint =
+      CheckpointStore(run, {}, identity).newest(notes, [](const Checkpoint& each) {
+        load_state(each.folder);  // numbers that are not finite
+      });
   std::string why;
   for (const std::string& note : notes) why += "\n  " + note;
   if (keep_optimizer && !checkpoint) {
@@ -85,12 +84,15 @@ RunOrigin origin_of(const std::string& run, bool keep_optimizer) {
 }
 
 Config config_from(const Catalog& catalog, const RunOrigin& origin, const std::string& file,
-                   const std::vector<std::string>& sets, std::vector<std::string>& notes) {
+                   const std::vector<std::string>& sets, const std::vector<std::string>& unsets,
+                   std::vector<std::string>& notes) {
   const std::string saved_name = origin.run + "/config.toml";
   const Config saved =
       parse_config(catalog, saved_name, read_file(saved_name), {}, ConfigScope::whole);
   const std::string name = file.empty() ? saved_name : file;
-  const Config wanted = parse_config(catalog, name, read_file(name), sets, ConfigScope::whole);
+  const Config wanted =
+      parse_config(catalog, name, read_file(name), sets, ConfigScope::whole, unsets);
+  for (const std::string& note : wanted.notes) notes.push_back("note: " + note);
   notes.push_back(fmt::format("starts from {} of {}: {}{}", origin.step, origin.run, origin.weights,
                               origin.optimizer.empty() ? "" : ", with the optimizer's moments"));
   if (wanted.run.sft.enabled) {
@@ -109,6 +111,10 @@ Config config_from(const Catalog& catalog, const RunOrigin& origin, const std::s
   std::map<std::string, std::string> origins;
   for (const EffectiveValue& value : wanted.effective) {
     if (value.key.starts_with("sft.")) continue;
+    if (value.key == "trainer.learning_rate" && value.origin.ends_with(", auto")) {
+      origins[value.key] = value.origin;  // decided anew, by the origin's model
+      continue;
+    }
     if (!value.key.starts_with("model.")) {
       config.effective.push_back(value);
       origins[value.key] = value.origin;

@@ -25,9 +25,10 @@ struct RunOrigin {
 RunOrigin origin_of(const std::string& run, bool keep_optimizer);
 
 // The configuration of the new run: that of `file`, or of the origin where none is named, with
-// `sets` over it; its model is the origin's weights, and it has no [sft]. `notes` says what of the
-// file is left out.
+// `sets` over it and without `unsets`; its model is the origin's weights, and it has no [sft].
+// `notes` says what of the file is left out.
 Config config_from(const Catalog& catalog, const RunOrigin& origin, const std::string& file,
-                   const std::vector<std::string>& sets, std::vector<std::string>& notes);
+                   const std::vector<std::string>& sets, const std::vector<std::string>& unsets,
+                   std::vector<std::string>& notes);
 
 }  // namespace leeway

@@ -6,7 +6,9 @@
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
+#include "cli/durations.h"
 #include "cli/output.h"
+#include "cli/seed_option.h"
 #include "cli/token_lists.h"
 #include "engine/engine.h"
 #include "leeway/error.h"
@@ -105,7 +107,7 @@ void run(const Options& options) {
   write_completions(completions);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  say(fmt::format("{} tokens in {:.2f} s, {:.0f} tokens/s", sampled, seconds,
+  say(fmt::format("{} tokens in {}, {:.0f} tokens/s", sampled, duration_text(seconds),
                   static_cast<double>(sampled) / std::max(seconds, 1e-9)));
 }
 
@@ -132,6 +134,7 @@ void add_generate(CLI::App& app, Program&) {
   command->add_option("--top-p", options->sampling.top_p, "1: off")->capture_default_str();
   command->add_option("--min-p", options->sampling.min_p, "0: off")->capture_default_str();
   command->add_option("--seed", options->seed, "Prompt i uses seed + i: same seed, same tokens")
+      ->check(not_negative())
       ->capture_default_str();
   command->add_option("--samples", options->samples, "Completions of each prompt")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))

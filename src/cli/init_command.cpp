@@ -5,6 +5,7 @@
 #include "base/files.h"
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/seed_option.h"
 #include "leeway/error.h"
 #include "model/parameters.h"
 
@@ -17,15 +18,21 @@ struct Options {
   int64_t shard_bytes = int64_t{5} << 30;
 };
 
+void refuse_what_exists(const std::string& output) {
+  if (!is_present(output)) return;
+  std::error_code failure;
+  const bool empty =
+      std::filesystem::is_directory(output, failure) && std::filesystem::is_empty(output, failure);
+  if (failure) throw Error(fmt::format("--output {}: {}", output, failure.message()));
+  if (empty) return;
+  throw Error(
+      fmt::format("--output {}: exists and is not an empty folder; nothing is overwritten, name "
+                  "another",
+                  output));
+}
+
 void run(const Options& options) {
-  const std::filesystem::path folder = options.output;
-  if (std::filesystem::exists(folder) &&
-      !(std::filesystem::is_directory(folder) && std::filesystem::is_empty(folder))) {
-    throw Error(
-        fmt::format("--output {}: exists and is not an empty folder; nothing is "
-                    "overwritten, name another",
-                    options.output));
-  }
+  refuse_what_exists(options.output);
   const ModelConfig config = parse_model_config(options.config, read_file(options.config));
   Parameters parameters(config);
   initialise(parameters, options.seed);
@@ -44,7 +51,9 @@ void add_init(CLI::App& app, Program&) {
   command->add_option("--config", options->config, "A config.json (Qwen3, Qwen2, Llama)")
       ->required();
   command->add_option("--output", options->output, "Folder to make")->required();
-  command->add_option("--seed", options->seed, "Of the weights")->capture_default_str();
+  command->add_option("--seed", options->seed, "Of the weights")
+      ->check(not_negative())
+      ->capture_default_str();
   command->add_option("--shard-bytes", options->shard_bytes, "Most bytes of one weight file")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 50))
       ->capture_default_str();

@@ -13,7 +13,8 @@ namespace {
 // A signal handler sees nothing but statics.
 volatile std::sig_atomic_t asked_to_stop = 0;  // the signal that did
 timespec first_signal;
-struct sigaction previous_int, previous_term;
+volatile std::sig_atomic_t hung_up = 0;
+struct sigaction previous_int, previous_term, previous_hup;
 
 // Wrappers pass on a signal that the terminal has sent already: two of a kind within this time are
 // one.
@@ -24,6 +25,10 @@ int64_t since_first_signal() {
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (now.tv_sec - first_signal.tv_sec) * 1'000'000'000 + now.tv_nsec - first_signal.tv_nsec;
 }
+
+// Shells, terminals and login managers send this in any number, before or after SIGTERM: it never
+// counts as a second wish.
+void on_hangup(int) { hung_up = 1; }
 
 void on_signal(int signal) {
   if (asked_to_stop != 0) {
@@ -41,17 +46,23 @@ void on_signal(int signal) {
 
 Interrupt::Interrupt() {
   asked_to_stop = 0;
+  hung_up = 0;
   struct sigaction action = {};
   action.sa_handler = on_signal;
   sigaction(SIGINT, &action, &previous_int);
   sigaction(SIGTERM, &action, &previous_term);
+  sigaction(SIGHUP, nullptr, &previous_hup);
+  action.sa_handler = on_hangup;
+  // Under nohup the run goes on.
+  if (previous_hup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 
 Interrupt::~Interrupt() {
   sigaction(SIGINT, &previous_int, nullptr);
   sigaction(SIGTERM, &previous_term, nullptr);
+  sigaction(SIGHUP, &previous_hup, nullptr);
 }
 
-bool Interrupt::asked() const { return asked_to_stop != 0; }
+bool Interrupt::asked() const { return asked_to_stop != 0 || hung_up != 0; }
 
 }  // namespace leeway

@@ -1,12 +1,13 @@
 // Ctrl-C during a run: once, the step in progress is finished and everything saved; twice, the
 // program ends at once. Two of a kind within a fifth of a second are one: wrappers pass
-// on what the terminal sends to all.
+// on what the terminal sends to all. A terminal that goes away (SIGHUP) asks once, however often it
+// is sent, and not at all where it was ignored before, as nohup does.
 #pragma once
 
 namespace leeway {
 
-// Handles SIGINT and SIGTERM while it lives; the handlers of before come back after it. One at a
-// time.
+// Handles SIGINT, SIGTERM and SIGHUP while it lives; the handlers of before come back after it. One
+// at a time.
 class Interrupt {
  public:
   Interrupt();

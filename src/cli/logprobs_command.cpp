@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
+#include "cli/durations.h"
 #include "cli/output.h"
 #include "cli/token_lists.h"
 #include "core/cpu/policy_head.h"
@@ -113,7 +114,7 @@ void run(const Options& options) {
   print(json.text() + "\n");
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  say(fmt::format("{} tokens in {:.2f} s, {:.0f} tokens/s", total, seconds,
+  say(fmt::format("{} tokens in {}, {:.0f} tokens/s", total, duration_text(seconds),
                   static_cast<double>(total) / std::max(seconds, 1e-9)));
 }
 

@@ -5,10 +5,10 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "cli/batch_files.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "config/config.h"
-#include "core/batch_json.h"
 #include "core/compare.h"
 #include "core/example_batch.h"
 #include "leeway/error.h"
@@ -63,14 +63,21 @@ std::string number(double value, int digits) {
   return std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits);
 }
 
-std::string compare_json(const std::string& batch_name, const Comparison& c) {
+std::string compare_json(const std::string& batch_name, const BatchFile& file,
+                         const Comparison& c) {
   JsonWriter json;
   auto list = [&](const char* key, const std::vector<double>& values) {
     json.key(key).begin_array();
     for (double value : values) json.value(value);
     json.end_array();
   };
+  auto count = [&](const char* key, const std::optional<size_t>& value) {
+    json.key(key);
+    value ? json.value(static_cast<double>(*value)) : json.null();
+  };
   json.begin_object().key("batch").value(batch_name);
+  count("rollouts", file.rollouts);
+  count("batch_rollouts", file.batch_rollouts);
   json.key("tokens").value(c.tokens).key("sequences").value(c.sequences);
   json.key("positive_share").value(c.positive_share);
   json.key("negative_share").value(c.negative_share);
@@ -124,10 +131,12 @@ std::string compare_json(const std::string& batch_name, const Comparison& c) {
   return json.text() + "\n";
 }
 
-std::string compare_text(const std::string& batch_name, const Comparison& c) {
+std::string compare_text(const std::string& batch_name, const BatchFile& file,
+                         const Comparison& c) {
   std::string out = fmt::format(
-      "{}: {:.0f} trained tokens in {:.0f} sequences, {} with advantage > 0, {} < 0\n", batch_name,
-      c.tokens, c.sequences, percent(c.positive_share), percent(c.negative_share));
+      "{}{}{}: {:.0f} trained tokens in {:.0f} sequences, {} with advantage > 0, {} < 0\n",
+      batch_name, file.rollouts ? ", " : "", file.part_of_batch(), c.tokens, c.sequences,
+      percent(c.positive_share), percent(c.negative_share));
   std::string mismatch;
   for (const auto& [name, value] : c.mismatch) {
     if (name == "mismatch_kl" || name == "ratio_p99" || name == "ratio_max" ||
@@ -185,14 +194,23 @@ void add_loss_compare(CLI::App& loss, Program& program) {
   auto* command =
       loss.add_subcommand("compare", "What each correction does to your batch, side by side");
   struct Options {
-    std::string batch, html;
+    std::string batch, html, run;
+    std::optional<int64_t> step;
     std::optional<std::string> target;
     std::vector<std::string> presets;
     bool json = false;
   };
   auto options = std::make_shared<Options>();
-  command->add_option("--batch", options->batch,
-                      "A batch as JSON (docs/formats.md); without it, a built-in example");
+  auto* batch_option =
+      command->add_option("--batch", options->batch,
+                          "A batch as JSON (docs/formats.md), or a run's rollouts/step_N.jsonl; "
+                          "without it, a built-in example");
+  auto* run_option =
+      command
+          ->add_option("--run", options->run,
+                       "A run's folder: its batch of --step, or the rollouts kept of it")
+          ->excludes(batch_option);
+  command->add_option("--step", options->step, "The step of --run")->needs(run_option);
   command
       ->add_option("--preset", options->presets,
                    "A preset, with settings if need be: grpo:anchor=rollout,eps_high=0.28; may be "
@@ -206,37 +224,45 @@ void add_loss_compare(CLI::App& loss, Program& program) {
     std::optional<double> target;
     if (options->target) target = parse_share(*options->target);
     std::string name = options->batch;
-    Batch batch;
+    if (!options->run.empty()) name = batch_file_of_run(options->run, options->step);
+    BatchFile file;
     if (name.empty()) {
       name = "built-in example";
-      batch = example_batch(256, 160, 1);
+      file.batch = example_batch(256, 160, 1);
       say("No --batch given: comparing on a built-in example of stale, noisy rollouts.");
     } else {
-      LoadedBatch loaded = parse_batch(name, read_file(name));
-      for (const std::string& warning : loaded.warnings) warn(name + ": " + warning);
-      batch = std::move(loaded.batch);
+      file = read_batch_file(name);
+      for (const std::string& warning : file.warnings) warn(name + ": " + warning);
     }
     std::vector<PresetRequest> requests;
     for (const std::string& preset : options->presets) requests.push_back(parse_request(preset));
-    if (requests.empty()) requests = default_requests(program.catalog, batch);
+    if (requests.empty()) requests = default_requests(program.catalog, file.batch);
     // A misspelt preset must not wait for the ones before it.
-    for (const PresetRequest& r : requests) program.catalog.make_spec(r.preset, r.settings);
+    for (const PresetRequest& r : requests) {
+      const LossSpec spec = program.catalog.make_spec(r.preset, r.settings);
+      for (const std::string& warning : spec.warnings) warn(r.preset + ": " + warning);
+    }
 
     Comparison comparison;
     try {
       Progress progress("comparing", "presets");
       comparison =
-          compare_presets(program.catalog, batch, requests, target,
+          compare_presets(program.catalog, file.batch, requests, target,
                           [&](size_t done, size_t total) { progress.update(done, total); });
     } catch (const Error& error) {
       throw Error(fmt::format("{}: {}", name, error.what()));
     }
-    const std::string json = compare_json(name, comparison);
+    for (size_t k = 0; k < requests.size(); ++k) {
+      const LossSpec spec = program.catalog.make_spec(requests[k].preset, requests[k].settings);
+      const std::string reason = missing_stream(file, spec);
+      if (!reason.empty()) comparison.presets[k].unavailable = reason;
+    }
+    const std::string json = compare_json(name, file, comparison);
     if (!options->html.empty()) {
       write_file_atomically(options->html, compare_page(json));
       say(fmt::format("Wrote {}", options->html));
     }
-    print(options->json ? json : compare_text(name, comparison));
+    print(options->json ? json : compare_text(name, file, comparison));
   });
 }
 

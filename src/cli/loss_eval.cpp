@@ -2,10 +2,10 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "cli/batch_files.h"
 #include "cli/commands.h"
+#include "cli/config_options.h"
 #include "cli/output.h"
-#include "config/config.h"
-#include "core/batch_json.h"
 #include "core/foreign/foreign.h"
 #include "leeway/error.h"
 #include "leeway/metrics.h"
@@ -42,35 +42,41 @@ void add_loss_eval(CLI::App& loss, Program& program) {
   auto* command = loss.add_subcommand(
       "eval", "Loss, gradient and metrics of a preset on a batch, in double precision, as JSON");
   struct Options {
-    std::string preset, config, batch;
-    std::vector<std::string> sets;
+    std::string preset, batch;
+    ConfigOptions config;
   };
   auto options = std::make_shared<Options>();
   auto* preset =
       command->add_option("--preset", options->preset, "A preset; see `leeway loss list`");
-  command->add_option("--config", options->config, "A TOML file; its [trainer.loss] table is used")
-      ->excludes(preset);
-  command->add_option("--batch", options->batch, "A batch as JSON; see docs/formats.md")
-      ->required();
+  auto* config = command
+                     ->add_option("--config", options->config.file,
+                                  "A TOML file; its [trainer.loss] table is used")
+                     ->excludes(preset);
   command
-      ->add_option("--set", options->sets, "key=value; may be repeated, the last of a key counts")
-      ->type_name("KEY=VALUE");
+      ->add_option("--batch", options->batch,
+                   "A batch as JSON (docs/formats.md), or a run's rollouts/step_N.jsonl")
+      ->required();
+  add_override_options(*command, options->config);
+  command->get_option("--unset")->needs(config);
   command->callback([&program, options] {
     LossSpec spec;
-    if (!options->config.empty()) {
-      spec = parse_config(program.catalog, options->config, read_file(options->config),
-                          options->sets, ConfigScope::loss_only)
-                 .loss_spec;
+    if (!options->config.file.empty()) {
+      spec = load_config(program.catalog, options->config, ConfigScope::loss_only).loss_spec;
     } else {
       if (options->preset.empty()) throw Error("loss eval: give --preset or --config");
       Settings settings;
-      for (const std::string& set : options->sets) settings.push_back(parse_assignment(set));
+      for (const std::string& set : options->config.sets) settings.push_back(parse_assignment(set));
       refuse_second_preset(settings);
       spec = program.catalog.make_spec(options->preset, settings);
     }
-    const LoadedBatch loaded = parse_batch(options->batch, read_file(options->batch));
-    for (const std::string& warning : loaded.warnings) warn(options->batch + ": " + warning);
-    const Batch& batch = loaded.batch;
+    for (const std::string& warning : spec.warnings) warn(spec.preset + ": " + warning);
+    const BatchFile file = read_batch_file(options->batch);
+    for (const std::string& warning : file.warnings) warn(options->batch + ": " + warning);
+    if (const std::string reason = missing_stream(file, spec); !reason.empty()) {
+      throw Error(fmt::format("{}: preset {} {}", options->batch, spec.preset, reason));
+    }
+    if (file.rollouts) say(fmt::format("{}: {}", options->batch, file.part_of_batch()));
+    const Batch& batch = file.batch;
     MetricSums sums;
     LossResult result;
     try {

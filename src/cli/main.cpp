@@ -4,41 +4,80 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <exception>
+#include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/failure.h"
 #include "cli/output.h"
+#include "cli/streams.h"
 #include "leeway/error.h"
 
 namespace {
 
-// CLI11 asks for a subcommand where a wrong one was given; says which word it is and the nearest.
-std::string misspelt_command(const CLI::App& app, int argc, char** argv) {
-  const CLI::App* level = &app;
-  for (int k = 1; k < argc && argv[k][0] != '-'; ++k) {
+// Where the words of a command line lead, up to the first option.
+struct Place {
+  const CLI::App* command;
+  std::string path;     // "leeway loss"
+  std::string problem;  // a word that is no command, and the nearest that is one
+};
+Place place_of(const CLI::App& app, const std::vector<std::string>& words) {
+  Place place{&app, app.get_name(), ""};
+  for (const std::string& word : words) {
     std::vector<std::string> names;
     const CLI::App* next = nullptr;
-    for (const CLI::App* sub : level->get_subcommands({})) {
+    for (const CLI::App* sub : place.command->get_subcommands({})) {
       names.push_back(sub->get_name());
-      if (sub->get_name() == argv[k]) next = sub;
+      if (sub->get_name() == word) next = sub;
     }
-    if (names.empty()) return "";
+    if (names.empty() || word.starts_with('-')) break;
     if (next == nullptr) {
-      const std::string near = leeway::nearest_name(argv[k], names);
-      return fmt::format("there is no command {}; {}", argv[k],
-                         near.empty() ? fmt::format("known here: {}", fmt::join(names, ", "))
-                                      : "did you mean " + near + "?");
+      const std::string near = leeway::nearest_name(word, names);
+      place.problem =
+          fmt::format("there is no command {}; {}", word,
+                      near.empty() ? fmt::format("known here: {}", fmt::join(names, ", "))
+                                   : "did you mean " + near + "?");
+      break;
     }
-    level = next;
+    place.command = next;
+    place.path += " " + word;
   }
-  return "";
+  return place;
+}
+
+// `leeway help loss eval` is `leeway loss eval --help`.
+void add_help(CLI::App& app) {
+  auto* command = app.add_subcommand("help", "Says what a command does and takes");
+  auto words = std::make_shared<std::vector<std::string>>();
+  command->add_option("command", *words, "Such as train or loss eval; without one: all commands")
+      ->type_name("COMMAND");
+  command->callback([&app, words] {
+    const Place place = place_of(app, *words);
+    if (!place.problem.empty()) throw leeway::Error(place.problem);
+    leeway::print(place.command->get_formatter()->make_help(place.command, place.path,
+                                                            CLI::AppFormatMode::Normal));
+  });
+}
+
+// Runs the command. What --help and --version print is a result like others.
+void parse(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {
+    std::ostringstream text;
+    app.exit(success, text, text);
+    leeway::print(text.str());
+  }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  leeway::secure_standard_streams();
   leeway::Program program;
   CLI::App app(
       "Leeway: reinforcement-learning post-training when the data is off-policy.\n"
@@ -66,21 +105,19 @@ int main(int argc, char** argv) {
   leeway::add_render(app, program);
   leeway::add_trajectory(app, program);
   leeway::add_config(app, program);
+  add_help(app);
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& success) {
-    return app.exit(success);
+    parse(app, argc, argv);
   } catch (const CLI::ParseError& error) {
-    const std::string word = misspelt_command(app, argc, argv);
+    const Place place = place_of(app, {argv + 1, argv + argc});
     leeway::say(fmt::format("leeway: {}\nRun with --help for the options.",
-                            word.empty() ? error.what() : word));
+                            place.problem.empty() ? error.what() : place.problem));
     return 2;
-  } catch (const leeway::Error& error) {
-    leeway::say(fmt::format("leeway: {}", error.what()));
-    return 2;
-  } catch (const std::bad_alloc&) {
-    leeway::say("leeway: out of memory: the input is too large for this machine");
-    return 2;
+  } catch (...) {
+    const leeway::Failure failure = leeway::failure_of(std::current_exception());
+    leeway::say("leeway: " + failure.message);
+    if (failure.exit_code == leeway::kOurBug) std::abort();
+    return failure.exit_code;
   }
   return program.exit_code;
 }

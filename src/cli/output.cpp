@@ -7,11 +7,15 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/printable.h"
+#include "cli/durations.h"
 #include "leeway/error.h"
 
 namespace leeway {
 
 void print(std::string_view text) {
+  std::string shown;
+  if (::isatty(STDOUT_FILENO)) text = shown = printable(text);
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
     throw Error(fmt::format("cannot write the result to stdout: {}", std::strerror(errno)));
   }
@@ -21,9 +25,17 @@ void warn(std::string_view text) { say(fmt::format("leeway: warning: {}", text))
 
 void say(std::string_view text) {
   // A stderr that cannot be written must not change what the program does.
-  const std::string line = std::string(text) + "\n";
+  const std::string line = printable(text) + "\n";
   (void)std::fwrite(line.data(), 1, line.size(), stderr);
 }
+
+void redraw(std::string_view text) {
+  const std::string line = "\r\033[K" + printable(text);
+  (void)std::fwrite(line.data(), 1, line.size(), stderr);
+  std::fflush(stderr);
+}
+
+bool draws() { return ::isatty(STDERR_FILENO) != 0; }
 
 std::string format_table(const std::vector<std::string>& header,
                          const std::vector<std::vector<std::string>>& rows) {
@@ -62,7 +74,7 @@ Progress::Progress(std::string what, std::string unit)
       last_(start_) {}
 
 Progress::~Progress() {
-  if (drawn_ && ::isatty(STDERR_FILENO)) std::fputs("\r\033[K", stderr);
+  if (drawn_ && draws()) redraw("");
 }
 
 void Progress::update(size_t done, size_t total) {
@@ -70,17 +82,15 @@ void Progress::update(size_t done, size_t total) {
   const auto now = std::chrono::steady_clock::now();
   const double elapsed = Seconds(now - start_).count();
   if (elapsed < 2.0 || done == 0) return;
-  const bool terminal = ::isatty(STDERR_FILENO);
+  const bool terminal = draws();
   if (drawn_ && Seconds(now - last_).count() < (terminal ? 0.1 : 2.0)) return;
   last_ = now;
   drawn_ = true;
   const double rate = static_cast<double>(done) / elapsed;
   const double left = static_cast<double>(total - done) / rate;
-  const std::string line =
-      fmt::format("{}{}: {}/{} {}, {:.1f}/s, {:.0f} s left{}", terminal ? "\r\033[K" : "", what_,
-                  done, total, unit_, rate, left, terminal ? "" : "\n");
-  (void)std::fwrite(line.data(), 1, line.size(), stderr);
-  std::fflush(stderr);
+  const std::string line = fmt::format("{}: {}/{} {}, {:.1f}/s, {}", what_, done, total, unit_,
+                                       rate, time_left_text(left));
+  terminal ? redraw(line) : say(line);
 }
 
 }  // namespace leeway

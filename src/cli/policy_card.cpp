@@ -15,7 +15,7 @@ constexpr const char* kBetweenCalls = "preserve_thinking_between_tool_calls";
 
 }  // namespace
 
-void write_policy_card(const std::string& folder, const PolicyCard& card) {
+FileSum write_policy_card(const std::string& folder, const PolicyCard& card) {
   JsonWriter json;
   json.begin_object().key("format").value(1.0);
   json.key("tokenizer").value(card.byte ? "byte" : "tokenizer.json");
@@ -30,7 +30,7 @@ void write_policy_card(const std::string& folder, const PolicyCard& card) {
     json.key(kBetweenCalls).value(card.renderer.preserve_thinking_between_tool_calls);
     json.end_object();
   }
-  write_file_atomically(folder + kName, json.end_object().text() + "\n");
+  return write_file_atomically(folder + kName, json.end_object().text() + "\n");
 }
 
 std::optional<PolicyCard> read_policy_card(const std::string& folder) {

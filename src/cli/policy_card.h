@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/checked_files.h"
 #include "config/config.h"
 
 namespace leeway {
@@ -19,7 +20,7 @@ struct PolicyCard {
   RendererConfig renderer;                  // no name: none
 };
 
-void write_policy_card(const std::string& folder, const PolicyCard& card);
+FileSum write_policy_card(const std::string& folder, const PolicyCard& card);
 // Nothing: a folder from elsewhere. Throws Error for one that cannot be read.
 std::optional<PolicyCard> read_policy_card(const std::string& folder);
 

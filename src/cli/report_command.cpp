@@ -33,7 +33,9 @@ void add_report(CLI::App& app, Program&) {
       output = is_one ? (std::filesystem::path(options->runs[0]) / "report.html").string()
                       : "report.html";
     }
-    write_file_atomically(output, run_page(run_folders_json(options->runs)));
+    ReportNotes notes;
+    write_file_atomically(output, run_page(run_folders_json(options->runs, {}, &notes)));
+    for (const std::string& note : notes) warn(note);
     print(output + "\n");
   });
 }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 
 #include "base/files.h"
@@ -42,10 +41,10 @@ void refuse_changes(const std::string& folder, const Config& saved, const Config
 }  // namespace
 
 ResumedConfig resumed_config(const Catalog& catalog, const std::string& folder,
-                             const std::string& file, const std::vector<std::string>& sets) {
+                             const std::string& file, const std::vector<std::string>& sets,
+                             const std::vector<std::string>& unsets) {
   const std::string saved_name = folder + "/config.toml";
-  std::error_code ignored;
-  if (!std::filesystem::exists(saved_name, ignored)) {
+  if (!is_present(saved_name)) {
     throw Error(
         fmt::format("--resume {}: there is no {}; name the folder of a run", folder, saved_name));
   }
@@ -53,7 +52,7 @@ ResumedConfig resumed_config(const Catalog& catalog, const std::string& folder,
   const Config saved = parse_config(catalog, saved_name, saved_text, {}, ConfigScope::whole);
   const std::string name = file.empty() ? saved_name : file;
   Config now = parse_config(catalog, name, file.empty() ? saved_text : read_file(name), sets,
-                            ConfigScope::whole);
+                            ConfigScope::whole, unsets);
   const auto identity = read_identity(folder);
   if (identity) {
     const auto& hashes = identity->config_hashes;

@@ -2,25 +2,21 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
+#include <algorithm>
 
+#include "base/files.h"
 #include "cli/run_files.h"
 #include "leeway/error.h"
 
 namespace leeway {
 namespace {
 
-bool is_there(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::exists(path, ignored);
-}
-
 // What a finished run has beside its checkpoints. Empty: everything.
 std::vector<std::string> missing_of(const Resumption& resumption, int64_t steps) {
   std::vector<std::string> missing;
   const std::string weights = weights_folder(resumption.folder, steps);
-  if (!is_there(weights + "/config.json")) missing.push_back(weights);
-  if (!is_there(resumption.folder + "/report.html")) {
+  if (!is_present(weights + "/config.json")) missing.push_back(weights);
+  if (!is_present(resumption.folder + "/report.html")) {
     missing.push_back(resumption.folder + "/report.html");
   }
   if (resumption.supervised()) return missing;
@@ -34,11 +30,12 @@ std::vector<std::string> missing_of(const Resumption& resumption, int64_t steps)
 
 }  // namespace
 
-Resumption look_at_run(const std::string& folder, const RunConfig& run) {
+Resumption look_at_run(const std::string& folder,
+                       const std::function<void(const Checkpoint&)>& check) {
   FolderHold hold(folder, kAtWorkOnRun);
   Resumption found{.folder = folder, .hold = std::move(hold), .identity = read_identity(folder)};
-  found.end = read_end(folder);
-  found.from = CheckpointStore(folder, run.checkpoint, found.identity).newest(found.notes);
+  found.end = read_run_end(folder);
+  found.from = CheckpointStore(folder, {}, found.identity).newest(found.notes, check);
   // A folder from before end.json has finished if everything is there.
   if (!found.identity && !found.end && found.from && found.from->phase == Phase::rl &&
       missing_of(found, found.from->step).empty()) {
@@ -69,7 +66,7 @@ void refuse_without_checkpoint(const Resumption& resumption) {
   std::string why;
   for (const std::string& note : resumption.notes) why += "\n  " + note;
   const char* command = resumption.supervised() ? "sft" : "train";
-  const bool weights = is_there(resumption.folder + "/weights");
+  const bool weights = is_present(resumption.folder + "/weights");
   throw Error(fmt::format(
       "--resume {}: there is no checkpoint to go on from; nothing was changed{}{}\nBegin again, in "
       "a "

@@ -1,6 +1,7 @@
 // What a run folder that is to go on holds.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,8 +24,10 @@ struct Resumption {
   bool supervised() const { return identity && identity->job == "sft"; }  // `leeway sft`
 };
 
-// Looks at a run folder and changes nothing. Throws Error where another process is at work on it.
-Resumption look_at_run(const std::string& folder, const RunConfig& run);
+// Looks at a run folder and changes nothing. `check` throws Error for a checkpoint that is whole
+// and of no use all the same. Throws Error where another process is at work on the run.
+Resumption look_at_run(const std::string& folder,
+                       const std::function<void(const Checkpoint&)>& check);
 
 // Whether there is nothing left to do: the run has finished `max_steps` steps, and what it made is
 // there, or cannot be made again. The second case, and checkpoints that cannot be read, are told in

@@ -1,5 +1,8 @@
 #include "cli/run_end.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <filesystem>
@@ -29,7 +32,7 @@ constexpr std::array<Count, 8> kCounts = {{{"admitted", &ScheduleTotals::admitte
 
 }  // namespace
 
-void write_end(const std::string& run_folder, const RunEnd& end) {
+void write_run_end(const std::string& run_folder, const RunEnd& end) {
   JsonWriter json;
   json.begin_object().key("format").value(1.0).key("end").value(end.end);
   json.key("reason").value(end.reason);
@@ -44,10 +47,10 @@ void write_end(const std::string& run_folder, const RunEnd& end) {
   write_file_atomically(run_folder + kName, json.end_object().end_object().text() + "\n");
 }
 
-std::optional<RunEnd> read_end(const std::string& run_folder) {
+std::optional<RunEnd> read_run_end(const std::string& run_folder) {
   const std::string name = run_folder + kName;
   std::error_code ignored;
-  if (!std::filesystem::exists(name, ignored)) return std::nullopt;
+  if (!std::filesystem::is_regular_file(name, ignored)) return std::nullopt;
   try {
     const rapidjson::Document json = parse_json(name, read_file(name));
     const auto number = [](const rapidjson::Value& object, const char* key) {
@@ -79,10 +82,18 @@ std::optional<RunEnd> read_end(const std::string& run_folder) {
   }
 }
 
-void remove_end(const std::string& run_folder) {
+void remove_run_end(const std::string& run_folder) {
   std::error_code error;
   std::filesystem::remove(run_folder + kName, error);
   if (error) throw Error(run_folder + kName + ": cannot remove: " + error.message());
+}
+
+std::string run_end_line(const RunEnd& end) {
+  const char* how = end.end == "gave_up"   ? "gave up"
+                    : end.end == "stopped" ? "was stopped"
+                                           : "finished";
+  return fmt::format("the run {} after {} {}{}{}", how, end.steps,
+                     end.steps == 1 ? "step" : "steps", end.reason.empty() ? "" : ": ", end.reason);
 }
 
 }  // namespace leeway

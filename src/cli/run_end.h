@@ -1,4 +1,4 @@
-// How a run ended, in RUN/end.json: written last of all, and gone while the run goes on again. A
+// Why a run has ended, kept in its folder as end.json, which goes when the run is resumed. A
 // finished run is known by it, whatever became of its checkpoints.
 #pragma once
 
@@ -11,17 +11,21 @@
 namespace leeway {
 
 struct RunEnd {
-  std::string end;                       // "finished", "stopped" or "gave_up"
-  std::string reason;                    // of "gave_up"
+  std::string end;                       // finished | stopped | gave_up
+  std::string reason;                    // in a sentence; empty: it did all it was asked to
   int64_t steps = 0, max_steps = 0;      // of RL; of the supervised training for `leeway sft`
   int64_t sft_steps = 0;                 // of the warm start
   double sft_seconds = 0.0, loss = 0.0;  // loss: the last one, of `leeway sft`
   ScheduleTotals totals;                 // where rollouts went
 };
 
-void write_end(const std::string& run_folder, const RunEnd& end);
-// Nothing: there is none, or it cannot be read.
-std::optional<RunEnd> read_end(const std::string& run_folder);
-void remove_end(const std::string& run_folder);
+// Throws Error if it cannot be written.
+void write_run_end(const std::string& run_folder, const RunEnd& end);
+// Nothing: the run goes on, was killed, or its file cannot be read.
+std::optional<RunEnd> read_run_end(const std::string& run_folder);
+void remove_run_end(const std::string& run_folder);
+
+// "the run gave up after 12 steps: REASON", for log.txt and people.
+std::string run_end_line(const RunEnd& end);
 
 }  // namespace leeway

@@ -12,8 +12,11 @@
 #include <cstring>
 #include <filesystem>
 
+#include "base/checked_files.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/printable.h"
+#include "cli/batch_files.h"
 #include "cli/policy_card.h"
 #include "cli/run_end.h"
 #include "cli/superseded.h"
@@ -30,20 +33,18 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::ofstream open_file(const std::string& path) {
-  std::ofstream file(path, std::ios::app);
-  if (!file) throw Error(path + ": cannot be written");
-  return file;
-}
-
 // Of a line of a JSONL file. Nothing: the line is damaged, as a power cut leaves it.
 std::optional<int64_t> step_of(const std::string& line) {
-  rapidjson::Document row;
-  row.Parse(line.data(), line.size());
-  const bool there =
-      !row.HasParseError() && row.IsObject() && row.HasMember("step") && row["step"].IsNumber();
-  if (!there) return std::nullopt;
-  return static_cast<int64_t>(row["step"].GetDouble());
+  try {
+    const rapidjson::Document row = parse_json("", line);
+    const bool there = row.IsObject() && row.HasMember("step") && row["step"].IsNumber();
+    if (!there || !(row["step"].GetDouble() >= 0 && row["step"].GetDouble() <= 0x1p53)) {
+      return std::nullopt;
+    }
+    return static_cast<int64_t>(row["step"].GetDouble());
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 template <class List, class Each>
@@ -61,17 +62,27 @@ std::vector<std::vector<uint8_t>> kept_tokens(const StepRecord& record, const Lo
     const LearnerSample& sample = record.batch.learner.samples[i];
     const std::vector<float>& pi = record.learned.logprobs[i];
     kept.emplace_back(pi.size(), uint8_t{0});
+    bool begun = false;
     for (size_t t = 0; t < pi.size(); ++t) {
       batch.pi.push_back(pi[t]);
       batch.rollout.push_back(sample.sample.logprobs[t]);
       batch.advantages.push_back(sample.advantage);
       batch.mask.push_back(sample.sample.loss_mask[t]);
+      begun = begun || sample.sample.loss_mask[t] != 0;
+      batch.weights.push_back(begun ? 1.0 : 0.0);  // the prompt is no part of the loss
     }
     batch.offsets.push_back(static_cast<int64_t>(batch.pi.size()));
   }
   if (batch.pi.empty()) return kept;
-  // Whatever else the loss reads only adds penalties; gates and clips see pi, rollout and prox.
-  batch.prox = batch.ref = batch.teacher = batch.pi;
+  // What the loss does not read may be anything.
+  const auto stream = [&](const std::vector<std::vector<float>>& lists) {
+    std::vector<double> values;
+    for (const auto& list : lists) values.insert(values.end(), list.begin(), list.end());
+    return values.empty() ? batch.pi : values;
+  };
+  batch.prox = stream(record.learned.prox);
+  batch.ref = stream(record.learned.ref);
+  batch.teacher = stream(record.learned.teacher);
   const LossResult result = evaluate_reference(spec, batch.view(), {}, nullptr, true);
   size_t token = 0;
   for (std::vector<uint8_t>& sample : kept) {
@@ -107,15 +118,16 @@ void RunFiles::begin(const Config& config, const std::string& objective, const s
 
 RunFiles::RunFiles(const Config& config, const std::string& objective, Resumption resumption)
     : folder_(resumption.folder), hold_(std::move(resumption.hold)) {
+  LEEWAY_CHECK(resumption.from.has_value(), "a run goes on from a checkpoint");
   if (resumption.identity) {
     identity_ = *resumption.identity;
     const uint32_t now = configuration_hash(config, false);
     if (identity_.config_hashes.back() != now) identity_.config_hashes.push_back(now);
   } else {
     identity_ = new_identity(config, "train");
+    adopt_identity(*resumption.from, identity_);
   }
-  LEEWAY_CHECK(resumption.from.has_value(), "a run goes on from a checkpoint");
-  remove_end(folder_);
+  remove_run_end(folder_);
   remove_temporary_files();
   set_aside_after(*resumption.from);
   open(config, objective);
@@ -134,13 +146,13 @@ void RunFiles::set_aside_after(const Checkpoint& from) {
     set_aside_lines(name, last, superseded);
   }
   if (supervised) set_aside_lines("sft.jsonl", from.step, superseded);
-  for (const std::string parent : {"rollouts", "weights"}) {
+  for (const std::string parent : {"rollouts", "batches", "weights"}) {
     // Weights of `leeway sft` are those of its own steps.
     const int64_t kept = parent == "weights" && identity_.job == "sft" ? from.step : last;
     std::vector<std::string> later;
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(path(parent), error)) {
-      const std::string name = entry.path().filename().string();  // step_N or step_N.jsonl
+      const std::string name = entry.path().filename().string();  // step_N, step_N.jsonl
       if (name.starts_with("step_") && std::atoll(name.c_str() + 5) > kept) later.push_back(name);
     }
     for (const std::string& name : later) superseded.move(parent + "/" + name);
@@ -168,8 +180,10 @@ void RunFiles::open(const Config& config, const std::string& objective) {
     write_file_atomically(path("config.toml"), config_toml(config));
   }
   write_file_atomically(path("objective.txt"), objective);
-  log_ = open_file(path("log.txt"));
-  metrics_ = open_file(path("metrics.jsonl"));  // a folder with one is a run, however early it ends
+  rollouts_keep_ = config.run.output.rollouts_keep;
+  log_ = LogFile(folder_, config.run.output.log_bytes);
+  metrics_ =
+      AppendFile(path("metrics.jsonl"));  // a folder with one is a run, however early it ends
   if (config.run.output.tensorboard) {
     tensorboard_ = std::make_unique<TensorBoardWriter>(path("tensorboard"), wall_time());
   }
@@ -190,8 +204,7 @@ void RunFiles::remove_temporary_files() {
 }
 
 void RunFiles::set_aside_lines(const std::string& name, int64_t step, Superseded& superseded) {
-  std::error_code error;
-  if (!fs::exists(path(name), error)) return;
+  if (!is_present(path(name))) return;
   const std::string text = read_file(path(name));
   std::string kept, later;
   for (size_t start = 0; start < text.size();) {
@@ -207,14 +220,18 @@ void RunFiles::set_aside_lines(const std::string& name, int64_t step, Superseded
   write_file_atomically(path(name), kept);
 }
 
-void RunFiles::append(std::ofstream& file, const std::string& name, const std::string& text) {
-  if (!file.is_open()) file = open_file(path(name));
-  errno = 0;
-  file << text << '\n' << std::flush;
-  if (!file) throw Error(fmt::format("{}: cannot write: {}", path(name), std::strerror(errno)));
+void RunFiles::append(AppendFile& file, const std::string& name, const std::string& text) {
+  // The folder is known by the file that is open all the time.
+  for (const AppendFile* each : {&metrics_, &file}) {
+    if (!each->is_open() || !each->is_gone()) continue;
+    throw Error(fmt::format("{}: was deleted, moved or replaced while the run went on",
+                            path(each == &file ? name : "metrics.jsonl")));
+  }
+  if (!file.is_open()) file = AppendFile(path(name));
+  file.append(text);
 }
 
-void RunFiles::append_metrics(std::ofstream& file, const std::string& name, int64_t step,
+void RunFiles::append_metrics(AppendFile& file, const std::string& name, int64_t step,
                               const MetricList& metrics) {
   JsonWriter json;
   json.begin_object().key("step").value(static_cast<double>(step));
@@ -224,7 +241,7 @@ void RunFiles::append_metrics(std::ofstream& file, const std::string& name, int6
   if (tensorboard_) tensorboard_->add(step, metrics, wall_time());
 }
 
-void RunFiles::log(const std::string& line) { append(log_, "log.txt", line); }
+void RunFiles::log(const std::string& line) { log_.append(printable(line)); }
 
 void RunFiles::write_step(const StepRecord& record) {
   append_metrics(metrics_, "metrics.jsonl", record.step, record.metrics);
@@ -295,6 +312,7 @@ void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup, c
       json.end_object().key("advantage").value(batch.advantages[g][r]);
       json.key("finish").value(finished.truncated ? "length" : "stop");
       json.key("turns").value(static_cast<double>(finished.steps.size()));
+      json.key("batch_rollouts").value(static_cast<double>(batch.first_sample.size() - 1));
       json.key("samples").begin_array();
       for (size_t s = batch.first_sample[rollout]; s < batch.first_sample[rollout + 1]; ++s) {
         write_sample(json, batch.learner.samples[s].sample, record.learned.logprobs[s], kept[s],
@@ -306,27 +324,41 @@ void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup, c
   std::error_code error;
   fs::create_directories(path("rollouts"), error);
   write_file_atomically(path(fmt::format("rollouts/step_{}.jsonl", record.step)), text);
+  keep_step_files(path("rollouts"), rollouts_keep_);
+}
+
+void RunFiles::write_batch(const StepRecord& record) {
+  std::error_code error;
+  fs::create_directories(path("batches"), error);
+  write_file_atomically(path(fmt::format("batches/step_{}.json", record.step)), batch_json(record));
 }
 
 std::string weights_folder(const std::string& run_folder, int64_t step) {
   return fmt::format("{}/weights/step_{}", run_folder, step);
 }
 
-std::string RunFiles::save_weights(const Parameters& weights, int64_t step, const RunSetup& setup) {
+std::string RunFiles::save_weights(const Parameters& weights, int64_t step,
+                                   const RunSetup& setup) const {
   const std::string to = weights_folder(folder_, step);
-  save_parameters(weights, to);
-  write_policy_card(to, setup.card);
-  if (!setup.tokenizer_file.empty()) {
-    write_file_atomically(to + "/tokenizer.json", read_file(setup.tokenizer_file));
+  if (const std::string bad = not_finite_text(weights); !bad.empty()) {
+    throw Error(fmt::format("{}: not saved: {}", to, bad));
   }
-  if (setup.config.run.model.path.empty()) return to;
+  refuse_full_disk(to, sizeof(float) * static_cast<uint64_t>(weights.count()));
+  FileSums sums = save_parameters(weights, to);
+  sums["leeway.json"] = write_policy_card(to, setup.card);
+  if (!setup.tokenizer_file.empty()) {
+    sums["tokenizer.json"] =
+        write_file_atomically(to + "/tokenizer.json", read_file(setup.tokenizer_file));
+  }
+  const std::string& model_path = setup.config.run.model.path;
   for (const char* name : {"tokenizer_config.json", "generation_config.json",
                            "special_tokens_map.json", "vocab.json", "merges.txt"}) {
-    const fs::path from = fs::path(setup.config.run.model.path) / name;
+    const fs::path from = fs::path(model_path) / name;
     std::error_code error;
-    if (!fs::exists(from, error)) continue;
-    write_file_atomically(to + "/" + name, read_file(from.string()));
+    if (model_path.empty() || !fs::exists(from, error)) continue;
+    sums[name] = write_file_atomically(to + "/" + name, read_file(from.string()));
   }
+  write_checksums(to, sums);
   return to;
 }
 
@@ -352,8 +384,7 @@ std::optional<Evaluation> evaluation_of(const std::string& name, const std::stri
 
 // Without the newline at its end. Nothing: the last line is cut off, or there is none.
 std::optional<std::string> evaluations_text(const std::string& name) {
-  std::error_code error;
-  if (!fs::exists(name, error)) return std::nullopt;
+  if (!is_present(name)) return std::nullopt;
   std::string text = read_file(name);
   if (!text.ends_with('\n')) return std::nullopt;
   text.pop_back();

@@ -1,12 +1,12 @@
 // A run folder as it is written (docs/runs.md).
 #pragma once
 
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "cli/append_file.h"
 #include "cli/checkpoints.h"
 #include "cli/folder_hold.h"
 #include "cli/resumption.h"
@@ -21,7 +21,8 @@ class Superseded;
 
 // Holds its folder: while it lives, another one of the same folder, also of another process, is
 // refused with an Error. Used by one thread. Every method throws Error naming the file and the
-// reason if it cannot be written (a full disk).
+// reason if it cannot be written (a full disk), or is no longer the one that was opened: a run
+// whose files are deleted must not go on as if they were there.
 class RunFiles {
  public:
   // A folder that was claimed for a new run. `begin`, before anything but weights is written, gives
@@ -51,8 +52,10 @@ class RunFiles {
   // Sample rollouts of a step: `groups` groups (0: all), evenly spread.
   void write_rollouts(const StepRecord& record, const RunSetup& setup, const LossSpec& spec,
                       int64_t groups);
-  // To weights/step_N, with the tokenizer beside them, so that the folder loads anywhere. Its name.
-  std::string save_weights(const Parameters& weights, int64_t step, const RunSetup& setup);
+  void write_batch(const StepRecord& record);  // to batches/step_N.json, whole
+  // To weights/step_N, with the tokenizer beside them, so that the folder loads anywhere, and the
+  // sums of its files. Its name. From any thread, one call at a time.
+  std::string save_weights(const Parameters& weights, int64_t step, const RunSetup& setup) const;
   void write_report() const;  // report.html, of what the folder holds now
 
  private:
@@ -60,8 +63,8 @@ class RunFiles {
   void remove_temporary_files();
   void set_aside_after(const Checkpoint& from);
   void set_aside_lines(const std::string& name, int64_t step, Superseded& superseded);
-  void append(std::ofstream& file, const std::string& name, const std::string& text);
-  void append_metrics(std::ofstream& file, const std::string& name, int64_t step,
+  void append(AppendFile& file, const std::string& name, const std::string& text);
+  void append_metrics(AppendFile& file, const std::string& name, int64_t step,
                       const MetricList& metrics);
 
   std::string folder_;
@@ -69,7 +72,9 @@ class RunFiles {
   RunIdentity identity_;
   std::string moved_;
   std::vector<std::string> environment_ids_;
-  std::ofstream metrics_, sft_, eval_, given_up_, log_;
+  int64_t rollouts_keep_ = 0;
+  AppendFile metrics_, sft_, eval_, given_up_;
+  LogFile log_;
   std::unique_ptr<TensorBoardWriter> tensorboard_;
 };
 

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <random>
 
+#include "base/checked_files.h"
 #include "base/crc32c.h"
 #include "base/files.h"
 #include "base/json.h"
@@ -18,7 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kName = "identity.json";
-constexpr size_t kBlock = size_t{1} << 20;  // bytes read at a time
 
 bool is_there(const std::string& path) {
   std::error_code ignored;
@@ -31,38 +30,27 @@ bool is_a_path(const std::string& key, const std::string& value) {
          !(key == "trainer.reference" && value == "initial");
 }
 
-void add_file(const std::string& path, DataSum& sum) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(path + ": cannot be read");
-  std::string block(kBlock, '\0');
-  while (file.read(block.data(), static_cast<std::streamsize>(block.size())), file.gcount() > 0) {
-    const auto count = static_cast<size_t>(file.gcount());
-    sum.crc32c = crc32c(std::string_view(block).substr(0, count), sum.crc32c);
-    sum.bytes += count;
-  }
-  if (file.bad()) throw Error(path + ": cannot be read");
-}
-
 DataSum sum_of(const std::string& path) {
-  DataSum sum{.path = path};
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    add_file(path, sum);
-    return sum;
+    const FileSum sum = sum_of_file(path);
+    return {path, sum.bytes, sum.crc32c};
   }
-  std::vector<std::string> names;
+  FileSums sums;
   for (const auto& entry : fs::directory_iterator(path, error)) {
     const std::string name = entry.path().filename().string();
     const bool read =
         name == "config.json" || name == "tokenizer.json" || name.ends_with(".safetensors");
-    if (read) names.push_back(name);
+    if (read) sums[name] = sum_of_file(entry.path().string());
   }
-  std::sort(names.begin(), names.end());
-  for (const std::string& name : names) {
-    sum.crc32c = crc32c(name + "\n", sum.crc32c);
-    add_file(path + "/" + name, sum);
+  DataSum all{.path = path};
+  std::string text;
+  for (const auto& [name, sum] : sums) {
+    text += fmt::format("{} {} {}\n", name, sum.bytes, sum.crc32c);
+    all.bytes += sum.bytes;
   }
-  return sum;
+  all.crc32c = crc32c(text);
+  return all;
 }
 
 std::string new_id() {
@@ -156,7 +144,9 @@ std::optional<RunIdentity> read_identity(const std::string& run_folder) {
   const rapidjson::Document json = parse_json(name, read_file(name));
   const auto refuse = [&](const std::string& key) {
     throw Error(
-        fmt::format("{}: \"{}\" is missing or no such value; the file is damaged", name, key));
+        fmt::format("{}: \"{}\" is missing or no such value; the file is damaged. "
+                    "Remove it to go on without its comparisons",
+                    name, key));
   };
   const auto member = [&](const rapidjson::Value& object, const char* key,
                           auto fits) -> const rapidjson::Value& {

@@ -21,7 +21,7 @@ namespace leeway {
 
 // Whether a run may go on with another value of this key: what was trained so far, and what is
 // trained from the same state, does not depend on it. The numbers of steps are among them; whether
-// they are at least those already done is for whoever knows the checkpoint to see.
+// they are at least those already done is checked against the checkpoint, elsewhere.
 bool may_change(const std::string& key);
 
 // Whether the key names a file or a folder whose content is summed.

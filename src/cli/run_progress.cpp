@@ -1,11 +1,10 @@
 #include "cli/run_progress.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 
+#include "cli/durations.h"
 #include "cli/output.h"
 
 namespace leeway {
@@ -13,7 +12,7 @@ namespace leeway {
 RunProgress::~RunProgress() { clear(); }
 
 void RunProgress::clear() {
-  if (drawn_ && ::isatty(STDERR_FILENO)) std::fputs("\r\033[K", stderr);
+  if (drawn_ && draws()) redraw("");
   drawn_ = false;
 }
 
@@ -31,24 +30,23 @@ void RunProgress::begin(int64_t steps_before) {
 
 void RunProgress::step(int64_t step, int64_t total, const std::string& text) {
   const auto now = std::chrono::steady_clock::now();
-  const bool terminal = ::isatty(STDERR_FILENO);
+  const bool terminal = draws();
   const double since = std::chrono::duration<double>(now - last_).count();
   if (step < total && since < (terminal ? 0.1 : 2.0)) return;
   last_ = now;
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
   const double left = elapsed / static_cast<double>(std::max<int64_t>(1, step - steps_before_)) *
                       static_cast<double>(total - step);
-  const std::string line = fmt::format("step {:>{}}/{}  {}  {:.0f} s left", step,
-                                       fmt::formatted_size("{}", total), total, text, left);
+  const std::string line =
+      fmt::format("step {:>{}}/{}  {}  {}", step, fmt::formatted_size("{}", total), total, text,
+                  time_left_text(left));
   if (files_ != nullptr) files_->log(line);
   if (!terminal || step == total) {
     clear();
     return say(line);
   }
   drawn_ = true;
-  const std::string drawing = "\r\033[K" + line;
-  (void)std::fwrite(drawing.data(), 1, drawing.size(), stderr);
-  std::fflush(stderr);
+  redraw(line);
 }
 
 }  // namespace leeway

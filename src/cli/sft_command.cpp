@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
-#include "base/files.h"
 #include "cli/commands.h"
+#include "cli/config_options.h"
+#include "cli/output.h"
 #include "cli/resumed_config.h"
+#include "cli/sft_phase.h"
 #include "cli/supervised_run.h"
 #include "leeway/error.h"
 
@@ -16,8 +18,9 @@ struct Options : ConfigOptions {
 
 SupervisedSummary resume(Program& program, const Options& options) {
   const ResumedConfig config =
-      resumed_config(program.catalog, options.resume, options.file, options.sets);
-  Resumption resumption = look_at_run(options.resume, config.now.run);
+      resumed_config(program.catalog, options.resume, options.file, options.sets, options.unsets);
+  say_notes(config.now);
+  Resumption resumption = look_at_run(options.resume, check_sft_checkpoint);
   if (!resumption.supervised()) {
     throw Error(fmt::format("--resume {}: is a run of leeway train; take leeway train --resume {}",
                             options.resume, options.resume));
@@ -27,14 +30,13 @@ SupervisedSummary resume(Program& program, const Options& options) {
 
 SupervisedSummary start(Program& program, const Options& options) {
   if (options.file.empty()) throw Error("sft: name a TOML file with an [sft] table");
-  const Config config = parse_config(program.catalog, options.file, read_file(options.file),
-                                     options.sets, ConfigScope::whole);
+  const Config config = load_config(program.catalog, options);
   if (!config.run.sft.enabled) throw Error(options.file + ": has no [sft] table");
   return run_supervised(config, program.catalog);
 }
 
 void run(Program& program, Options options) {
-  reclaim_positional(options.sets, options.file);
+  reclaim_file(options);
   program.exit_code = tell(
       options.resume.empty() ? start(program, options) : resume(program, options), options.json);
 }

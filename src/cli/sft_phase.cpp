@@ -3,16 +3,20 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cmath>
 #include <numeric>
 #include <optional>
 
+#include "base/checked_files.h"
 #include "base/files.h"
 #include "base/rng.h"
 #include "cli/devices.h"
+#include "cli/durations.h"
 #include "cli/policy_card.h"
 #include "cli/policy_evaluation.h"
 #include "cli/trainer_learner.h"
 #include "leeway/error.h"
+#include "trainer/state_files.h"
 #include "trainer/trainer.h"
 
 namespace leeway {
@@ -88,10 +92,15 @@ TrainerTable trainer_table(const RunConfig& run) {
 void save_checkpoint(const SftRun& run, const Trainer& trainer, const SftState& state) {
   run.files.sync();
   try {
+    const TrainingState trained = trainer.state();
+    if (const std::string bad = not_finite_text(trained); !bad.empty()) throw Error(bad);
+    refuse_full_disk(run.files.path("checkpoints"),
+                     3 * sizeof(float) * static_cast<uint64_t>(trained.policy.count()));
     run.checkpoints.save(Phase::sft, state.steps, [&](const std::string& folder) {
-      trainer.save(folder);
-      write_policy_card(folder, run.setup.card);
-      write_file_atomically(folder + "/sft.json", sft_state_json(state));
+      FileSums sums = save_state(folder, trained.policy, trained.optimizer);
+      sums["leeway.json"] = write_policy_card(folder, run.setup.card);
+      sums["sft.json"] = write_file_atomically(folder + "/sft.json", sft_state_json(state));
+      return sums;
     });
   } catch (const Error& error) {
     run.progress.note(
@@ -102,6 +111,12 @@ void save_checkpoint(const SftRun& run, const Trainer& trainer, const SftState& 
 }
 
 }  // namespace
+
+void check_sft_checkpoint(const Checkpoint& checkpoint) {
+  const std::string name = checkpoint.folder + "/sft.json";
+  parse_sft_state(name, read_file(name));
+  load_state(checkpoint.folder);
+}
 
 SftResult run_sft(const SftRun& run, const Checkpoint* from) {
   const RunSetup& setup = run.setup;
@@ -149,10 +164,15 @@ SftResult run_sft(const SftRun& run, const Checkpoint* from) {
       EvalTable check;
       check.prompts = table.check_prompts;
       check.greedy = false;
-      state.reward = evaluate_policy(setup, trainer.parameters(), check, 0, true)
-                         .metric("eval/all/reward/mean");
-      metrics.emplace_back("reward", state.reward);
-      state.reached_reward = state.reward >= table.stop_at_reward;
+      const EvaluationResult evaluated = evaluate_policy(
+          setup, trainer.parameters(), check, 0, true, [&] { return run.interrupt.asked(); });
+      if (evaluated.failed > 0) run.progress.note("sft check: " + failures_text(evaluated));
+      const double mean = evaluated.metric("eval/all/reward/mean");
+      if (!std::isnan(mean)) {
+        state.reward = mean;
+        metrics.emplace_back("reward", state.reward);
+        state.reached_reward = state.reward >= table.stop_at_reward;
+      }
     }
     run.files.write_sft(state.steps, metrics);
     run.progress.step(
@@ -166,10 +186,16 @@ SftResult run_sft(const SftRun& run, const Checkpoint* from) {
     }
   }
   state.seconds = since_begin();
+  if (const std::string bad = not_finite_text(trainer.parameters()); bad.empty()) {
+    result.weights = trainer.parameters();
+  } else {
+    const std::string said = fmt::format("the weights are not finite: {}", bad);
+    result.failure = result.failure.empty() ? fmt::format("sft step {}: {}", state.steps, said)
+                                            : result.failure + "; " + said;
+  }
   if (saved != state.steps && result.failure.empty()) save_checkpoint(run, trainer, state);
-  result.weights = trainer.parameters();
   run.progress.note(fmt::format(
-      "sft: {} steps in {:.1f} s, loss {:.3f}{}", state.steps, state.seconds, state.loss,
+      "sft: {} steps in {}, loss {:.3f}{}", state.steps, duration_text(state.seconds), state.loss,
       state.reward < 0 ? "" : fmt::format(", reward {:.3f}", state.reward)));
   return result;
 }

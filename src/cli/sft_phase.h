@@ -18,6 +18,9 @@ struct SftResult {
   std::string failure;   // not empty: gave up before a step; weights are the last good ones
 };
 
+// Throws Error saying why the training cannot go on from a checkpoint, although its sums are right.
+void check_sft_checkpoint(const Checkpoint& checkpoint);
+
 // What run_sft works with; all of it must outlive the call.
 struct SftRun {
   const RunSetup& setup;

@@ -14,7 +14,7 @@ class Superseded {
   explicit Superseded(std::string run_folder) : run_(std::move(run_folder)) {}
 
   // RUN/name, if it is there: a file, a folder, or a symbolic link, which is moved itself. What
-  // lies behind a link, as in a `weights/` that leads to another disk, is nobody's to move: it
+  // lies behind a link, as in a `weights/` that leads to another disk, belongs to another place: it
   // stays, and `left` says so.
   void move(const std::string& name);
   // Lines that are about to be taken out of RUN/name.

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 
+#include "base/files.h"
 #include "base/json.h"
+#include "cli/environment_check.h"
 #include "cli/output.h"
+#include "cli/resume_hint.h"
 #include "cli/sft_phase.h"
 #include "leeway/error.h"
 
@@ -19,6 +21,11 @@ constexpr const char* kObjective =
 RunSetup setup_of(const Config& config) {
   const SftTable& table = config.run.sft;
   return RunSetup(config, table.data.empty() || table.stop_at_reward > 0.0);
+}
+
+// Before anything is trained: a reward to stop at needs environments that work.
+void check_reward(const RunSetup& setup) {
+  if (setup.config.run.sft.stop_at_reward > 0.0) check_environments(*setup.environments);
 }
 
 SupervisedSummary run(const RunSetup& setup, const Catalog& catalog, RunFiles& files,
@@ -36,18 +43,20 @@ SupervisedSummary run(const RunSetup& setup, const Catalog& catalog, RunFiles& f
       run_sft({setup, catalog, files, progress, interrupt, checkpoints}, from ? &*from : nullptr);
   SupervisedSummary summary;
   summary.end = !result.failure.empty() ? "gave_up" : result.stopped ? "stopped" : "finished";
-  summary.reason = result.failure;
+  summary.reason = result.stopped ? "asked to" : result.failure;
   summary.folder = files.folder();
   summary.state = result.state;
   summary.weights = files.save_weights(result.weights, result.state.steps, setup);
+  const RunEnd end{.end = summary.end,
+                   .reason = summary.reason,
+                   .steps = result.state.steps,
+                   .max_steps = config.sft.max_steps,
+                   .sft_steps = result.state.steps,
+                   .sft_seconds = result.state.seconds,
+                   .loss = result.state.loss};
+  files.log(run_end_line(end));
+  write_run_end(files.folder(), end);  // before the report, which tells it
   files.write_report();
-  write_end(files.folder(), {.end = summary.end,
-                             .reason = summary.reason,
-                             .steps = result.state.steps,
-                             .max_steps = config.sft.max_steps,
-                             .sft_steps = result.state.steps,
-                             .sft_seconds = result.state.seconds,
-                             .loss = result.state.loss});
   return summary;
 }
 
@@ -55,6 +64,7 @@ SupervisedSummary run(const RunSetup& setup, const Catalog& catalog, RunFiles& f
 
 SupervisedSummary run_supervised(const Config& config, const Catalog& catalog) {
   const RunSetup setup = setup_of(config);
+  check_reward(setup);
   RunFiles files(claim_folder(config.run.output_dir));
   files.begin(setup.config, kObjective, "sft");
   return run(setup, catalog, files, std::nullopt, {});
@@ -73,12 +83,12 @@ SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog
     summary.state.loss = end.loss;
     summary.finished_before = true;
     const std::string weights = weights_folder(resumption.folder, end.steps);
-    std::error_code ignored;
-    if (std::filesystem::exists(weights, ignored)) summary.weights = weights;
+    if (is_present(weights)) summary.weights = weights;
     return summary;
   }
   refuse_without_checkpoint(resumption);
   const RunSetup setup = setup_of(config);
+  check_reward(setup);
   const Checkpoint from = *resumption.from;
   const std::vector<std::string> notes = resumption.notes;
   RunFiles files(setup.config, kObjective, std::move(resumption));
@@ -110,6 +120,7 @@ int tell(const SupervisedSummary& summary, bool json) {
         "{} steps, loss {:.4f}, {:.0f} tokens/s\nweights  {}\nreport   {}/report.html\n",
         state.steps, state.loss, rate, summary.weights, summary.folder));
   }
+  if (summary.end != "finished") say_how_to_resume(summary.folder);
   return summary.end == "gave_up" ? 3 : 0;
 }
 

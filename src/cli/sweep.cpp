@@ -13,12 +13,15 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <sstream>
 
 #include "base/files.h"
 #include "base/json.h"
+#include "cli/durations.h"
 #include "cli/folder_hold.h"
 #include "cli/output.h"
+#include "cli/sweep_progress.h"
 #include "config/given.h"
 #include "leeway/error.h"
 #include "report/run_folder.h"
@@ -134,7 +137,7 @@ void prepare(const SweepPlan& plan, const SweepRun& run) {
   write_file_atomically(settings_file(run), settings_json(plan, run));
 }
 
-// SIGINT, SIGTERM and SIGCHLD, received where they are waited for and nowhere else.
+// SIGINT, SIGTERM, SIGHUP and SIGCHLD, received where they are waited for and nowhere else.
 class Signals {
  public:
   Signals() {
@@ -143,6 +146,9 @@ class Signals {
     sigaction(SIGCHLD, &action, &previous_child_);
     sigemptyset(&set_);
     for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set_, signal);
+    struct sigaction hangup = {};
+    sigaction(SIGHUP, nullptr, &hangup);
+    if (hangup.sa_handler != SIG_IGN) sigaddset(&set_, SIGHUP);  // under nohup the sweep goes on
     sigprocmask(SIG_BLOCK, &set_, &previous_);
   }
   ~Signals() {
@@ -162,7 +168,7 @@ class Signals {
   static void ignore_interrupts() {
     struct sigaction action = {};
     action.sa_handler = SIG_IGN;
-    for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
   }
   const sigset_t& previous() const { return previous_; }
 
@@ -249,53 +255,6 @@ class Children {
   std::vector<Child> children_;
 };
 
-// On a terminal a line that redraws itself; lines of `note` stay, and elsewhere there are no
-// others.
-class SweepProgress {
- public:
-  SweepProgress(size_t total, size_t finished)
-      : total_(total),
-        before_(finished),
-        done_(finished),
-        begin_(std::chrono::steady_clock::now()) {}
-  ~SweepProgress() { clear(); }
-  SweepProgress(const SweepProgress&) = delete;
-  SweepProgress& operator=(const SweepProgress&) = delete;
-
-  void ended(const std::string& text, size_t running) {
-    ++done_;
-    clear();
-    say(fmt::format("[{}/{}] {}{}", done_, total_, text, left()));
-    draw(running);
-  }
-  void draw(size_t running) {
-    if (!::isatty(STDERR_FILENO)) return;
-    drawn_ = true;
-    const std::string line =
-        fmt::format("\r\033[K{}/{} runs done, {} running{}", done_, total_, running, left());
-    (void)std::fwrite(line.data(), 1, line.size(), stderr);
-    std::fflush(stderr);
-  }
-  size_t done() const { return done_; }
-
- private:
-  void clear() {
-    if (drawn_) std::fputs("\r\033[K", stderr);
-    drawn_ = false;
-  }
-  std::string left() const {
-    if (done_ == before_ || done_ == total_) return "";
-    const double seconds = seconds_since(begin_) / static_cast<double>(done_ - before_) *
-                           static_cast<double>(total_ - done_);
-    return seconds < 100 ? fmt::format(", {:.0f} s left", seconds)
-                         : fmt::format(", {:.0f} min left", seconds / 60);
-  }
-
-  size_t total_, before_, done_;
-  SteadyTime begin_;
-  bool drawn_ = false;
-};
-
 std::string last_line(const std::string& text) {
   std::istringstream lines(text);
   std::string last;
@@ -341,12 +300,23 @@ SweepPlan plan_sweep(const Catalog& catalog, const std::string& file,
   plan.base = (fs::path(file).parent_path() / plan.config.base).string();
   const std::string base_text = read_file(plan.base);
   plan.base_hash = hash_of(base_text);
+  SweepProblems problems;
+  std::set<std::string> notes;
   for (size_t t = 0; t < plan.config.tables.size(); ++t) {
     const SweepTable& table = plan.config.tables[t];
     for (size_t r = 0; r < table.rows.size(); ++r) {
       const SweepRow& row = table.rows[r];
       for (const int64_t seed : plan.config.seeds) {
-        const Config config = sweep_run_config(catalog, table, row, seed, plan.base, base_text);
+        Config config;
+        try {
+          config = sweep_run_config(catalog, table, row, seed, plan.base, base_text);
+        } catch (const ConfigError& error) {
+          problems.add(error);
+          continue;
+        }
+        for (const std::string& note : config.notes) {
+          if (notes.insert(note).second) say("leeway: note: " + note);
+        }
         if (!is_selected(table, row, only)) continue;
         SweepRun run;
         run.table = t;
@@ -356,11 +326,13 @@ SweepPlan plan_sweep(const Catalog& catalog, const std::string& file,
         run.folder = plan.config.output_dir + "/" + run.name;
         run.sets = sweep_sets(table, row, seed);
         run.thread_sets = threads_by_default(config);
+        run.steps = config.run.trainer.max_steps;
         run.finished = is_finished(plan, run);
         plan.runs.push_back(std::move(run));
       }
     }
   }
+  problems.throw_if_any();
   return plan;
 }
 
@@ -391,11 +363,12 @@ SweepResult run_sweep(const SweepPlan& plan, int jobs) {
       prepare(plan, run);
       children.start(waiting.back(), train_arguments(plan, run, jobs), unfinished_summary(run),
                      log_file(run));
+      progress.began(waiting.back(), run.folder, run.steps);
       waiting.pop_back();
     }
-    progress.draw(children.count());
+    progress.show();
     const int signal = signals.wait();
-    if (signal == SIGINT || signal == SIGTERM) {
+    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
       Signals::ignore_interrupts();
       result.interrupted = true;
       return result;
@@ -404,9 +377,9 @@ SweepResult run_sweep(const SweepPlan& plan, int jobs) {
       const SweepRun& run = plan.runs[ended->run];
       std::string& failure = result.failures[ended->run];
       failure = failure_of(run, ended->status);
-      progress.ended(fmt::format("{}: {} after {:.1f} s", run.name,
-                                 failure.empty() ? "finished" : "failed", ended->seconds),
-                     children.count());
+      progress.ended(ended->run, fmt::format("{}: {} after {}", run.name,
+                                             failure.empty() ? "finished" : "failed",
+                                             duration_text(ended->seconds)));
     }
   }
   return result;

@@ -29,6 +29,7 @@ struct SweepRun {
   // One thread for each side of the loop, where neither the base nor the sweep says how many. Used
   // with several jobs. No part of the settings: results do not depend on threads.
   std::vector<std::string> thread_sets;
+  int64_t steps = 0;      // that it is to train
   bool finished = false;  // before anything is run
 };
 
@@ -50,8 +51,8 @@ struct SweepResult {
 };
 
 // Runs what is not finished, at most `jobs` (at least 1) at a time; says on stderr how far it is. A
-// run that fails does not stop the others. SIGINT and SIGTERM end all of them at once and are
-// ignored from then on: the caller is to end the program. Must be called from a process of one
+// run that fails does not stop the others. SIGINT, SIGTERM and SIGHUP end all of them at once and
+// are ignored from then on: the caller is to end the program. Must be called from a process of one
 // thread, since it forks. Throws Error where files cannot be written; no run outlives this call.
 SweepResult run_sweep(const SweepPlan& plan, int jobs);
 

@@ -6,10 +6,13 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/config_options.h"
+#include "cli/durations.h"
 #include "cli/from_run.h"
 #include "cli/output.h"
-#include "cli/quick_start.h"
+#include "cli/resume_hint.h"
 #include "cli/resumed_config.h"
+#include "cli/sft_phase.h"
 #include "cli/supervised_run.h"
 #include "cli/training_run.h"
 #include "leeway/error.h"
@@ -22,15 +25,6 @@ struct Options : ConfigOptions {
   bool keep_optimizer = false;
   bool json = false;
 };
-
-const char* name_of(RunSummary::End end) {
-  switch (end) {
-    case RunSummary::End::finished: return "finished";
-    case RunSummary::End::stopped: return "stopped";
-    case RunSummary::End::gave_up: return "gave_up";
-  }
-  return "";
-}
 
 std::string summary_json(const RunSummary& summary) {
   JsonWriter json;
@@ -74,6 +68,32 @@ std::string summary_json(const RunSummary& summary) {
   return json.end_object().text() + "\n";
 }
 
+// What to do after the quick start. The commands work as they stand, one after the other: each run
+// has a name of its own.
+std::string suggestions(const std::string& folder) {
+  const std::string run = shell_word(folder), stale = shell_word(folder + "-stale");
+  const std::string sweep = "examples/02_off_policy/sweep.toml";
+  std::vector<std::pair<std::string, std::string>> lines = {
+      {"config --example > my.toml", "the configuration of this run"},
+      {fmt::format("train --set output_dir={} --set orchestrator.max_off_policy_steps=8", stale),
+       "older rollouts"},
+      {fmt::format("report {} {}", run, stale), "both runs over each other"},
+      {fmt::format("train --set output_dir={} --set trainer.loss.preset=reinforce --set "
+                   "trainer.epochs=8",
+                   shell_word(folder + "-reused")),
+       "why corrections exist"},
+      {"help train", "what else there is"},
+  };
+  if (is_present(sweep)) {
+    lines.emplace_back(fmt::format("sweep {} --dry-run", sweep), "losses x seeds, as a table");
+  }
+  std::string out = "\nTry next:\n";
+  for (const auto& [command, what] : lines) {
+    out += fmt::format("  leeway {:<72}   {}\n", command, what);
+  }
+  return out;
+}
+
 std::string summary_text(const RunSummary& summary, bool quick_start) {
   std::string out;
   const auto estimate = [](const MetricList& list) {
@@ -81,7 +101,10 @@ std::string summary_text(const RunSummary& summary, bool quick_start) {
                        metric_of(list, "eval/all/reward/low"),
                        metric_of(list, "eval/all/reward/high"));
   };
-  if (!summary.before.empty() && !summary.after.empty()) {
+  const auto measured = [](const MetricList& list) {
+    return !std::isnan(metric_of(list, "eval/all/reward/mean"));
+  };
+  if (measured(summary.before) && measured(summary.after)) {
     out += fmt::format("held-out reward  {} before, {} after", estimate(summary.before),
                        estimate(summary.after));
     const double before = metric_of(summary.before, "eval/all/greedy/mean");
@@ -96,11 +119,10 @@ std::string summary_text(const RunSummary& summary, bool quick_start) {
            fmt::format("weights  {}\nreport   {}/report.html\n", summary.weights, summary.folder);
   }
   const double rl = std::max(summary.rl_seconds, 1e-9);
-  out += fmt::format(
-      "{} of {} steps, {} rollouts in {:.1f} s: sft {:.1f} s, rl {:.1f} s, eval "
-      "{:.1f} s\n",
-      summary.steps, summary.max_steps, summary.rollouts, summary.seconds, summary.sft_seconds,
-      summary.rl_seconds, summary.eval_seconds);
+  out += fmt::format("{} of {} steps, {} rollouts in {}: sft {}, rl {}, eval {}\n", summary.steps,
+                     summary.max_steps, summary.rollouts, duration_text(summary.seconds),
+                     duration_text(summary.sft_seconds), duration_text(summary.rl_seconds),
+                     duration_text(summary.eval_seconds));
   out += fmt::format(
       "rl: {:.0f} sampled and {:.0f} trained tokens/s; sampler busy {:.0f} %, trainer {:.0f} %\n",
       static_cast<double>(summary.sampled_tokens) / rl,
@@ -118,18 +140,7 @@ std::string summary_text(const RunSummary& summary, bool quick_start) {
   }
   if (!summary.weights.empty()) out += fmt::format("weights  {}\n", summary.weights);
   out += fmt::format("report   {}/report.html\n", summary.folder);
-  if (quick_start) {
-    out +=
-        "\nTry next:\n"
-        "  leeway config --example > my.toml                           the configuration of this "
-        "run\n"
-        "  leeway train --set orchestrator.max_off_policy_steps=8      older rollouts\n"
-        "  leeway train --set trainer.loss.preset=reinforce --set trainer.epochs=8   why "
-        "corrections exist\n"
-        "  leeway report runs/sort runs/sort-2                         two runs over each other\n"
-        "  leeway sweep examples/02_off_policy/sweep.toml --dry-run    losses x seeds, as a "
-        "table\n";
-  }
+  if (quick_start) out += suggestions(summary.folder);
   return out;
 }
 
@@ -157,14 +168,19 @@ void note_new_steps(const ResumedConfig& config, Resumption& resumption) {
 // Nothing: it was a run of `leeway sft`, and everything has been told.
 std::optional<RunSummary> resume(Program& program, const Options& options) {
   const ResumedConfig config =
-      resumed_config(program.catalog, options.resume, options.file, options.sets);
+      resumed_config(program.catalog, options.resume, options.file, options.sets, options.unsets);
+  say_notes(config.now);
   const RunConfig& run = config.now.run;
-  Resumption resumption = look_at_run(options.resume, run);
-  if (resumption.supervised()) {
+  const auto identity = read_identity(options.resume);
+  if (identity && identity->job == "sft") {
+    Resumption supervised = look_at_run(options.resume, check_sft_checkpoint);
     program.exit_code =
-        tell(resume_supervised(config.now, program.catalog, std::move(resumption)), options.json);
+        tell(resume_supervised(config.now, program.catalog, std::move(supervised)), options.json);
     return std::nullopt;
   }
+  const RunSetup setup(config.now);
+  Resumption resumption =
+      look_at_run(options.resume, [&](const Checkpoint& each) { check_checkpoint(setup, each); });
   refuse_fewer_steps(resumption, "trainer.max_steps", run.trainer.max_steps);
   if (has_finished(resumption, run.trainer.max_steps)) {
     for (const std::string& note : resumption.notes) say(note);
@@ -177,28 +193,24 @@ std::optional<RunSummary> resume(Program& program, const Options& options) {
                             options.resume, run.sft.max_steps));
   }
   note_new_steps(config, resumption);
-  const RunSetup setup(config.now);
   return resume_training(setup, program.catalog, std::move(resumption));
 }
 
 RunSummary start_from(Program& program, const Options& options) {
   const RunOrigin origin = origin_of(options.from, options.keep_optimizer);
   NewRun start{.optimizer = origin.optimizer, .own_weights = true};
-  RunSetup setup(config_from(program.catalog, origin, options.file, options.sets, start.notes));
+  RunSetup setup(config_from(program.catalog, origin, options.file, options.sets, options.unsets,
+                             start.notes));
   return run_training(setup, program.catalog, start);
 }
 
 RunSummary start(Program& program, const Options& options) {
-  const bool quick_start = options.file.empty();
-  const std::string text =
-      quick_start ? std::string(quick_start_config()) : read_file(options.file);
-  RunSetup setup(parse_config(program.catalog, quick_start ? kQuickStartName : options.file, text,
-                              options.sets, ConfigScope::whole));
+  RunSetup setup(load_config(program.catalog, options));
   return run_training(setup, program.catalog, {});
 }
 
 void run(Program& program, Options options) {
-  reclaim_positional(options.sets, options.file);
+  reclaim_file(options);
   if (options.keep_optimizer && options.from.empty()) {
     throw Error("--keep-optimizer: goes with --from RUN, whose moments it keeps");
   }
@@ -212,6 +224,10 @@ void run(Program& program, Options options) {
     say(fmt::format("leeway: the run gave up: {}", summary.reason));
     program.exit_code = 3;
   }
+  if (summary.end == RunSummary::End::stopped) {
+    say(fmt::format("leeway: the run was stopped after {} of {} steps: {}", summary.steps,
+                    summary.max_steps, summary.reason));
+  }
   if (summary.finished_before) {
     say(
         fmt::format("{}: the run has finished, all of its {} steps; nothing is done. For more of "
@@ -219,6 +235,7 @@ void run(Program& program, Options options) {
                     summary.folder, summary.steps, summary.folder));
   }
   print(options.json ? summary_json(summary) : summary_text(summary, quick_start));
+  if (summary.end != RunSummary::End::finished) say_how_to_resume(summary.folder);
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cmath>
 
+#include "base/start_thread.h"
+#include "cli/failure.h"
 #include "leeway/error.h"
 
 namespace leeway {
@@ -16,15 +18,24 @@ LearnerResult learn(Trainer& trainer, const LearnerBatch& batch, int64_t version
                     int64_t& trained_tokens) {
   const auto begin = std::chrono::steady_clock::now();
   LearnerResult result;
-  const BatchResult trained = trainer.train_batch(samples_of(batch));
+  BatchResult trained = trainer.train_batch(samples_of(batch));
   if (!trained.failure.empty()) {
     result.failure = fmt::format("step {}: {}", batch.step, trained.failure);
+    return result;
+  }
+  // Finite gradients may make numbers that are not: a tiny epsilon divides by zero.
+  if (const std::string bad = not_finite_text(trainer.parameters()); !bad.empty()) {
+    result.failure =
+        fmt::format("step {}: the weights are not finite after the update: {}", batch.step, bad);
     return result;
   }
   result.version = version;
   result.weights = std::make_shared<const Parameters>(trainer.parameters());
   result.metrics = metrics_of(trainer.spec(), trained);
-  result.logprobs = trained.passes.logprobs;
+  result.prox = trained.streams.prox_is_pi ? trained.passes.logprobs : trained.streams.prox;
+  result.ref = std::move(trained.streams.ref);
+  result.teacher = std::move(trained.streams.teacher);
+  result.logprobs = std::move(trained.passes.logprobs);
   result.busy_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   trained_tokens += trained.passes.tokens;
@@ -89,7 +100,7 @@ TrainerLearner::TrainerLearner(Trainer& trainer, int64_t version, int64_t traine
     : trainer_(trainer),
       version_(version),
       trained_tokens_(trained_tokens),
-      thread_([this] { work(); }) {}
+      thread_(start_thread([this] { work(); })) {}
 
 TrainerLearner::~TrainerLearner() {
   {
@@ -125,8 +136,9 @@ void TrainerLearner::work() {
     LearnerResult result;
     try {
       result = learn(trainer_, batch, version_ + 1, trained_tokens_);
-    } catch (const std::exception& error) {
-      result.failure = fmt::format("step {}: {}", batch.step, error.what());
+    } catch (...) {  // a mistake of ours too: what was learned before is saved first
+      result.failure =
+          fmt::format("step {}: {}", batch.step, failure_of(std::current_exception()).message);
     }
     lock.lock();
     if (result.failure.empty()) ++version_;

@@ -11,25 +11,31 @@
 
 #include "base/crc32c.h"
 #include "base/files.h"
-#include "base/json.h"
+#include "cli/background_writer.h"
 #include "cli/checkpoints.h"
 #include "cli/devices.h"
 #include "cli/engine_sampler.h"
+#include "cli/environment_check.h"
 #include "cli/explain_text.h"
+#include "cli/failure.h"
 #include "cli/interrupt.h"
 #include "cli/policy_card.h"
 #include "cli/policy_evaluation.h"
 #include "cli/run_end.h"
 #include "cli/run_progress.h"
+#include "cli/run_state.h"
+#include "cli/run_warnings.h"
 #include "cli/sft_phase.h"
 #include "cli/trainer_learner.h"
 #include "config/given.h"
 #include "leeway/error.h"
 #include "orchestrator/loop.h"
+#include "orchestrator/schedule_checks.h"
 #include "orchestrator/schedule_state_json.h"
 #include "orchestrator/steady_clock.h"
 #include "report/run_folder.h"
 #include "report/run_page.h"
+#include "trainer/state_files.h"
 
 namespace leeway {
 namespace {
@@ -66,15 +72,6 @@ void refuse_sampling(const RolloutTable& table) {
       key));
 }
 
-// What a checkpoint holds beside the trainer and the scheduler.
-struct RunState {
-  int64_t trained_tokens = 0, sft_steps = 0;
-  double sft_seconds = 0.0;
-  uint32_t initial_checksum = 0;  // of the policy at step 0, where the loss needs it
-  int64_t course_begin = 0;       // optimizer steps before the rate's course began
-  MetricList before;              // the evaluation before RL
-};
-
 uint32_t checksum(const Parameters& parameters) {
   std::string sums;
   for (size_t i = 0; i < parameters.table().size(); ++i) {
@@ -85,38 +82,16 @@ uint32_t checksum(const Parameters& parameters) {
   return crc32c(sums);
 }
 
-void write_state(const std::string& folder, const RunState& state) {
-  JsonWriter json;
-  json.begin_object().key("trained_tokens").value(static_cast<double>(state.trained_tokens));
-  json.key("sft_steps").value(static_cast<double>(state.sft_steps));
-  json.key("sft_seconds").value(state.sft_seconds);
-  json.key("initial_checksum").value(static_cast<double>(state.initial_checksum));
-  json.key("course_begin").value(static_cast<double>(state.course_begin));
-  json.key("before").begin_object();
-  for (const auto& [name, value] : state.before) json.key(name).value(value);
-  write_file_atomically(folder + "/run.json", json.end_object().end_object().text() + "\n");
-}
-
 RunState read_state(const std::string& folder) {
   const std::string name = folder + "/run.json";
-  const auto json = parse_json(name, read_file(name));
-  RunState state;
-  for (const char* key :
-       {"trained_tokens", "sft_steps", "sft_seconds", "initial_checksum", "before"}) {
-    if (!json.IsObject() || !json.HasMember(key)) throw Error(name + ": has no " + key);
-  }
-  state.trained_tokens = static_cast<int64_t>(json["trained_tokens"].GetDouble());
-  state.sft_steps = static_cast<int64_t>(json["sft_steps"].GetDouble());
-  state.sft_seconds = json["sft_seconds"].GetDouble();
-  state.initial_checksum = static_cast<uint32_t>(json["initial_checksum"].GetDouble());
-  // Absent in older ones.
-  if (json.HasMember("course_begin") && json["course_begin"].IsNumber()) {
-    state.course_begin = static_cast<int64_t>(json["course_begin"].GetDouble());
-  }
-  for (const auto& member : json["before"].GetObject()) {
-    state.before.emplace_back(member.name.GetString(),
-                              member.value.IsNumber() ? member.value.GetDouble() : std::nan(""));
-  }
+  return parse_run_state(name, read_file(name));
+}
+
+ScheduleState read_schedule(const RunSetup& setup, const Checkpoint& checkpoint,
+                            int64_t vocabulary) {
+  const std::string name = checkpoint.folder + "/schedule.json";
+  ScheduleState state = parse_schedule_state(name, read_file(name), *setup.environments);
+  check_schedule_state(name, state, setup.config.run.orchestrator, checkpoint.step, vocabulary);
   return state;
 }
 
@@ -125,15 +100,6 @@ void set_model_path(Config& config, const std::string& path) {
   for (EffectiveValue& value : config.effective) {
     if (value.key == "model.path") value.value = toml_string(path);
   }
-}
-
-const char* name_of(RunSummary::End end) {
-  switch (end) {
-    case RunSummary::End::finished: return "finished";
-    case RunSummary::End::stopped: return "stopped";
-    case RunSummary::End::gave_up: return "gave_up";
-  }
-  return "";
 }
 
 class Run {
@@ -145,7 +111,10 @@ class Run {
         start_(start),
         files_(std::move(files)),
         checkpoints_(files_.folder(), run_.checkpoint, files_.identity()),
-        progress_(&files_) {
+        progress_(&files_),
+        // A checkpoint holds the weights and two moments of each, a weights folder them alone.
+        warnings_(run_.orchestrator.prompts_per_batch,
+                  4 * sizeof(float) * static_cast<uint64_t>(setup.weights.count())) {
     for (const std::string& note : start_.notes) progress_.note(note);
   }
   Run(const RunSetup& setup, const Catalog& catalog, RunFiles files, const Checkpoint& from,
@@ -160,36 +129,30 @@ class Run {
     const double begin = clock_.now();
     summary_.folder = files_.folder();
     summary_.max_steps = run_.trainer.max_steps;
-    try {
-      progress_.note(fmt::format("run folder {}", files_.folder()));
-      from_ ? go_on() : begin_run();
-    } catch (const Error& error) {
-      // A file that cannot be written, most often: the disk is full.
-      give_up(error.what());
+    // A file that cannot be written, most often: the disk is full.
+    if (const auto failure = failure_in([&] {
+          progress_.note(fmt::format("run folder {}", files_.folder()));
+          from_ ? go_on() : begin_run();
+        })) {
+      give_up(*failure);
     }
-    try {
-      if (latest_) save_weights(steps_);
-    } catch (const Error& error) {
+    if (const auto failure = failure_in([&] {
+          if (latest_) summary_.weights = save_weights(steps_, *latest_);
+        })) {
       summary_.weights.clear();
-      give_up(error.what());
+      give_up(*failure);
     }
-    log_environments();
+    if (const auto failure = failure_in([&] { log_environments(); })) give_up(*failure);
     summary_.sft_steps = state_.sft_steps;
     summary_.sft_seconds = state_.sft_seconds;
     summary_.before = state_.before;
     summary_.steps = steps_;
     summary_.seconds = clock_.now() - begin;
-    try {
-      files_.write_report();
-      write_end(files_.folder(), {.end = name_of(summary_.end),
-                                  .reason = summary_.reason,
-                                  .steps = steps_,
-                                  .max_steps = run_.trainer.max_steps,
-                                  .sft_steps = state_.sft_steps,
-                                  .sft_seconds = state_.sft_seconds,
-                                  .totals = summary_.totals});
-    } catch (const Error& error) {
-      give_up(error.what());
+    if (const auto failure = failure_in([&] { keep_end(); })) give_up(*failure);
+    if (const auto failure = failure_in([&] { files_.write_report(); })) {
+      give_up(*failure);
+      // end.json must not say that all is well; it may not fit on the disk any more.
+      if (failure_in([&] { keep_end(); })) remove_run_end(files_.folder());
     }
     return summary_;
   }
@@ -199,6 +162,25 @@ class Run {
   void give_up(const std::string& reason) {
     if (summary_.end != RunSummary::End::gave_up) summary_.reason = reason;
     summary_.end = RunSummary::End::gave_up;
+  }
+
+  void stop(const std::string& reason) {
+    if (summary_.end != RunSummary::End::finished) return;
+    summary_.end = RunSummary::End::stopped;
+    summary_.reason = reason;
+  }
+
+  // Why the run ended, in the log and in end.json, from where the report has it.
+  void keep_end() {
+    const RunEnd end{.end = name_of(summary_.end),
+                     .reason = summary_.reason,
+                     .steps = summary_.steps,
+                     .max_steps = run_.trainer.max_steps,
+                     .sft_steps = state_.sft_steps,
+                     .sft_seconds = state_.sft_seconds,
+                     .totals = summary_.totals};
+    files_.log(run_end_line(end));
+    write_run_end(files_.folder(), end);
   }
 
   void go_on() {
@@ -219,7 +201,7 @@ class Run {
       state_.sft_seconds = sft.state.seconds;
       weights = std::move(sft.weights);
       if (!sft.failure.empty()) give_up(sft.failure);
-      if (sft.stopped) summary_.end = RunSummary::End::stopped;
+      if (sft.stopped) stop("asked to, in the supervised phase");
     }
     if (summary_.end == RunSummary::End::finished) {
       train(std::move(weights));
@@ -245,7 +227,8 @@ class Run {
     const int64_t first = from_ ? from_->step : 0;
     steps_ = first;
     latest_ = std::make_shared<const Parameters>(weights);
-    if (!from_) evaluate(0, weights, 0);
+    // The first evaluation of a run that goes on may have been stopped.
+    if (first == 0 && state_.before.empty()) evaluate(0, weights, 0);
     say_what_is_inert();
     EngineSampler sampler(weights, first, setup_.engine_options(threads.sampler));
     RolloutDriver driver(*setup_.conversation, sampler, clock_,
@@ -262,8 +245,7 @@ class Run {
     }
     if (from_) {
       trainer.load(from_->folder);
-      const std::string name = from_->folder + "/schedule.json";
-      scheduler.restore(parse_schedule_state(name, read_file(name), *setup_.environments));
+      scheduler.restore(read_schedule(setup_, *from_, trainer.parameters().config().vocab_size));
     } else {
       save_initial(trainer);
     }
@@ -281,7 +263,7 @@ class Run {
     const double begin = clock_.now(), evaluated = summary_.eval_seconds;
     progress_.begin(first);
     LoopResult result;
-    try {
+    const auto failure = failure_in([&] {
       TrainerLearner learner(trainer, first, state_.trained_tokens);
       LoopEvents events;
       events.on_step = [&](const StepRecord& record) { on_step(record, threads.sampler); };
@@ -293,11 +275,13 @@ class Run {
       };
       if (!from_ && run_.sft.enabled) save_checkpoint(0, trainer, scheduler.state());
       result = run_loop(scheduler, learner, clock_, setup_.environment_ids, options, events);
-    } catch (const Error& error) {
-      // A file that cannot be written, most often: the disk is full.
+    });
+    if (failure) {  // a full disk, most often
       result.end = LoopResult::End::gave_up;
-      result.reason = error.what();
+      result.reason = *failure;
     }
+    writer_.wait();
+    say_what_was_not_written();
     summary_.rl_seconds = clock_.now() - begin - (summary_.eval_seconds - evaluated);
     summary_.rollouts = scheduler.totals().completed;
     // Rates are of this session.
@@ -308,15 +292,17 @@ class Run {
     summary_.sampler_busy = sampling_ / std::max(summary_.rl_seconds, 1e-9);
     summary_.trainer_busy = learning_ / std::max(summary_.rl_seconds, 1e-9);
     if (result.end == LoopResult::End::gave_up) give_up(result.reason);
-    if (result.end == LoopResult::End::stopped) summary_.end = RunSummary::End::stopped;
+    if (result.end == LoopResult::End::stopped) stop("asked to");
     if (last_evaluated_ != steps_ && result.end == LoopResult::End::finished) {
       evaluate(steps_, *latest_, 0);
+      if (last_evaluated_ != steps_) stop("asked to, in the last evaluation");
     }
   }
 
   void on_step(const StepRecord& record, int threads) {
     latest_ = std::static_pointer_cast<const Parameters>(record.learned.weights);
     steps_ = record.step;
+    say_what_was_not_written();
     files_.write_step(record);
     files_.write_given_up(record);
     log_environments();
@@ -326,10 +312,18 @@ class Run {
                                  group.survivors, group.trained ? "trained" : "finished",
                                  group.message));
     }
+    tell_failures(record);
+    note_all(warnings_.on_step(record.metrics));
+    std::error_code unknown;
+    const auto space = std::filesystem::space(files_.folder(), unknown);
+    if (!unknown) note_all(warnings_.on_disk(space.available));
     const OutputTable& output = run_.output;
     if (output.rollouts_every > 0 &&
         (record.step % output.rollouts_every == 0 || record.step == 1)) {
       files_.write_rollouts(record, setup_, setup_.config.loss_spec, output.rollouts_groups);
+    }
+    if (output.batches_every > 0 && (record.step % output.batches_every == 0 || record.step == 1)) {
+      files_.write_batch(record);
     }
     const double step_seconds = metric_of(record.metrics, "time/step");
     sampling_ += metric_of(record.metrics, "perf/sampler_busy") * step_seconds;
@@ -339,20 +333,23 @@ class Run {
     progress_.step(
         record.step, run_.trainer.max_steps,
         fmt::format("reward {:.3f}  mismatch_kl {:.2g}  masked {:.2f}%  lag {:.2g}  {:.0f}k "
-                    "tokens/s",
+                    "tokens/s{}",
                     metric_of(record.metrics, "reward/all/mean"),
                     metric_of(record.metrics, "mismatch_kl/all/mean"),
                     100.0 * metric_of(record.metrics, "is_masked"),
                     metric_of(record.metrics, "off_policy_level/all/mean"),
                     (metric_of(record.metrics, "batch/tokens") +
                      static_cast<double>(record.batch.sampled_tokens)) /
-                        step_seconds / 1000.0));
+                        step_seconds / 1000.0,
+                    failed_ > 0 ? fmt::format("  {} failed", failed_) : ""));
     if (run_.eval.every > 0 && record.step % run_.eval.every == 0) {
       const bool last = record.step == run_.trainer.max_steps;
       evaluate(record.step, *latest_, last ? 0 : threads);
     }
     if (output.weights_every > 0 && record.step % output.weights_every == 0) {
-      save_weights(record.step);
+      writer_.start(
+          fmt::format("weights of step {}", record.step),
+          [this, step = record.step, weights = latest_] { save_weights(step, *weights); });
     }
   }
 
@@ -362,38 +359,91 @@ class Run {
       for (const std::string& line : member.environment->take_log()) {
         files_.log(fmt::format("{} {}", member.id, line));
       }
+      for (const std::string& warning : member.environment->take_warnings()) {
+        progress_.note(fmt::format("warning: environment {}: {}", member.id, warning));
+      }
     }
   }
 
+  // One that is stopped leaves no trace: it is made when the run goes on.
   void evaluate(int64_t step, const Parameters& weights, int threads) {
-    const EvaluationResult result = evaluate_policy(setup_, weights, run_.eval, threads, false);
-    last_evaluated_ = step;
+    const EvaluationResult result = evaluate_policy(setup_, weights, run_.eval, threads, false,
+                                                    [&] { return interrupt_.asked(); });
     summary_.eval_seconds += result.seconds;
+    progress_.note(evaluation_line(step, result));
+    if (result.stopped) return;
+    last_evaluated_ = step;
     (step == 0 ? state_.before : summary_.after) = result.metrics;
     files_.write_eval(step, result.metrics);
-    progress_.note(fmt::format(
-        "eval at step {}: reward {:.3f} [{:.3f}, {:.3f}] on {:.0f} held-out prompts{}", step,
-        result.metric("eval/all/reward/mean"), result.metric("eval/all/reward/low"),
-        result.metric("eval/all/reward/high"), result.metric("eval/all/prompts"),
-        run_.eval.greedy ? fmt::format(", greedy {:.3f}", result.metric("eval/all/greedy/mean"))
-                         : ""));
+    if (step > 0) note_all(warnings_.on_evaluation(step, state_.before, result.metrics));
   }
 
-  // A checkpoint that cannot be written costs nothing but itself: the one before is still there.
+  void note_all(const std::vector<std::string>& lines) {
+    for (const std::string& line : lines) progress_.note(line);
+  }
+
+  // Failures of a step, by kind, with the last one's message; the first time on stderr too.
+  void tell_failures(const StepRecord& record) {
+    std::string kinds;
+    double failed = 0.0;
+    for (const auto& [name, value] : record.metrics) {
+      if (!name.starts_with("failures/")) continue;
+      kinds += fmt::format("{}{} {:.0f}", kinds.empty() ? "" : ", ", name.substr(9), value);
+      failed += value;
+    }
+    const double unasked = metric_of(record.metrics, "unasked_answers/all");
+    if (unasked > 0.0) {
+      files_.log(
+          fmt::format("step {}: {:.0f} answers of environments' programs that nothing had "
+                      "asked for; the lines are above",
+                      record.step, unasked));
+    }
+    if (failed == 0.0) return;
+    failed_ += static_cast<int64_t>(failed);
+    const std::string line =
+        fmt::format("step {}: {:.0f} rollouts failed ({}) and are tried again; the last: {}",
+                    record.step, failed, kinds, record.last_failure);
+    if (std::exchange(told_failures_, true)) {
+      files_.log(line);
+    } else {
+      progress_.note(line + " (later ones are in log.txt)");
+    }
+  }
+
+  // The run waits for a copy of its state, and for the checkpoint before if that is still being
+  // written.
   void save_checkpoint(int64_t step, const Trainer& trainer, const ScheduleState& schedule) {
+    writer_.wait();
+    say_what_was_not_written();
+    auto trained = std::make_shared<const TrainingState>(trainer.state());
+    writer_.start(fmt::format("checkpoint of step {}", step),
+                  [this, step, trained, schedule, state = state_] {
+                    write_checkpoint(step, *trained, schedule, state);
+                  });
+  }
+
+  // Beside training: touches nothing that changes.
+  void write_checkpoint(int64_t step, const TrainingState& trained, const ScheduleState& schedule,
+                        const RunState& state) const {
+    if (const std::string bad = not_finite_text(trained); !bad.empty()) throw Error(bad);
+    refuse_full_disk(files_.path("checkpoints"),
+                     3 * sizeof(float) * static_cast<uint64_t>(trained.policy.count()));
     files_.sync();
-    try {
-      checkpoints_.save(Phase::rl, step, [&](const std::string& folder) {
-        trainer.save(folder);
-        write_policy_card(folder, setup_.card);
-        write_file_atomically(folder + "/schedule.json",
-                              schedule_state_json(schedule, setup_.environment_ids));
-        write_state(folder, state_);
-      });
-    } catch (const Error& error) {
-      progress_.note(fmt::format(
-          "warning: no checkpoint of step {}: {}; the one before stays, and the run goes on", step,
-          error.what()));
+    checkpoints_.save(Phase::rl, step, [&](const std::string& folder) {
+      FileSums sums = save_state(folder, trained.policy, trained.optimizer);
+      sums["leeway.json"] = write_policy_card(folder, setup_.card);
+      sums["schedule.json"] = write_file_atomically(
+          folder + "/schedule.json", schedule_state_json(schedule, setup_.environment_ids));
+      sums["run.json"] = write_file_atomically(folder + "/run.json", run_state_json(state));
+      return sums;
+    });
+  }
+
+  // What cannot be written costs nothing but itself: what was there before is still there.
+  void say_what_was_not_written() {
+    for (const std::string& failure : writer_.take_failures()) {
+      progress_.note(
+          fmt::format("warning: {}; the one before stays, and the run goes on", failure));
     }
   }
 
@@ -403,21 +453,27 @@ class Run {
   }
   void save_initial(const Trainer& trainer) {
     if (!needs_initial()) return;
-    files_.save_weights(trainer.parameters(), 0, setup_);
+    save_weights(0, trainer.parameters());
     state_.initial_checksum = checksum(trainer.parameters());
   }
   Parameters initial_weights() const {
     if (!needs_initial()) return load_parameters(from_->folder);
     const std::string folder = weights_folder(files_.folder(), 0);
-    Parameters weights = load_parameters(folder);
-    if (checksum(weights) == state_.initial_checksum) return weights;
-    throw Error(folder +
-                ": is not the policy of step 0, which is the reference of this run; put it "
-                "back, or start a new run");
+    std::string problem = "its numbers are others";
+    try {
+      Parameters weights = load_parameters(folder);
+      if (checksum(weights) == state_.initial_checksum) return weights;
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+    throw Error(
+        fmt::format("{}: is not the policy of step 0, which is the reference of this run; "
+                    "put it back, or start a new run ({})",
+                    folder, problem));
   }
 
-  void save_weights(int64_t step) {
-    summary_.weights = files_.save_weights(*latest_, step, setup_);
+  std::string save_weights(int64_t step, const Parameters& weights) const {
+    return files_.save_weights(weights, step, setup_);
   }
 
   const RunSetup& setup_;
@@ -429,6 +485,7 @@ class Run {
   RunFiles files_;
   CheckpointStore checkpoints_;
   RunProgress progress_;
+  BackgroundWriter writer_;
   Interrupt interrupt_;
   RunSummary summary_;
   RunState state_;
@@ -436,12 +493,32 @@ class Run {
   std::shared_ptr<const Parameters> latest_;
   int64_t last_evaluated_ = -1;
   double sampling_ = 0.0, learning_ = 0.0;
+  int64_t failed_ = 0;  // rollouts, in this session
+  bool told_failures_ = false;
+  RunWarnings warnings_;
 };
 
 }  // namespace
 
+const char* name_of(RunSummary::End end) {
+  switch (end) {
+    case RunSummary::End::finished: return "finished";
+    case RunSummary::End::stopped: return "stopped";
+    case RunSummary::End::gave_up: return "gave_up";
+  }
+  return "";
+}
+
+void check_checkpoint(const RunSetup& setup, const Checkpoint& checkpoint) {
+  if (checkpoint.phase == Phase::sft) return check_sft_checkpoint(checkpoint);
+  read_state(checkpoint.folder);
+  const TrainingState trained = load_state(checkpoint.folder);
+  read_schedule(setup, checkpoint, trained.policy.config().vocab_size);
+}
+
 RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& start) {
   refuse_sampling(setup.config.run.rollout);
+  check_environments(*setup.environments);
   RunFiles files(claim_folder(setup.config.run.output_dir));
   if (start.own_weights) {
     const std::string weights = files.save_weights(setup.weights, 0, setup);
@@ -453,6 +530,7 @@ RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& s
 
 RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resumption resumption) {
   refuse_sampling(setup.config.run.rollout);
+  check_environments(*setup.environments);
   const Checkpoint from = *resumption.from;
   const std::vector<std::string> notes = resumption.notes;
   RunFiles files(setup.config, explain_text(setup.config.loss_spec), std::move(resumption));
@@ -473,8 +551,7 @@ RunSummary finished_summary(const Resumption& resumption) {
   summary.totals = end.totals;
   summary.rollouts = end.totals.completed;
   const std::string weights = weights_folder(resumption.folder, end.steps);
-  std::error_code ignored;
-  if (std::filesystem::exists(weights, ignored)) summary.weights = weights;
+  if (is_present(weights)) summary.weights = weights;
   return summary;
 }
 

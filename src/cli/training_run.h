@@ -15,7 +15,7 @@ namespace leeway {
 struct RunSummary {
   enum class End { finished, stopped, gave_up };
   End end = End::finished;
-  std::string reason;  // gave_up
+  std::string reason;  // why it did not finish
   std::string folder;
   int64_t sft_steps = 0, steps = 0, max_steps = 0;
   double sft_seconds = 0.0, rl_seconds = 0.0, eval_seconds = 0.0, seconds = 0.0;
@@ -27,6 +27,8 @@ struct RunSummary {
   std::string weights;           // folder of the last weights; empty: they could not be saved
   bool finished_before = false;  // there was nothing to resume, and nothing was done
 };
+
+const char* name_of(RunSummary::End end);
 
 // Throws Error for the user's mistakes before anything is written; what fails later is in the
 // summary. Progress goes to stderr.
@@ -40,6 +42,9 @@ struct NewRun {
   bool own_weights = false;
 };
 RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& start);
+
+// Throws Error saying why a run cannot go on from a checkpoint, although its sums are right.
+void check_checkpoint(const RunSetup& setup, const Checkpoint& checkpoint);
 
 // Goes on with a run from its checkpoint, as if it had not been interrupted.
 RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resumption resumption);

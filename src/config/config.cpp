@@ -2,7 +2,13 @@
 
 #include <fmt/format.h>
 
-#include "config/given.h"
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "config/document.h"
+#include "config/findings.h"
 #include "config/run_reader.h"
 #include "leeway/error.h"
 
@@ -23,46 +29,151 @@ std::vector<std::string> native_keys(const Catalog& catalog) {
 // What the document says of the loss, in order. With loss_only it says nothing else.
 std::vector<const Given*> loss_part(const Document& document, ConfigScope scope) {
   std::vector<const Given*> part;
-  for (const Given& given : document.values) {
+  for (const Given& given : document.values()) {
     if (given.path == "trainer.loss." || scope == ConfigScope::loss_only) part.push_back(&given);
   }
   return part;
 }
 
-void read_loss(const Catalog& catalog, const std::vector<const Given*>& part, Config& config) {
-  std::string preset_where;
-  for (const Given* entry : part) {
-    const Given& given = *entry;
-    config.loss.push_back({given.key, to_value(given.value), given.where()});
-    if (given.key != "preset") continue;
-    const auto* preset = std::get_if<std::string>(&given.value);
-    if (preset == nullptr) refuse(given, "must be text");
-    config.preset = *preset;
-    preset_where = given.where();
-  }
-  try {
-    config.loss_spec = catalog.make_spec(config.preset, config.loss);
-  } catch (const Error& error) {
-    const std::string message = error.what();
-    // A bad name is reported without a place: give it the one the name stands at.
-    if (message.starts_with("preset \"") && !preset_where.empty()) {
-      throw Error(preset_where + message);
+// The keys of a preset. Those of other code bases may have any.
+class PresetKeys {
+ public:
+  PresetKeys(const Catalog& catalog, const std::string& preset)
+      : any_(preset.find('/') != std::string::npos) {
+    if (any_) return;
+    try {
+      for (const KeyInfo* key : catalog.keys_of(preset)) names_.insert(key->name);
+      names_.insert("preset");
+    } catch (const Error&) {
+      // There is no such preset: it has no keys.
     }
-    throw;
   }
+  bool has(const std::string& key) const { return any_ || names_.contains(key); }
+
+ private:
+  bool any_;
+  std::set<std::string> names_;
+};
+
+// The preset as the file has it, and as it is.
+struct PresetName {
+  std::string in_file = Config().preset, now = Config().preset;
+  const Given* given = nullptr;
+  std::string cause;  // what of the command line changed it; empty: nothing did
+};
+
+PresetName preset_name(const Document& document, const std::vector<const Given*>& part,
+                       Problems& problems) {
+  PresetName name;
+  for (const Given* given : part) {
+    if (given->key != "preset") continue;
+    const auto* text = std::get_if<std::string>(&given->value);
+    if (text == nullptr) {
+      problems.add(*given, "must be text");
+      continue;
+    }
+    name.now = *text;
+    name.given = given;
+    if (given->in_file()) name.in_file = *text;
+  }
+  if (name.given != nullptr && !name.given->in_file()) {
+    name.cause = fmt::format("--set {} = {}", name.given->name(), toml_string(name.now));
+  } else if (name.given == nullptr) {
+    name.cause = document.command_line("trainer.loss.preset");
+  }
+  return name;
+}
+
+// Notes keys of the file, unless the command line gives them too, for which `inert` holds.
+template <class Inert>
+void take_along(const PresetName& preset, const std::vector<const Given*>& part, Inert&& inert,
+                Findings& findings) {
+  for (const Given* given : part) {
+    if (!given->in_file() || given->key == "preset" || !inert(given->key)) continue;
+    const bool again = std::any_of(part.begin(), part.end(), [&](const Given* other) {
+      return !other->in_file() && other->key == given->key;
+    });
+    if (!again) findings.taken_along.push_back({given->name(), preset.cause});
+  }
+}
+
+// False: the loss has problems, and there is no spec.
+bool read_loss(const Catalog& catalog, const Document& document,
+               const std::vector<const Given*>& part, Config& config, Findings& findings) {
+  const size_t before = findings.problems.count();
+  const PresetName preset = preset_name(document, part, findings.problems);
+  if (findings.problems.count() > before) return false;
+  config.preset = preset.now;
+  for (const Given* given : part) {
+    config.loss.push_back({given->key, to_value(given->value), given->where()});
+  }
+  const PresetKeys keys(catalog, preset.now);
+  if (!preset.cause.empty()) {
+    const PresetKeys keys_in_file(catalog, preset.in_file);
+    const std::vector<std::string> all = native_keys(catalog);
+    const auto of_the_other = [&](const std::string& key) {
+      // Which preset it was that --unset took out is not known here.
+      const bool known = preset.given != nullptr
+                             ? keys_in_file.has(key)
+                             : std::find(all.begin(), all.end(), key) != all.end();
+      return known && !keys.has(key);
+    };
+    take_along(preset, part, of_the_other, findings);
+    if (!findings.taken_along.empty()) return false;
+  }
+  // A problem names its key as it stands there; without that key, the next one comes to light.
+  Settings left = config.loss;
+  for (;;) {
+    std::string message;
+    try {
+      config.loss_spec = catalog.make_spec(config.preset, left);
+      break;
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    const Given* to_blame = nullptr;
+    for (const Given* given : part) {
+      if (message.starts_with(given->where() + given->key + " = ")) to_blame = given;
+    }
+    if (to_blame == nullptr) {
+      // A bad name is reported without a place: give it the one the name stands at.
+      const bool named = message.starts_with("preset \"") && preset.given != nullptr;
+      findings.problems.add(preset.given == nullptr ? 0 : preset.given->order,
+                            named ? preset.given->where() + message : message);
+      return false;
+    }
+    findings.problems.add(to_blame->order, message);
+    findings.problems.blame(to_blame->name());
+    std::erase_if(left, [&](const Setting& setting) { return setting.key == to_blame->key; });
+    if (!findings.problems.full()) continue;
+    // The rest is only counted.
+    for (const Setting& setting : left) {
+      if (!keys.has(setting.key)) {
+        findings.problems.add(to_blame->order, setting.where + setting.key + ": unknown key");
+      }
+    }
+    return false;
+  }
+  if (findings.problems.count() > before) return false;
+  if (preset.cause.empty()) return true;
+  const std::vector<std::string>& inert = config.loss_spec.inert;
+  const auto is_inert = [&](const std::string& key) {
+    return std::find(inert.begin(), inert.end(), key) != inert.end();
+  };
+  take_along(preset, part, is_inert, findings);
+  return findings.taken_along.empty();
 }
 
 std::vector<EffectiveValue> loss_values(const std::vector<const Given*>& part,
                                         const Config& config) {
   std::vector<EffectiveValue> values;
+  std::unordered_map<std::string, const Given*> last;
+  for (const Given* given : part) last[given->key] = given;
   // The last value of a key as it was given, and its origin.
   auto given_of = [&](const std::string& key) -> std::pair<std::string, std::string> {
-    const Given* found = nullptr;
-    for (const Given* given : part) {
-      if (given->key == key) found = given;
-    }
-    if (found == nullptr) return {"", "default"};
-    return {scalar_text(found->value), found->place};
+    const auto found = last.find(key);
+    if (found == last.end()) return {"", "default"};
+    return {scalar_text(found->second->value), found->second->place};
   };
   values.push_back({"trainer.loss.preset", toml_string(config.preset), given_of("preset").second});
   for (const auto& [key, value] : config.loss_spec.settings) {
@@ -91,26 +202,84 @@ void refuse_second_preset(const Settings& settings) {
   }
 }
 
+namespace {
+
+// One note for each thing on the command line that takes keys along.
+void note_taken_along(const Document& document, const std::vector<TakenAlong>& taken,
+                      std::vector<std::string>& notes) {
+  std::vector<std::string> causes;
+  std::map<std::string, std::vector<std::string>> keys;
+  for (const TakenAlong& one : taken) {
+    const Given* given = document.find(one.name);
+    if (keys[one.cause].empty()) causes.push_back(one.cause);
+    keys[one.cause].push_back(
+        fmt::format("{} = {} ({})", one.name, scalar_text(given->value), given->place));
+  }
+  for (const std::string& cause : causes) {
+    const std::vector<std::string>& all = keys[cause];
+    constexpr size_t kMostNamed = 20;
+    const size_t named = std::min(all.size(), kMostNamed);
+    notes.push_back(
+        fmt::format("{} leaves these without effect, and they are left out: {}{}", cause,
+                    fmt::join(all.begin(), all.begin() + named, ", "),
+                    named == all.size() ? "" : fmt::format(", and {} more", all.size() - named)));
+  }
+}
+
+}  // namespace
+
 Config parse_config(const Catalog& catalog, const std::string& name, std::string_view text,
-                    const std::vector<std::string>& sets, ConfigScope scope) {
-  Config config;
+                    const std::vector<std::string>& sets, ConfigScope scope,
+                    const std::vector<std::string>& unsets) {
+  RunConfig default_run;
+  RendererConfig default_renderer;
   EnvironmentTable environment;
-  const Known known{describe(config.run, config.renderer), describe(environment, 0),
+  const Known known{describe(default_run, default_renderer), describe(environment, 0),
                     native_keys(catalog)};
-  Document document = read_document(known, name, text, scope);
+  Problems of_text;
+  toml::table root = parse_toml(name, text);
+  remove_unset(root, name, unsets, scope, of_text);
+  Document document = read_document(known, name, root, scope, of_text);
+  for (const std::string& unset : unsets) {
+    // What is left of a list has other numbers, and nothing depends on what is gone.
+    if (!unset.starts_with("environment")) document.unset.push_back(unset);
+  }
   if (scope == ConfigScope::loss_only && !document.has_table("trainer.loss")) {
     throw Error(fmt::format("{}: has no [trainer.loss] table", name));
   }
-  for (const std::string& assignment : sets) add_assignment(known, assignment, scope, document);
-  if (scope == ConfigScope::whole) read_run(document, config.run, config.renderer);
-  const std::vector<const Given*> loss = loss_part(document, scope);
-  read_loss(catalog, loss, config);
-  config.effective = loss_values(loss, config);
-  if (scope == ConfigScope::whole) {
-    check_run(document, config.run, config.loss_spec);
-    config.effective = effective_values(document, config.run, config.renderer, config.effective);
+  uint64_t order = kOrderOfSet;
+  for (const std::string& assignment : sets) {
+    ++order;
+    of_text.attempt(order, [&] { add_assignment(known, assignment, scope, order, document); });
   }
-  return config;
+  std::vector<std::string> notes;
+  for (;;) {
+    Config config;
+    Findings findings{of_text, {}};
+    if (scope == ConfigScope::whole) read_run(document, config.run, config.renderer, findings);
+    const std::vector<const Given*> loss = loss_part(document, scope);
+    const bool has_loss = read_loss(catalog, document, loss, config, findings);
+    if (scope == ConfigScope::whole) {
+      check_run(document, config.run, has_loss ? &config.loss_spec : nullptr, findings);
+    }
+    if (!findings.taken_along.empty()) {
+      // What is left may be judged otherwise without them.
+      note_taken_along(document, findings.taken_along, notes);
+      std::set<std::string> names;
+      for (const TakenAlong& one : findings.taken_along) names.insert(one.name);
+      document.remove(names);
+      continue;
+    }
+    findings.problems.throw_if_any();
+    config.effective = loss_values(loss, config);
+    if (scope == ConfigScope::whole) {
+      resolve_paths(document, name, config.run, config.renderer);
+      decide_automatic(config.run);
+      config.effective = effective_values(document, config.run, config.renderer, config.effective);
+    }
+    config.notes = std::move(notes);
+    return config;
+  }
 }
 
 std::string config_toml(const Config& config) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "config/run_config.h"
+#include "leeway/error.h"
 #include "leeway/presets.h"
 
 namespace leeway {
@@ -36,18 +37,35 @@ struct Config {
   RunConfig run;  // environments have their ids; without [[environment]] there are none
   // Every key that has an effect, defaults written out, in the order of the dump.
   std::vector<EffectiveValue> effective;
+  // For the user's eyes: keys of the file that --set or --unset leaves without effect, and that are
+  // therefore left out.
+  std::vector<std::string> notes;
+};
+
+// Everything that is wrong with a configuration, in the order of the file, then of the command
+// line. what() has one line for each.
+class ConfigError : public Error {
+ public:
+  ConfigError(std::vector<std::string> shown, size_t count);
+
+  std::vector<std::string> problems;  // the first few
+  size_t total;
 };
 
 // What of the file is looked at: everything, or the [trainer.loss] table alone.
 enum class ConfigScope { whole, loss_only };
 
-// `text` is the file's content, `name` what messages call it; `sets` are command-line assignments
-// "trainer.loss.key=value" (with loss_only, "key=value" is enough), "seed=3",
+// `text` is the file's content, `name` its path and what messages call it; `sets` are command-line
+// assignments "trainer.loss.key=value" (with loss_only, "key=value" is enough), "seed=3",
 // "environment.0.max_length=9" (or without the number where there is one environment;
-// "environment.N.name=.." with the next number adds one). With loss_only, `renderer` and `run` keep
-// their defaults. Throws Error.
+// "environment.N.name=.." with the next number adds one). `unsets` are keys and tables to take out
+// of the file first: "sft", "trainer.schedule", "environment.1". Input paths come out absolute:
+// those of the file are relative to its folder where they exist there, else, as those of `sets`, to
+// the working directory. With loss_only, `renderer` and `run` keep their defaults. Throws
+// ConfigError with all problems, or Error where the file is no TOML.
 Config parse_config(const Catalog& catalog, const std::string& name, std::string_view text,
-                    const std::vector<std::string>& sets, ConfigScope scope);
+                    const std::vector<std::string>& sets, ConfigScope scope,
+                    const std::vector<std::string>& unsets = {});
 
 // "key=value" with a TOML value or a bare string. Throws Error without a key or an equals sign.
 Setting parse_assignment(const std::string& assignment);

@@ -64,8 +64,8 @@ TEST(ConfigDump, HasNoKeysWithoutEffect) {
     EXPECT_EQ(plain.find(words), std::string::npos) << words;
   }
   EXPECT_NE(plain.find("model.hidden_size"), std::string::npos);
-  const std::string loaded = effective_of(parse("[model]\npath = \"m\"\n[sft]\n"));
-  EXPECT_NE(loaded.find("model.path = \"m\"\nmodel.tokenizer = \"\"\nmodel.device = \"cpu\"\n"
+  const std::string loaded = effective_of(parse("[model]\npath = \"/m\"\n[sft]\n"));
+  EXPECT_NE(loaded.find("model.path = \"/m\"\nmodel.tokenizer = \"\"\nmodel.device = \"cpu\"\n"
                         "sft.max_steps"),
             std::string::npos)
       << loaded;

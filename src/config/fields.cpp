@@ -47,7 +47,7 @@ const Field* Section::find(const std::string& key) const {
 
 std::string type_text(const Field& field) {
   if (is<bool>(field)) return "true or false";
-  if (is<double>(field)) return "number";
+  if (is<double>(field) || is<AutoNumber>(field)) return "number";
   return is<std::string>(field) ? "text" : "integer";
 }
 
@@ -58,6 +58,7 @@ std::string values_text(const Field& field) {
     return field.may_be_empty ? "" : "not empty";
   }
   if (is<std::optional<int64_t>>(field)) return field.range.text() + ", or \"unlimited\"";
+  if (is<AutoNumber>(field)) return field.range.text() + ", or \"auto\"";
   return field.range.text();
 }
 
@@ -78,6 +79,10 @@ std::string toml_text(const Field& field) {
     std::string operator()(const std::string* value) const { return toml_string(*value); }
     std::string operator()(const std::optional<int64_t>* value) const {
       return value->has_value() ? fmt::format("{}", **value) : "\"unlimited\"";
+    }
+    std::string operator()(const AutoNumber* number) const {
+      const bool undecided = number->automatic && number->value == 0.0;
+      return undecided ? "\"auto\"" : fmt::format("{}", number->value);
     }
   };
   return std::visit(Writer{}, field.target);

@@ -26,8 +26,9 @@ struct Range {
 
 // One key. `target` is where its value lives; it must outlive the field.
 struct Field {
-  // The last is an integer, or "unlimited" for none.
-  using Target = std::variant<bool*, int64_t*, double*, std::string*, std::optional<int64_t>*>;
+  // An optional integer is "unlimited" for none.
+  using Target =
+      std::variant<bool*, int64_t*, double*, std::string*, std::optional<int64_t>*, AutoNumber*>;
 
   std::string key;
   Target target;
@@ -39,6 +40,9 @@ struct Field {
   // Why the key has no effect beside the values that the others have now, with the remedy. Such a
   // key is refused where it is given and left out of the dump. Empty: it has one.
   std::string inert;
+  std::string inert_by;     // full name of the key that decides it
+  bool input_path = false;  // text: a file or folder that is read
+  std::string no_path;      // with input_path: the one word that is none
 };
 
 struct Section {

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <variant>
 #include <vector>
 
@@ -20,11 +22,13 @@ struct Given {
   std::string path;  // table with a dot: "trainer.", "environment.0.", "" at the top level
   std::string key;
   Scalar value;
-  std::string place;  // "run.toml line 3" or "--set"
+  std::string place;   // "run.toml line 3" or "--set"
+  uint64_t order = 0;  // of problems: as in the file, then as on the command line
 
+  bool in_file() const { return place != "--set"; }
   std::string name() const { return path + key; }
   // What Setting::where holds: the words before the key.
-  std::string where() const { return place + (place == "--set" ? " " : ": ") + path; }
+  std::string where() const { return place + (in_file() ? ": " : " ") + path; }
 };
 
 // Throws Error "PLACE: NAME = VALUE: problem".
@@ -40,23 +44,29 @@ struct Known {
 };
 
 // Everything that a file and --set say, in their order; the last of a key counts.
-struct Document {
-  std::vector<Given> values;
-  std::vector<std::string> tables;        // paths that are there
-  std::vector<std::string> environments;  // the places of [[environment]] tables
+class Document {
+ public:
+  std::vector<std::string> tables;  // paths that are there
+  // The places of [[environment]] tables, and their order among problems.
+  std::vector<std::pair<std::string, uint64_t>> environments;
+  std::vector<std::string> unset;  // names that --unset took out of the file
+
+  const std::vector<Given>& values() const { return values_; }
+  void add(Given given);
+  // Takes out every value of these full names.
+  void remove(const std::set<std::string>& names);
 
   bool has_table(const std::string& path) const;
   // The last value of a full name, or nullptr.
   const Given* find(const std::string& name) const;
-};
+  // What the command line says of a key, or of any in a table where the name ends with a dot:
+  // "--set NAME = VALUE", "--unset NAME"; empty: nothing.
+  std::string command_line(const std::string& name) const;
 
-// Reads TOML. With loss_only, nothing but [trainer.loss] is looked at. Throws Error for what is no
-// TOML, a table or key that is not known, and a table or list where a value belongs.
-Document read_document(const Known& known, const std::string& name, std::string_view text,
-                       ConfigScope scope);
-// Adds one --set. With loss_only, a key without a path is one of the loss. Throws Error.
-void add_assignment(const Known& known, const std::string& assignment, ConfigScope scope,
-                    Document& document);
+ private:
+  std::vector<Given> values_;
+  std::unordered_map<std::string, size_t> last_;  // by name
+};
 
 Value to_value(const Scalar& scalar);
 std::string scalar_text(const Scalar& scalar);     // TOML

@@ -15,11 +15,15 @@ constexpr const char* kOpening =
     "A run is described by one TOML file. All keys are optional unless said otherwise; a file "
     "that\n"
     "is empty has all the defaults below. What is unknown, of the wrong type, out of range,\n"
-    "contradictory or without effect is refused with file, line, key, value and remedy. Integers "
+    "contradictory or without effect is refused with file, line, key, value and remedy, all of it\n"
+    "at once. Integers are taken where a number is asked for, not the other way round. Numbers "
     "are\n"
-    "taken where a number is asked for, not the other way round. Numbers are finite. Paths stay "
-    "as\n"
-    "they are written and are looked up from the folder in which the program runs.\n\n"
+    "finite.\n\n"
+    "Paths of what is read (`data`, `eval_data`, `path`, `tokenizer`, `reference`, `teacher`) are\n"
+    "relative to the file where they exist there, and else to the folder in which the program "
+    "runs;\n"
+    "those of `--set`, `output_dir` and `command` always are relative to the latter. The\n"
+    "configuration that a run keeps has them absolute.\n\n"
     "```sh\n"
     "leeway config --example\n"
     "leeway config --example --set trainer.learning_rate=3e-4 --set orchestrator.group_size=16\n"
@@ -36,7 +40,12 @@ constexpr const char* kOpening =
     "a TOML value or a bare word. Environments are numbered from 0: `environment.1.weight=2`; "
     "where\n"
     "there is only one, `environment.weight=2` will do; `environment.N.name=sort` with the next\n"
-    "number adds one.\n";
+    "number adds one. Where it leaves keys of the file without effect, as another preset does to "
+    "the\n"
+    "keys of the one before, they are left out, and a note says which.\n\n"
+    "`--unset PATH` leaves out a key or a table of the file: `--unset sft`, `--unset\n"
+    "trainer.schedule`, `--unset environment.1`. It comes before `--set`, whose numbers of\n"
+    "environments are those of what is left.\n";
 
 std::string cell(std::string text) {
   for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <unordered_map>
 
 #include "config/run_reader.h"
 #include "leeway/error.h"
@@ -16,10 +17,10 @@ constexpr double kLeastTemperature = 1e-4;
 
 class Checks {
  public:
-  Checks(const Document& document, const RunConfig& run, const LossSpec& loss)
-      : document_(document), run_(run), loss_(loss) {}
+  Checks(const Document& document, const RunConfig& run, const LossSpec* loss, Findings& findings)
+      : document_(document), run_(run), loss_(loss), findings_(findings) {}
 
-  void model() const {
+  void model() {
     const ModelTable& m = run_.model;
     if (!m.path.empty()) return;
     require(m.num_attention_heads % m.num_key_value_heads == 0,
@@ -35,37 +36,44 @@ class Checks {
     require(m.head_dim % 2 == 0, {"model.head_dim"}, "must be even: rotary embeddings turn pairs");
   }
 
-  void trainer() const {
+  void trainer() {
     const TrainerTable& t = run_.trainer;
-    require(t.optimizer_steps != "minibatch" || t.minibatches > 1,
-            {"trainer.optimizer_steps", "trainer.minibatches"},
-            "trainer.optimizer_steps = \"minibatch\" is inert with trainer.minibatches = 1; raise "
-            "minibatches or leave optimizer_steps out");
+    effective(
+        t.optimizer_steps != "minibatch" || t.minibatches > 1, "trainer.optimizer_steps",
+        {"trainer.minibatches"},
+        "trainer.optimizer_steps = \"minibatch\" is inert with trainer.minibatches = 1; raise "
+        "minibatches or leave optimizer_steps out");
     const bool on_gpu = run_.model.device == "cuda";
     require(on_gpu || t.precision != "bf16", {"trainer.precision", "model.device"},
             "the CPU trains in float32; leave trainer.precision out, or set model.device = "
             "\"cuda\"");
     require(!on_gpu || run_.rollout.precision != "int8", {"rollout.precision", "model.device"},
             "int8 is of the CPU alone; with model.device = \"cuda\" take bf16 or float32");
-    if (loss_.reads(Stream::teacher)) {
+  }
+
+  void loss() {
+    if (loss_ == nullptr) return;
+    const TrainerTable& t = run_.trainer;
+    const std::vector<std::string> keys = {"trainer.loss."};
+    if (loss_->reads(Stream::teacher)) {
       require(!t.teacher.empty(), {"trainer.loss.teacher_tau", "trainer.loss.preset"},
               "the loss reads a teacher's log-probabilities (teacher_tau); give trainer.teacher, a "
               "Hugging Face folder");
     } else {
-      require(t.teacher.empty(), {"trainer.teacher"},
-              "inert: the loss reads no teacher; set trainer.loss.teacher_tau, or leave it out");
+      effective(t.teacher.empty(), "trainer.teacher", keys,
+                "inert: the loss reads no teacher; set trainer.loss.teacher_tau, or leave it out");
     }
-    require(t.reference == "initial" || loss_.reads(Stream::ref), {"trainer.reference"},
-            fmt::format("inert: trainer.loss.preset = \"{}\" reads no ref with these keys; take a "
-                        "loss that does (grpo with ref_kl), or leave it out",
-                        loss_.preset));
-    require(t.prox_forward == "auto" || loss_.reads(Stream::prox), {"trainer.prox_forward"},
-            fmt::format("inert: trainer.loss.preset = \"{}\" reads no prox with these keys; take a "
-                        "loss that does (ppo), or leave it out",
-                        loss_.preset));
+    effective(t.reference == "initial" || loss_->reads(Stream::ref), "trainer.reference", keys,
+              fmt::format("inert: trainer.loss.preset = \"{}\" reads no ref with these keys; take "
+                          "a loss that does (grpo with ref_kl), or leave it out",
+                          loss_->preset));
+    effective(t.prox_forward == "auto" || loss_->reads(Stream::prox), "trainer.prox_forward", keys,
+              fmt::format("inert: trainer.loss.preset = \"{}\" reads no prox with these keys; take "
+                          "a loss that does (ppo), or leave it out",
+                          loss_->preset));
   }
 
-  void orchestrator() const {
+  void orchestrator() {
     const OrchestratorTable& o = run_.orchestrator;
     require(o.max_inflight == 0 || o.max_inflight >= o.group_size,
             {"orchestrator.max_inflight", "orchestrator.group_size"},
@@ -87,8 +95,9 @@ class Checks {
             fmt::format("must be 0, which is greedy, or at least {}", kLeastTemperature));
   }
 
-  void environment(size_t index) const {
+  void environment(size_t index) {
     const EnvironmentTable& e = run_.environments[index];
+    if (e.name.empty()) return;
     auto key = [&](const char* name) { return fmt::format("environment.{}.{}", index, name); };
     identity(index, key("id"), key("name"));
     if (e.name == "sort") {
@@ -112,16 +121,29 @@ class Checks {
 
  private:
   // Blames the first of `names` that was given. Defaults keep every rule, so that one was.
-  void require(bool condition, const std::vector<std::string>& names,
-               const std::string& problem) const {
+  void require(bool condition, const std::vector<std::string>& names, const std::string& problem) {
     if (condition) return;
+    // A value that is refused itself says nothing about the others.
     for (const std::string& name : names) {
-      if (const Given* given = document_.find(name)) refuse(*given, problem);
+      if (findings_.problems.blames(name)) return;
+    }
+    for (const std::string& name : names) {
+      const Given* given = document_.find(name);
+      if (given != nullptr) return findings_.problems.add(*given, problem);
     }
     LEEWAY_CHECK(false, fmt::format("a default breaks a rule: {}", problem));
   }
 
-  void identity(size_t index, const std::string& id_key, const std::string& name_key) const {
+  // The key `name` must have an effect beside the keys `causes`. Its default has one always.
+  void effective(bool condition, const std::string& name, const std::vector<std::string>& causes,
+                 const std::string& problem) {
+    if (condition) return;
+    const Given* given = document_.find(name);
+    LEEWAY_CHECK(given != nullptr, fmt::format("a default has no effect: {}", problem));
+    findings_.inert(document_, *given, causes, problem);
+  }
+
+  void identity(size_t index, const std::string& id_key, const std::string& name_key) {
     const std::string& id = run_.environments[index].id;
     const bool plain = std::all_of(id.begin(), id.end(), [](unsigned char c) {
       return c == '_' || c == '-' || c == '.' || (c < 128 && std::isalnum(c) != 0);
@@ -129,15 +151,15 @@ class Checks {
     require(plain && id != "all", {id_key},
             "must be of letters, digits, '_', '-' and '.', and not \"all\": it is a part of "
             "metric names");
-    for (size_t other = 0; other < index; ++other) {
-      require(run_.environments[other].id != id, {id_key, name_key},
-              fmt::format("environment.{}.id and {} are both \"{}\"; give them different ids",
-                          other, id_key, id));
-    }
+    const auto [other, is_new] = ids_.emplace(id, index);
+    if (is_new) return;
+    require(false, {id_key, name_key},
+            fmt::format("environment.{}.id and {} are both \"{}\"; give them different ids",
+                        other->second, id_key, id));
   }
 
   void sums(const EnvironmentTable& e, const std::string& operators, const std::string& operand,
-            const std::string& terms) const {
+            const std::string& terms) {
     std::string left = "+-*";
     const bool known = std::all_of(e.operators.begin(), e.operators.end(), [&](char c) {
       const size_t at = left.find(c);
@@ -156,15 +178,19 @@ class Checks {
 
   const Document& document_;
   const RunConfig& run_;
-  const LossSpec& loss_;
+  const LossSpec* loss_;
+  Findings& findings_;
+  std::unordered_map<std::string, size_t> ids_;  // of environments, by id
 };
 
 }  // namespace
 
-void check_run(const Document& document, const RunConfig& run, const LossSpec& loss) {
-  const Checks checks(document, run, loss);
+void check_run(const Document& document, const RunConfig& run, const LossSpec* loss,
+               Findings& findings) {
+  Checks checks(document, run, loss, findings);
   checks.model();
   checks.trainer();
+  checks.loss();
   checks.orchestrator();
   for (size_t i = 0; i < run.environments.size(); ++i) checks.environment(i);
 }

@@ -73,10 +73,6 @@ TEST(RunChecks, AFinalRateNeedsASchedule) {
                     {"[" + table + "]\nfinal_rate = 0.1\nschedule = \"constant\"\n", {"line 2"}}});
     expect_taken({"[" + table + "]\nfinal_rate = 0.1\nschedule = \"cosine\"\n"});
   }
-  // --set takes the effect of a file's key away: the message names the file's line.
-  const std::string message = error_of("[trainer]\nfinal_rate = 0.1\nschedule = \"linear\"\n",
-                                       {"trainer.schedule=constant"});
-  EXPECT_NE(message.find("run.toml line 2"), std::string::npos) << message;
 }
 
 TEST(RunChecks, LooksAtTheRewardNeedAReward) {

@@ -32,9 +32,25 @@ struct ModelTable {
   bool tie_word_embeddings = false;
 };
 
+// A number, or "auto": one that the rest of the configuration decides. `value` is what counts.
+struct AutoNumber {
+  double value = 0.0;
+  bool automatic = false;
+
+  AutoNumber() = default;
+  AutoNumber(double number) : value(number) {}  // NOLINT: a number is one
+  operator double() const { return value; }     // NOLINT
+};
+// "auto", not decided yet.
+inline AutoNumber auto_number() {
+  AutoNumber number;
+  number.automatic = true;
+  return number;
+}
+
 // Keys that [trainer] and [sft] share.
 struct OptimizerTable {
-  double learning_rate = 1e-3;
+  AutoNumber learning_rate = 1e-3;
   int64_t warmup_steps = 0;           // optimizer steps from 0 to the full rate
   std::string schedule = "constant";  // constant | linear | cosine, from the end of the warm-up on
   double final_rate = 0.0;            // share of learning_rate at the end of linear and cosine
@@ -72,9 +88,15 @@ struct TrainerTable {
   std::string numerics = "exact";  // exact | fast
   std::string precision = "auto";  // auto | float32 | bf16, of the passes; weights are float32
   bool recompute_activations = false;
-  int64_t threads = 0;       // 0: by plan
-  OptimizerTable optimizer;  // keys stand in [trainer] itself
+  int64_t threads = 0;  // 0: by plan
+  // Keys stand in [trainer] itself. A policy that can do something loses it to steps of a careless
+  // size long before it learns: rate and warm-up are small by default.
+  OptimizerTable optimizer{.learning_rate = auto_number(), .warmup_steps = 10};
 };
+
+// The rate that "auto" stands for: falls with the model's width, as Adam's step on a sum of that
+// many terms must, and somewhat faster, down to what is used for billions of parameters.
+double automatic_learning_rate(int64_t hidden_size);
 
 // [orchestrator]
 struct OrchestratorTable {
@@ -122,9 +144,12 @@ struct EvalTable {
 // [output]
 struct OutputTable {
   bool tensorboard = false;
-  int64_t rollouts_every = 10;  // steps; 0: never
-  int64_t rollouts_groups = 4;  // groups written then; 0: all
-  int64_t weights_every = 0;    // steps; 0: at the end only
+  int64_t rollouts_every = 10;   // steps; 0: never
+  int64_t rollouts_groups = 4;   // groups written then; 0: all
+  int64_t rollouts_keep = 1000;  // files: the first and the newest; 0: all
+  int64_t batches_every = 0;     // steps; 0: never
+  int64_t weights_every = 0;     // steps; 0: at the end only
+  int64_t log_bytes = 16 << 20;  // of log.txt, which then becomes log.1.txt
 };
 
 // [checkpoint]
@@ -151,6 +176,8 @@ struct EnvironmentTable {
   int64_t processes = 2;       // process: of them
   double turn_timeout = 60.0;  // process: seconds for an answer
   int64_t max_output_bytes = int64_t{1} << 20;  // process: of one answer
+  // process: limits of what the program may use; 0: none
+  int64_t max_memory_bytes = 0, max_cpu_seconds = 0, max_processes = 0;
 };
 
 // The whole file, but for [trainer.loss] and [orchestrator.renderer], which Config holds.

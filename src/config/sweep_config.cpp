@@ -1,16 +1,16 @@
 #include "config/sweep_config.h"
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include <algorithm>
 
-#include "config/given.h"
+#include "config/document.h"
 #include "leeway/error.h"
 
 namespace leeway {
 namespace {
 
+constexpr int64_t kMostSeed = (int64_t{1} << 53) - 1;  // as that of a run
 constexpr const char* kNameDemand = "must be letters, digits, _ and -, since it names a folder";
 
 bool is_name(const std::string& text) {
@@ -26,34 +26,47 @@ bool has_control_character(const std::string& text) {
                      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == '\x7f'; });
 }
 
-// A node in few words, for messages.
-std::string node_text(const toml::node& node) {
-  if (const auto* text = node.as_string()) return toml_string(text->get());
-  if (const auto* integer = node.as_integer()) return scalar_text(integer->get());
-  if (const auto* number = node.as_floating_point()) return scalar_text(number->get());
-  if (const auto* boolean = node.as_boolean()) return scalar_text(boolean->get());
-  return node.is_array() ? "a list" : node.is_table() ? "a table" : "a date or time";
+// The words of a problem, with its place among the others.
+struct Refusal {
+  uint64_t order;
+  std::string text;
+};
+
+// Runs `step`; what it refuses is a problem.
+template <class Step>
+void attempt(Problems& problems, Step&& step) {
+  try {
+    step();
+  } catch (const Refusal& refusal) {
+    problems.add(refusal.order, refusal.text);
+  }
 }
 
 // One table of the file: `path` is what stands before its keys in messages ("table.row."), `place`
-// where it begins.
+// where it begins. Whoever asks for a key gets a Refusal where there is a problem, or it is in
+// `problems` where there may be several.
 class TableReader {
  public:
   TableReader(const std::string& file, const toml::table& table, std::string path,
-              std::string place)
-      : file_(file), table_(table), path_(std::move(path)), place_(std::move(place)) {}
+              std::string place, uint64_t order, Problems& problems)
+      : file_(file),
+        table_(table),
+        path_(std::move(path)),
+        place_(std::move(place)),
+        order_(order),
+        problems_(problems) {}
 
   void allow(const std::vector<std::string>& known) const {
-    const toml::key* first = nullptr;  // TOML tables are sorted by key; the file has another order
     for (const auto& [key, node] : table_) {
-      if (std::find(known.begin(), known.end(), key.str()) != known.end()) continue;
-      if (first == nullptr || key.source().begin.line < first->source().begin.line) first = &key;
+      const std::string name(key.str());
+      if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+      const std::string near = problems_.full() ? "" : nearest_name(name, known);
+      attempt(problems_, [&] {
+        refuse(name, "unknown key; " + (near.empty()
+                                            ? fmt::format("known here: {}", fmt::join(known, ", "))
+                                            : fmt::format("did you mean {}{}?", path_, near)));
+      });
     }
-    if (first == nullptr) return;
-    const std::string near = nearest_name(std::string(first->str()), known);
-    refuse(std::string(first->str()),
-           "unknown key; " + (near.empty() ? fmt::format("known here: {}", fmt::join(known, ", "))
-                                           : fmt::format("did you mean {}{}?", path_, near)));
   }
 
   // One line of text that is not empty.
@@ -82,6 +95,9 @@ class TableReader {
     for (const toml::node& node : *list) {
       const auto* integer = node.as_integer();
       if (integer == nullptr) refuse(key, node_text(node) + " in it is no integer");
+      if (integer->get() < 0 || integer->get() > kMostSeed) {
+        refuse(key, fmt::format("{} in it must be 0 to {}", integer->get(), kMostSeed));
+      }
       if (std::find(values.begin(), values.end(), integer->get()) != values.end()) {
         refuse(key, fmt::format("{} comes twice", integer->get()));
       }
@@ -97,24 +113,7 @@ class TableReader {
     const toml::array* list = need(key).as_array();
     if (list == nullptr) refuse(key, "must be a list of texts, as in [\"trainer.epochs=8\"]");
     for (const toml::node& node : *list) {
-      const std::string where =
-          fmt::format("{} line {}: {}{}", file_, node.source().begin.line, path_, key);
-      const auto* text = node.as_string();
-      if (text == nullptr) {
-        throw Error(fmt::format("{}: {} in it is no text; write it as \"key=value\"", where,
-                                node_text(node)));
-      }
-      std::string assigned;
-      try {
-        assigned = parse_assignment(text->get()).key;
-      } catch (const Error& error) {
-        throw Error(fmt::format("{}: {}", where, error.what()));
-      }
-      if (assigned == "seed" || assigned == "output_dir") {
-        throw Error(fmt::format("{}: {}: each run gets its {} from the sweep; leave it out", where,
-                                toml_string(text->get()), assigned));
-      }
-      values.push_back(text->get());
+      attempt(problems_, [&] { values.push_back(assignment(key, node)); });
     }
     return values;
   }
@@ -123,7 +122,7 @@ class TableReader {
   std::vector<TableReader> tables(const std::string& key) const {
     const std::string heading = fmt::format("[[{}{}]]", path_, key);
     if (!table_.contains(key)) {
-      throw Error(fmt::format("{}: has no {}; give at least one", place_, heading));
+      throw Refusal{order_, fmt::format("{}: has no {}; give at least one", place_, heading)};
     }
     const toml::array* list = table_.get(key)->as_array();
     if (list == nullptr || list->empty()) {
@@ -135,7 +134,8 @@ class TableReader {
       if (!node.is_table()) {
         refuse(key, fmt::format("{} in it is no table; write {}", node_text(node), heading));
       }
-      found.emplace_back(file_, *node.as_table(), path_ + key + ".", place);
+      found.emplace_back(file_, *node.as_table(), path_ + key + ".", place, order_of(node.source()),
+                         problems_);
     }
     return found;
   }
@@ -144,20 +144,47 @@ class TableReader {
 
   [[noreturn]] void refuse(const std::string& key, const std::string& problem) const {
     const auto found = table_.find(key);
-    throw Error(fmt::format("{} line {}: {}{} = {}: {}", file_, found->first.source().begin.line,
-                            path_, key, node_text(found->second), problem));
+    throw Refusal{order_of(found->first.source()),
+                  fmt::format("{} line {}: {}{} = {}: {}", file_, found->first.source().begin.line,
+                              path_, key, node_text(found->second), problem)};
   }
 
  private:
+  std::string assignment(const std::string& key, const toml::node& node) const {
+    const uint64_t order = order_of(node.source());
+    const std::string where =
+        fmt::format("{} line {}: {}{}", file_, node.source().begin.line, path_, key);
+    const auto* text = node.as_string();
+    if (text == nullptr) {
+      throw Refusal{order, fmt::format("{}: {} in it is no text; write it as \"key=value\"", where,
+                                       node_text(node))};
+    }
+    std::string assigned;
+    try {
+      assigned = parse_assignment(text->get()).key;
+    } catch (const Error& error) {
+      throw Refusal{order, fmt::format("{}: {}", where, error.what())};
+    }
+    if (assigned == "seed" || assigned == "output_dir") {
+      throw Refusal{order, fmt::format("{}: {}: each run gets its {} from the sweep; leave it out",
+                                       where, toml_string(text->get()), assigned)};
+    }
+    return text->get();
+  }
+
   const toml::node& need(const std::string& key) const {
     const toml::node* node = table_.get(key);
-    if (node == nullptr) throw Error(fmt::format("{}: {}{} is missing", place_, path_, key));
+    if (node == nullptr) {
+      throw Refusal{order_, fmt::format("{}: {}{} is missing", place_, path_, key)};
+    }
     return *node;
   }
 
   const std::string& file_;
   const toml::table& table_;
   std::string path_, place_;
+  uint64_t order_;
+  Problems& problems_;
 };
 
 template <class List>
@@ -166,19 +193,23 @@ void refuse_twice(const TableReader& reader, const List& before, const std::stri
   if (std::any_of(before.begin(), before.end(), same)) reader.refuse("name", "comes twice");
 }
 
-SweepTable read_table(const TableReader& reader) {
+SweepTable read_table(const TableReader& reader, Problems& problems) {
   reader.allow({"name", "title", "set", "row"});
   SweepTable table;
-  table.name = reader.name("name");
-  table.title = reader.text_or("title", table.name);
-  table.sets = reader.sets("set");
-  for (const TableReader& item : reader.tables("row")) {
+  attempt(problems, [&] { table.name = reader.name("name"); });
+  attempt(problems, [&] { table.title = reader.text_or("title", table.name); });
+  attempt(problems, [&] { table.sets = reader.sets("set"); });
+  std::vector<TableReader> rows;
+  attempt(problems, [&] { rows = reader.tables("row"); });
+  for (const TableReader& item : rows) {
     item.allow({"name", "title", "set"});
     SweepRow row;
-    row.name = item.name("name");
-    refuse_twice(item, table.rows, row.name);
-    row.title = item.text_or("title", row.name);
-    row.sets = item.sets("set");
+    attempt(problems, [&] {
+      row.name = item.name("name");
+      refuse_twice(item, table.rows, row.name);
+    });
+    attempt(problems, [&] { row.title = item.text_or("title", row.name); });
+    attempt(problems, [&] { row.sets = item.sets("set"); });
     row.place = item.place();
     table.rows.push_back(std::move(row));
   }
@@ -188,24 +219,24 @@ SweepTable read_table(const TableReader& reader) {
 }  // namespace
 
 SweepConfig parse_sweep(const std::string& name, std::string_view text) {
-  toml::table root;
-  try {
-    root = toml::parse(text, name);
-  } catch (const toml::parse_error& error) {
-    throw Error(fmt::format("{} line {}: not valid TOML: {}", name, error.source().begin.line,
-                            error.description()));
-  }
-  const TableReader reader(name, root, "", name);
+  const toml::table root = parse_toml(name, text);
+  Problems problems;
+  const TableReader reader(name, root, "", name, 0, problems);
   reader.allow({"base", "output_dir", "seeds", "table"});
   SweepConfig sweep;
-  sweep.base = reader.text("base");
-  sweep.output_dir = reader.text("output_dir");
-  sweep.seeds = reader.seeds("seeds");
-  for (const TableReader& item : reader.tables("table")) {
-    SweepTable table = read_table(item);
-    refuse_twice(item, sweep.tables, table.name);
+  attempt(problems, [&] { sweep.base = reader.text("base"); });
+  attempt(problems, [&] { sweep.output_dir = reader.text("output_dir"); });
+  attempt(problems, [&] { sweep.seeds = reader.seeds("seeds"); });
+  std::vector<TableReader> tables;
+  attempt(problems, [&] { tables = reader.tables("table"); });
+  for (const TableReader& item : tables) {
+    SweepTable table = read_table(item, problems);
+    if (!table.name.empty()) {
+      attempt(problems, [&] { refuse_twice(item, sweep.tables, table.name); });
+    }
     sweep.tables.push_back(std::move(table));
   }
+  problems.throw_if_any();
   return sweep;
 }
 
@@ -221,10 +252,28 @@ Config sweep_run_config(const Catalog& catalog, const SweepTable& table, const S
   try {
     return parse_config(catalog, base_name, base_text, sweep_sets(table, row, seed),
                         ConfigScope::whole);
-  } catch (const Error& error) {
-    throw Error(
-        fmt::format("{}: table {}, row {}: {}", row.place, table.name, row.name, error.what()));
+  } catch (const ConfigError& error) {
+    // What is wrong with the base itself is no row's.
+    std::vector<std::string> problems = error.problems;
+    for (std::string& problem : problems) {
+      if (problem.starts_with(base_name + " line ")) continue;
+      problem = fmt::format("{}: table {}, row {}: {}", row.place, table.name, row.name, problem);
+    }
+    throw ConfigError(std::move(problems), error.total);
   }
+}
+
+void SweepProblems::add(const ConfigError& error) {
+  for (const std::string& problem : error.problems) {
+    const auto same = std::find(problems_.begin(), problems_.end(), problem);
+    if (same == problems_.end()) problems_.push_back(problem);
+  }
+}
+
+void SweepProblems::throw_if_any() const {
+  Problems all;
+  for (size_t i = 0; i < problems_.size(); ++i) all.add(i, problems_[i]);
+  all.throw_if_any();
 }
 
 }  // namespace leeway

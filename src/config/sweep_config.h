@@ -44,17 +44,29 @@ struct SweepConfig {
   std::vector<SweepTable> tables;  // at least one; names are unique
 };
 
-// `text` is the file's content, `name` what messages call it. Throws Error with file, line, key and
-// remedy for what is no TOML, an unknown or missing key, a value of another type, a name that is
-// no name or comes twice, and a `set` of seed or output_dir, which each run gets from the sweep.
+// `text` is the file's content, `name` what messages call it. Throws ConfigError with file, line,
+// key and remedy of everything that is wrong: an unknown or missing key, a value of another type, a
+// name that is no name or comes twice, and a `set` of seed or output_dir, which each run gets from
+// the sweep; Error for what is no TOML.
 SweepConfig parse_sweep(const std::string& name, std::string_view text);
 
 // The assignments of one run in their order: the table's, the row's, the seed.
 std::vector<std::string> sweep_sets(const SweepTable& table, const SweepRow& row, int64_t seed);
 
-// The configuration that `leeway train BASE --set ..` would see. Throws Error that names the row's
-// place, table and row before what is wrong.
+// The configuration that `leeway train BASE --set ..` would see. Throws ConfigError that names the
+// row's place, table and row before what is wrong with the row.
 Config sweep_run_config(const Catalog& catalog, const SweepTable& table, const SweepRow& row,
                         int64_t seed, const std::string& base_name, std::string_view base_text);
+
+// What is wrong with the runs of a sweep, once each: runs share their base, and seeds their row.
+class SweepProblems {
+ public:
+  void add(const ConfigError& error);
+  // Throws ConfigError with all of them.
+  void throw_if_any() const;
+
+ private:
+  std::vector<std::string> problems_;
+};
 
 }  // namespace leeway

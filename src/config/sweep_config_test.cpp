@@ -9,7 +9,7 @@
 namespace leeway {
 namespace {
 
-const std::string kTop = "base = \"base.toml\"\noutput_dir = \"runs/x\"\nseeds = [1, -2]\n";
+const std::string kTop = "base = \"base.toml\"\noutput_dir = \"runs/x\"\nseeds = [1, 2]\n";
 const std::string kTable =
     "[[table]]\nname = \"reuse\"\nset = [\"trainer.epochs=8\"]\n"
     "[[table.row]]\nname = \"none\"\ntitle = \"no correction\"\n"
@@ -31,7 +31,7 @@ TEST(SweepConfig, HoldsWhatTheFileSays) {
                                     "[[table.row]]\nname = \"none\"\n");
   EXPECT_EQ(sweep.base, "base.toml");
   EXPECT_EQ(sweep.output_dir, "runs/x");
-  EXPECT_EQ(sweep.seeds, (std::vector<int64_t>{1, -2}));
+  EXPECT_EQ(sweep.seeds, (std::vector<int64_t>{1, 2}));
   ASSERT_EQ(sweep.tables.size(), 2u);
   ASSERT_EQ(sweep.tables[0].rows.size(), 2u);
   EXPECT_EQ(sweep.tables[0].title, "reuse");

@@ -169,7 +169,10 @@ greedy = false
 tensorboard = true
 rollouts_every = 3
 rollouts_groups = 0
+rollouts_keep = 7
+batches_every = 7
 weights_every = 9
+log_bytes = 5000
 [checkpoint]
 every = 4
 keep_last = 3

@@ -15,9 +15,9 @@
 namespace leeway {
 namespace {
 
-const std::vector<std::string> kSequenceKeys = {"pi",         "rollout", "prox",      "ref",
-                                                "teacher",    "mask",    "weights",   "versions",
-                                                "advantages", "group",   "rollout_id"};
+const std::vector<std::string> kSequenceKeys = {
+    "pi",      "rollout",  "prox",       "ref",   "teacher",    "mask",
+    "weights", "versions", "advantages", "group", "rollout_id", "prompt_len"};
 const std::vector<std::string> kLogProbKeys = {"pi", "rollout", "prox", "ref", "teacher"};
 
 // Receives RapidJSON's events. Returning false stops the parser at the offending place; `problem`
@@ -63,6 +63,7 @@ class Handler {
       place_ = Place::sequence;
       lists_.clear();
       scalar_advantage_.reset();
+      prompt_len_.reset();
       group_.reset();
       rollout_id_.reset();
       return true;
@@ -85,7 +86,8 @@ class Handler {
       return skip_unknown("a sequence");
     }
     if (lists_.contains(current_) || (current_ == "advantages" && scalar_advantage_) ||
-        (current_ == "group" && group_) || (current_ == "rollout_id" && rollout_id_)) {
+        (current_ == "prompt_len" && prompt_len_) || (current_ == "group" && group_) ||
+        (current_ == "rollout_id" && rollout_id_)) {
       return fail(fmt::format("\"{}\" stands there twice", current_));
     }
     place_ = Place::value;
@@ -101,7 +103,8 @@ class Handler {
   bool StartArray() {
     if (skipping()) return ++skip_depth_, true;
     if (place_ == Place::sequences_value) return place_ = Place::sequences, true;
-    if (place_ == Place::value && current_ != "group" && current_ != "rollout_id") {
+    if (place_ == Place::value && current_ != "group" && current_ != "rollout_id" &&
+        current_ != "prompt_len") {
       list_ = &lists_[current_];
       place_ = Place::list;
       return true;
@@ -163,6 +166,7 @@ class Handler {
     }
     if (place_ == Place::value) {
       if (current_ == "advantages") return scalar_advantage_ = v, finish_value();
+      if (current_ == "prompt_len") return prompt_len_ = v, finish_value();
       if (current_ == "group" || current_ == "rollout_id") return label(fmt::format("{}", v));
     }
     return fail(place_ == Place::value ? fmt::format("\"{}\" must be a list", current_)
@@ -203,11 +207,34 @@ class Handler {
     return true;
   }
 
+  // The prompt's positions get the weight 0, which takes them out of everything.
+  bool take_prompt_out(size_t n) {
+    const double length = *prompt_len_;
+    if (!(length >= 0.0 && length <= static_cast<double>(n)) || length != std::floor(length)) {
+      return fail(fmt::format(
+          "\"prompt_len\" is {}: write how many of the {} positions are the prompt's", length, n));
+    }
+    const size_t prompt = static_cast<size_t>(length);
+    const auto mask = lists_.find("mask");
+    for (size_t t = 0; mask != lists_.end() && t < std::min(prompt, mask->second.size()); ++t) {
+      if (mask->second[t] == 0.0) continue;
+      return fail(
+          fmt::format("\"mask\" trains position {}, which \"prompt_len\" {} says is the "
+                      "prompt's",
+                      t, prompt));
+    }
+    if (prompt == 0) return true;
+    std::vector<double>& weights = lists_.try_emplace("weights", n, 1.0).first->second;
+    std::fill_n(weights.begin(), std::min(prompt, weights.size()), 0.0);
+    return true;
+  }
+
   bool finish_sequence() {
     if (!lists_.contains("pi")) return fail("has no \"pi\"");
     const size_t n = lists_["pi"].size();
     if (scalar_advantage_) lists_["advantages"].assign(n, *scalar_advantage_);
     if (!lists_.contains("advantages")) return fail("has no \"advantages\"");
+    if (prompt_len_ && !take_prompt_out(n)) return false;
     for (const std::string& key : kLogProbKeys) {
       const auto found = lists_.find(key);
       if (found == lists_.end()) continue;
@@ -246,7 +273,7 @@ class Handler {
   size_t skip_depth_ = 0;
   std::map<std::string, std::vector<double>> lists_;
   std::vector<double>* list_ = nullptr;
-  std::optional<double> scalar_advantage_;
+  std::optional<double> scalar_advantage_, prompt_len_;
   std::optional<std::string> group_, rollout_id_;
   std::unordered_map<std::string, int32_t> rollout_numbers_;
   std::map<std::string, size_t> above_zero_, unknown_;

@@ -108,7 +108,7 @@ std::optional<Tuning> tuning_of(const LossSpec& spec, const BatchView<double>& b
     const auto whole = gate.level == Level::token ? std::nullopt : sequence_gate_value(gate, seq);
     for (size_t t = 0; t < seq.mask.size(); ++t) {
       if (!seq.mask[t]) continue;
-      values[static_cast<size_t>(batch.offsets[s]) + t] =
+      values[first_position(batch, s) + t] =
           whole ? *whole : quantity_value(gate.quantity, num[t], den[t], num[t] - den[t]);
     }
   }

@@ -263,6 +263,7 @@ void explain_denominator(const LossSpec& spec, Explanation& out) {
 }
 
 void explain_notes(const LossSpec& spec, Explanation& out) {
+  out.notes = spec.warnings;
   const bool ratio_has_rollout =
       uses_ratio_of(spec) && spec.ratio.pair.denominator == Stream::rollout;
   int from_rollout = ratio_has_rollout ? 1 : 0;

@@ -59,8 +59,7 @@ template <class T>
 std::vector<uint8_t> participating(const LossSpec& spec, const BatchView<T>& batch) {
   std::vector<uint8_t> mask(static_cast<size_t>(batch.token_count()), 1);
   for (size_t i = 0; i < mask.size(); ++i) {
-    mask[i] = spec.positions == Positions::all ? batch.weights.empty() || batch.weights[i] != T(0)
-                                               : in_mask(batch, i);
+    mask[i] = spec.positions == Positions::all ? has_weight(batch, i) : in_mask(batch, i);
   }
   return mask;
 }
@@ -96,8 +95,7 @@ void check_finite(const LossSpec& spec, const BatchView<T>& batch) {
       for (int64_t i = batch.offsets[s]; i < batch.offsets[s + 1]; ++i) {
         const size_t k = static_cast<size_t>(i);
         if (std::isfinite(values[k])) continue;
-        const bool outside_weight = !batch.weights.empty() && batch.weights[k] == T(0);
-        if (!(everywhere ? !outside_weight : in_mask(batch, k))) continue;
+        if (!(everywhere ? has_weight(batch, k) : in_mask(batch, k))) continue;
         throw Error(fmt::format(
             "sequence {}, position {}: {} is {} on a token that takes part in the loss; {}", s,
             i - batch.offsets[s], name, values[k],
@@ -130,9 +128,10 @@ void throw_overflow(int64_t sequence, int64_t position, double ratio) {
 
 template <class T>
 double longest_sequence(const BatchView<T>& batch) {
-  int64_t longest = 0;
+  size_t longest = 0;
   for (int64_t s = 0; s < batch.sequence_count(); ++s) {
-    longest = std::max(longest, batch.offsets[s + 1] - batch.offsets[s]);
+    longest =
+        std::max(longest, static_cast<size_t>(batch.offsets[s + 1]) - first_position(batch, s));
   }
   return static_cast<double>(longest);
 }

@@ -14,13 +14,29 @@ inline constexpr double kRatioSumCap = 1e18;
 bool uses_ratio_of(const LossSpec& spec);
 bool has_clip(const LossSpec& spec);
 
+// A weight of 0 takes a position out of everything, also of what looks past the mask.
 template <class T>
-bool in_mask(const BatchView<T>& batch, size_t i) {
-  return (batch.mask.empty() || batch.mask[i] != 0) &&
-         (batch.weights.empty() || batch.weights[i] != T(0));
+bool has_weight(const BatchView<T>& batch, size_t i) {
+  return batch.weights.empty() || batch.weights[i] != T(0);
 }
 
-// Positions that take part in the loss: the mask without zero weights, or everything.
+template <class T>
+bool in_mask(const BatchView<T>& batch, size_t i) {
+  return (batch.mask.empty() || batch.mask[i] != 0) && has_weight(batch, i);
+}
+
+// Where sequence s begins: positions before its first weight that is not 0, such as a prompt's, are
+// not part of it.
+template <class T>
+size_t first_position(const BatchView<T>& batch, int64_t s) {
+  size_t first = static_cast<size_t>(batch.offsets[s]);
+  const size_t end = static_cast<size_t>(batch.offsets[s + 1]);
+  while (first < end && !has_weight(batch, first)) ++first;
+  return first;
+}
+
+// Positions that take part in the loss: the mask without zero weights, or everything that has a
+// weight.
 template <class T>
 std::vector<uint8_t> participating(const LossSpec& spec, const BatchView<T>& batch);
 
@@ -36,10 +52,10 @@ void check_finite(const LossSpec& spec, const BatchView<T>& batch);
 // Throws: the loss of this token is not finite although its inputs are.
 [[noreturn]] void throw_overflow(int64_t sequence, int64_t position, double ratio);
 
-// The spans of sequence s; `mask` is a whole-batch mask.
+// The spans of sequence s, from its first position; `mask` is a whole-batch mask.
 template <class T>
 SequenceView<T> sequence_of(const BatchView<T>& batch, int64_t s, std::span<const uint8_t> mask) {
-  const size_t first = static_cast<size_t>(batch.offsets[s]);
+  const size_t first = first_position(batch, s);
   const size_t count = static_cast<size_t>(batch.offsets[s + 1]) - first;
   auto part = [&](auto span) { return span.empty() ? span : span.subspan(first, count); };
   return {part(batch.pi),

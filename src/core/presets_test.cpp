@@ -169,8 +169,8 @@ TEST(Presets, CookbookPr169IsTheNativePresetWhereNothingIsMasked) {
       Batch batch = random_batch(19, {12, 7, 9}, true);
       batch.mask.assign(batch.mask.size(), 1);
       const std::string base = std::string(loss) == "cispo" ? "cispo_mask" : loss;
-      Settings settings{{"tis_level", native_level, ""}, {"reduction", std::string("sum"), ""}};
-      if (base == "dapo") settings.push_back({"dual_clip", 1.5, ""});
+      const Settings settings{{"tis_level", native_level, ""},
+                              {"reduction", std::string("sum"), ""}};
       const auto native =
           evaluate_reference(catalog.make_spec(base + "+tis", settings), batch.view());
       const auto foreign =

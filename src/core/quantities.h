@@ -18,9 +18,8 @@ inline bool below(double value, double bound) {
 }
 
 inline double limit(double value, const Bounds& bounds) {
-  if (above(value, bounds.high)) return bounds.high;
-  if (below(value, bounds.low)) return bounds.low;
-  return value;
+  const double raised = below(value, bounds.low) ? bounds.low : value;
+  return above(raised, bounds.high) ? bounds.high : raised;
 }
 
 // e^x - 1 - x, without the cancellation that eats it near zero.

@@ -97,7 +97,7 @@ void Evaluation::apply_mask_gates() {
   for (const Gate& gate : spec_.gates) {
     if (gate.scope != GateScope::mask) continue;
     for (int64_t s = 0; s < batch_.sequence_count(); ++s) {
-      const size_t first = static_cast<size_t>(batch_.offsets[s]);
+      const size_t first = first_position(batch_, s);
       apply_gate(gate, sequence(s, trained_), [&](size_t t, GateVerdict verdict) {
         if (verdict.dropped()) narrowed[first + t] = 0;
       });
@@ -113,7 +113,7 @@ void Evaluation::apply_corrections() {
     std::fill(factor.begin(), factor.end(), 1.0);
     mask = trained_;
     for (int64_t s = 0; s < batch_.sequence_count(); ++s) {
-      const size_t first = static_cast<size_t>(batch_.offsets[s]);
+      const size_t first = first_position(batch_, s);
       const auto seq = sequence(s, trained_);
       correction.apply_double(seq, {std::span(factor).subspan(first, seq.mask.size()),
                                     std::span(mask).subspan(first, seq.mask.size())});
@@ -135,7 +135,7 @@ void Evaluation::apply_policy_gates() {
   for (const Gate& gate : spec_.gates) {
     if (gate.scope == GateScope::mask) continue;
     for (int64_t s = 0; s < batch_.sequence_count(); ++s) {
-      const size_t first = static_cast<size_t>(batch_.offsets[s]);
+      const size_t first = first_position(batch_, s);
       apply_gate(gate, sequence(s, trained_), [&](size_t t, GateVerdict verdict) {
         const size_t i = first + t;
         trace_[i].below |= verdict.below;
@@ -161,7 +161,7 @@ double Evaluation::shaped_advantage(const SequenceView<double>& seq, size_t t, s
 }
 
 void Evaluation::run_sequence(int64_t s, double scale, LossResult& result) {
-  const size_t first = static_cast<size_t>(batch_.offsets[s]);
+  const size_t first = first_position(batch_, s);
   const auto seq = sequence(s, trained_);
   const size_t length = seq.mask.size();
   const auto num = seq.stream(spec_.ratio.pair.numerator);
@@ -200,7 +200,8 @@ void Evaluation::run_sequence(int64_t s, double scale, LossResult& result) {
       live = limited == x;
       r = std::exp(limited);
     }
-    const SurrogateValue policy = surrogate_of(spec_.surrogate, r, A, seq.advantages[t], seq.pi[t]);
+    const double sign_of = spec_.shaping.sequence_mean ? mean_A : seq.advantages[t];
+    const SurrogateValue policy = surrogate_of(spec_.surrogate, r, A, sign_of, seq.pi[t]);
     trace.ratio = r;
     trace.weight = weights_[i];
     trace.trained = true;
@@ -243,7 +244,9 @@ void Evaluation::run_sequence(int64_t s, double scale, LossResult& result) {
     } else {
       through_mean += c * by_ratio;
     }
-    if (!std::isfinite(trace.policy + trace.penalty)) throw_overflow(s, static_cast<int64_t>(t), r);
+    if (!std::isfinite(trace.policy + trace.penalty)) {
+      throw_overflow(s, static_cast<int64_t>(i) - batch_.offsets[s], r);
+    }
   }
 
   const PaddingTerm padding = padding_of(spec_, batch_, s, sequence_log_ratio, scale);
@@ -259,7 +262,9 @@ void Evaluation::run_sequence(int64_t s, double scale, LossResult& result) {
   }
   for (size_t t = 0; t < length; ++t) {
     const size_t i = first + t;
-    if (!std::isfinite(result.grad[i])) throw_overflow(s, static_cast<int64_t>(t), trace_[i].ratio);
+    if (!std::isfinite(result.grad[i])) {
+      throw_overflow(s, static_cast<int64_t>(i) - batch_.offsets[s], trace_[i].ratio);
+    }
   }
 }
 
@@ -280,7 +285,7 @@ LossResult Evaluation::run(double denominator, MetricSums* metrics) {
 
 void Evaluation::add_metrics(int64_t s, MetricSums& sums) const {
   const auto seq = sequence(s, trained_);
-  const size_t first = static_cast<size_t>(batch_.offsets[s]);
+  const size_t first = first_position(batch_, s);
   bool any = false, any_kept = false;
   for (size_t t = 0; t < seq.mask.size(); ++t) {
     if (!seq.mask[t]) continue;

@@ -73,7 +73,7 @@ inline SurrogateValue surrogate_of(const Surrogate& s, double r, double A, doubl
 template <class T>
 bool in_statistic(const LossSpec& spec, const BatchView<T>& batch, const SequenceView<T>& seq,
                   size_t first, size_t t) {
-  if (spec.ratio.over == Positions::all) return true;
+  if (spec.ratio.over == Positions::all) return has_weight(batch, first + t);
   return spec.positions == Positions::all ? in_mask(batch, first + t) : seq.mask[t] != 0;
 }
 
@@ -97,7 +97,7 @@ struct PaddingTerm {
 template <class T>
 PaddingTerm padding_of(const LossSpec& spec, const BatchView<T>& batch, int64_t s, double log_ratio,
                        double scale) {
-  const int64_t length = batch.offsets[s + 1] - batch.offsets[s];
+  const size_t length = static_cast<size_t>(batch.offsets[s + 1]) - first_position(batch, s);
   if (spec.reduction.kind != ReductionKind::padded_length_mean || length == 0) return {};
   const double pads = longest_sequence(batch) - static_cast<double>(length);
   const double A =

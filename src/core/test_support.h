@@ -48,6 +48,33 @@ inline Batch random_batch(uint64_t seed, const std::vector<int>& lengths, bool c
   return batch;
 }
 
+// The same batch with prompts of garbage before its sequences, all weight taken from them.
+inline Batch behind_prompts(const Batch& batch) {
+  Batch out = batch;
+  out.offsets = {0};
+  const auto put = [&](const auto& from, auto& to, auto prompt_value) {
+    if (from.empty()) return;
+    to.clear();
+    for (size_t s = 0; s + 1 < batch.offsets.size(); ++s) {
+      to.insert(to.end(), 1 + s % 4, prompt_value);
+      to.insert(to.end(), from.begin() + batch.offsets[s], from.begin() + batch.offsets[s + 1]);
+    }
+  };
+  for (auto stream : {&Batch::pi, &Batch::prox, &Batch::rollout, &Batch::ref, &Batch::teacher,
+                      &Batch::advantages}) {
+    put(batch.*stream, out.*stream, std::nan(""));
+  }
+  const std::vector<double> ones(batch.pi.size(), 1.0);
+  put(batch.weights.empty() ? ones : batch.weights, out.weights, 0.0);
+  put(batch.mask, out.mask, uint8_t{1});
+  put(batch.versions, out.versions, int32_t{99});
+  for (size_t s = 0; s + 1 < batch.offsets.size(); ++s) {
+    out.offsets.push_back(out.offsets.back() + 1 + static_cast<int64_t>(s % 4) +
+                          batch.offsets[s + 1] - batch.offsets[s]);
+  }
+  return out;
+}
+
 // The numbers that float32 keeps of a batch.
 inline Batch rounded(Batch batch) {
   for (auto* values : {&batch.pi, &batch.prox, &batch.rollout, &batch.ref, &batch.teacher,

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "base/out_of_memory.h"
 #include "base/rng.h"
 #include "leeway/error.h"
 
@@ -82,7 +83,7 @@ Parameters::Parameters(ModelConfig config)
   }
   const double gib = static_cast<double>(end) * sizeof(float) / (1 << 30);
   const auto refuse = [&] {
-    throw Error(fmt::format("no memory for {} weights: {:.1f} GiB in float32", count(), gib));
+    throw OutOfMemory(fmt::format("no memory for {} weights: {:.1f} GiB in float32", count(), gib));
   };
   try {
     values_.resize(static_cast<size_t>(end));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/aligned.h"
+#include "base/checked_files.h"
 #include "model/model_config.h"
 
 namespace leeway {
@@ -42,6 +43,9 @@ class Parameters {
   AlignedVector<float> values_;
 };
 
+// "NAME holds nan at [3, 7]" of the first parameter that is not finite; empty: all are.
+std::string not_finite_text(const Parameters& parameters);
+
 // The weights by their place in the network; pointers into a Parameters, null where the family has
 // none. Matrices are [outputs, inputs] row-major.
 template <class T>
@@ -65,7 +69,8 @@ void initialise(Parameters& parameters, uint64_t seed);
 
 // A Hugging Face folder: config.json and model.safetensors, or shards named by
 // model.safetensors.index.json. Throws Error naming file and tensor: missing, extra, misshapen or
-// doubled tensors, a dtype that is no float, values that are not finite. A tied model may store
+// doubled tensors, a dtype that is no float, values that are not finite, files that are not as the
+// folder's checksums.json says. A tied model may store
 // `lm_head.weight` if it equals the embedding; old files' `rotary_emb.inv_freq` is ignored.
 Parameters load_parameters(const std::string& folder);
 
@@ -73,7 +78,8 @@ Parameters load_parameters(const std::string& folder);
 // model.safetensors, or shards of at most `shard_bytes` with an index. Each file is written
 // atomically, config.json last. Weight files of an earlier save that are no longer named are
 // removed. A tensor larger than `shard_bytes` has a shard of its own. Throws Error (a full disk).
-void save_parameters(const Parameters& parameters, const std::string& folder,
-                     int64_t shard_bytes = int64_t{5} << 30);
+// The files that were written. A checksums.json of an earlier save goes.
+FileSums save_parameters(const Parameters& parameters, const std::string& folder,
+                         int64_t shard_bytes = int64_t{5} << 30);
 
 }  // namespace leeway

@@ -4,6 +4,7 @@
 #include <rapidjson/stringbuffer.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -191,14 +192,25 @@ std::string coordinates(const std::vector<int64_t>& shape, size_t index) {
   return shape_text(place);
 }
 
-void check_finite(const Place& place, std::span<const float> values) {
+std::string not_finite_text(const std::string& name, const std::vector<int64_t>& shape,
+                            std::span<const float> values) {
+  // Numbers with all bits of the exponent set, counted without a branch: one fast pass.
+  constexpr uint32_t kExponent = 0x7f800000u;
+  uint32_t found = 0;
+  for (const float value : values) {
+    found |= (std::bit_cast<uint32_t>(value) & kExponent) == kExponent ? 1u : 0u;
+  }
+  if (found == 0) return "";
   const auto bad =
       std::find_if_not(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
-  if (bad == values.end()) return;
-  throw Error(
-      fmt::format("{}: tensor {} holds {} at {}; weights must be finite in float32", *place.path,
-                  place.tensor->name, *bad,
-                  coordinates(place.tensor->shape, static_cast<size_t>(bad - values.begin()))));
+  return fmt::format("{} holds {} at {}", name, *bad,
+                     coordinates(shape, static_cast<size_t>(bad - values.begin())));
+}
+
+void check_finite(const Place& place, std::span<const float> values) {
+  const std::string bad = not_finite_text(place.tensor->name, place.tensor->shape, values);
+  if (bad.empty()) return;
+  throw Error(fmt::format("{}: tensor {}; weights must be finite in float32", *place.path, bad));
 }
 
 // A head that a tied model stores beside its embedding.
@@ -277,7 +289,7 @@ bool is_shard_name(std::string_view name) {
 }
 
 // Weight files of an earlier save, which a reader might take for this one's.
-void remove_stale(const std::string& folder, const std::set<std::string>& written) {
+void remove_stale(const std::string& folder, const FileSums& written) {
   std::vector<std::string> stale;
   for (const std::string& name : folder_names(folder)) {
     const bool weights = is_shard_name(name) || "/" + name == kSingle || "/" + name == kIndex;
@@ -291,9 +303,19 @@ void remove_stale(const std::string& folder, const std::set<std::string>& writte
 
 }  // namespace
 
+std::string not_finite_text(const Parameters& parameters) {
+  for (size_t i = 0; i < parameters.table().size(); ++i) {
+    const ParameterInfo& info = parameters.table()[i];
+    std::string bad = not_finite_text(info.name, info.shape, parameters.of(i));
+    if (!bad.empty()) return bad;
+  }
+  return "";
+}
+
 Parameters load_parameters(const std::string& folder) {
   ModelConfig config = load_model_config(folder);
   const StoredModel model = open_model(folder);
+  check_checksums(folder);
   check_layout(model, config);
   Parameters parameters(std::move(config));
   for (size_t i = 0; i < parameters.table().size(); ++i) {
@@ -305,32 +327,33 @@ Parameters load_parameters(const std::string& folder) {
   return parameters;
 }
 
-void save_parameters(const Parameters& parameters, const std::string& folder, int64_t shard_bytes) {
+FileSums save_parameters(const Parameters& parameters, const std::string& folder,
+                         int64_t shard_bytes) {
   if (shard_bytes < 1) {
     throw Error(fmt::format("{}: shard_bytes = {}: must be positive", folder, shard_bytes));
   }
   make_folders(folder);
+  remove_checksums(folder);
   const std::vector<Shard> shards = shards_of(parameters, shard_bytes);
-  std::set<std::string> written;
+  FileSums written;
   if (shards.size() == 1) {
-    write_safetensors(folder + kSingle, shards[0].tensors);
-    written.insert(kSingle + 1);
+    written[kSingle + 1] = write_safetensors(folder + kSingle, shards[0].tensors);
   } else {
     std::map<std::string, std::string> weight_map;
     int64_t total = 0;
     for (size_t i = 0; i < shards.size(); ++i) {
       const std::string name =
           fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-      write_safetensors(folder + "/" + name, shards[i].tensors);
-      written.insert(name);
+      written[name] = write_safetensors(folder + "/" + name, shards[i].tensors);
       total += shards[i].bytes;
       for (const TensorToSave& tensor : shards[i].tensors) weight_map[tensor.name] = name;
     }
-    write_file_atomically(folder + kIndex, index_json(weight_map, total));
-    written.insert(kIndex + 1);
+    written[kIndex + 1] = write_file_atomically(folder + kIndex, index_json(weight_map, total));
   }
   remove_stale(folder, written);
-  write_file_atomically(folder + "/config.json", model_config_json(parameters.config()));
+  written["config.json"] =
+      write_file_atomically(folder + "/config.json", model_config_json(parameters.config()));
+  return written;
 }
 
 }  // namespace leeway

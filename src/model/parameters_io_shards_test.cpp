@@ -53,7 +53,7 @@ TEST(SaveParameters, ShardsAreAsLargeAsAllowedAndIndexed) {
       int64_t bytes = 0, first = 0;
       for (const StoredTensor& tensor : file.tensors()) {
         EXPECT_EQ(map.at(tensor.name), shard);
-        bytes += static_cast<int64_t>(tensor.bytes.size());
+        bytes += static_cast<int64_t>(tensor.byte_size());
       }
       EXPECT_TRUE(bytes <= shard_bytes || file.tensors().size() == 1) << shard << " " << bytes;
       // What starts a shard did not fit the one before.

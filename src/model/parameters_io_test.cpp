@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 
 #include "base/json.h"
@@ -64,8 +65,8 @@ TEST(LoadParameters, GoldenFoldersAreLoadedAsTheyAre) {
       const ParameterInfo& info = parameters.table()[i];
       const StoredTensor* tensor = file.find(info.name);
       ASSERT_NE(tensor, nullptr);
-      EXPECT_EQ(std::memcmp(parameters.of(i).data(), tensor->bytes.data(), tensor->bytes.size()),
-                0);
+      const std::string bytes = tensor->bytes();
+      EXPECT_EQ(std::memcmp(parameters.of(i).data(), bytes.data(), bytes.size()), 0);
       const StoredTensor* gradient = gradients.find("grad." + info.name);
       ASSERT_NE(gradient, nullptr) << info.name;
       EXPECT_EQ(gradient->shape, info.shape);
@@ -340,6 +341,30 @@ TEST(SaveParameters, AFileWhereTheFolderShouldBeIsNamed) {
   expect_refused([&] { save_parameters(parameters, folder.at("x/y")); },
                  {folder.at("x/y"), "cannot create"});
   expect_refused([&] { save_parameters(parameters, folder.at("z"), 0); }, {"shard_bytes = 0"});
+}
+
+TEST(LoadParameters, FilesThatAreNotAsTheirChecksumsSayAreRefused) {
+  const Parameters parameters = small_parameters(small_config(Family::qwen3));
+  for (const int64_t shard_bytes : {int64_t{1} << 30, int64_t{4096}}) {
+    const TestFolder folder;
+    const FileSums sums = save_parameters(parameters, folder.path(), shard_bytes);
+    EXPECT_EQ(sums.size(), folder.names().size());
+    write_checksums(folder.path(), sums);
+    EXPECT_TRUE(same_bits(load_parameters(folder.path()), parameters));
+    for (const auto& [name, sum] : sums) {
+      if (!name.ends_with(".safetensors")) continue;
+      std::string bytes = bytes_of(folder.at(name));
+      bytes.back() = static_cast<char>(bytes.back() ^ 1);  // a number that is a little different
+      folder.write(name, bytes);
+      expect_refused([&] { load_parameters(folder.path()); }, {name + ": is damaged"});
+      bytes.back() = static_cast<char>(bytes.back() ^ 1);
+      folder.write(name, bytes);
+    }
+    EXPECT_TRUE(same_bits(load_parameters(folder.path()), parameters));
+    // Saved anew, the old sums are not those of the new files.
+    save_parameters(small_parameters(small_config(Family::llama)), folder.path());
+    load_parameters(folder.path());
+  }
 }
 
 }  // namespace

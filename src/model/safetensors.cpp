@@ -1,10 +1,7 @@
 #include "model/safetensors.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <rapidjson/memorystream.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +12,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/files.h"
 #include "base/json.h"
 #include "leeway/error.h"
 #include "model/name_text.h"
@@ -65,24 +63,18 @@ void refuse_bad_utf8(const std::string& path, std::string_view text) {
   }
 }
 
-// One entry of the header.
-struct Entry {
-  StoredTensor tensor;
-  uint64_t begin = 0, end = 0;
-};
-
 class HeaderReader {
  public:
-  HeaderReader(const std::string& path, size_t data_size) : path_(path), data_size_(data_size) {}
+  HeaderReader(const std::string& path, uint64_t data_size) : path_(path), data_size_(data_size) {}
 
-  Entry read(std::string_view name, const Json& value) const {
-    Entry entry;
-    entry.tensor.name = name;
+  StoredTensor read(std::string_view name, const Json& value) const {
+    StoredTensor tensor;
+    tensor.name = name;
     if (!value.IsObject()) refuse(name, "must be an object");
     const Json& dtype = member(name, value, "dtype");
     if (!dtype.IsString()) refuse(name, "dtype must be text");
-    entry.tensor.dtype = read_dtype(name, text_of(dtype));
-    uint64_t bytes = size_of(entry.tensor.dtype);
+    tensor.dtype = read_dtype(name, text_of(dtype));
+    uint64_t bytes = size_of(tensor.dtype);
     const Json& shape = member(name, value, "shape");
     if (!shape.IsArray()) refuse(name, "shape must be a list");
     bool empty = false;
@@ -91,7 +83,7 @@ class HeaderReader {
         refuse(name, "shape must hold whole numbers that are not negative");
       }
       const int64_t extent = n.GetInt64();
-      entry.tensor.shape.push_back(extent);
+      tensor.shape.push_back(extent);
       if (extent == 0) {
         empty = true;
       } else if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(extent), &bytes) ||
@@ -100,12 +92,12 @@ class HeaderReader {
       }
     }
     if (empty) bytes = 0;
-    read_offsets(name, member(name, value, "data_offsets"), entry);
-    if (entry.end - entry.begin != bytes) {
+    read_offsets(name, member(name, value, "data_offsets"), tensor);
+    if (tensor.end - tensor.begin != bytes) {
       refuse(name, fmt::format("its data_offsets span {} bytes, its shape and dtype need {}",
-                               entry.end - entry.begin, bytes));
+                               tensor.end - tensor.begin, bytes));
     }
-    return entry;
+    return tensor;
   }
 
   [[noreturn]] void refuse(std::string_view name, const std::string& problem) const {
@@ -131,60 +123,65 @@ class HeaderReader {
     refuse(name, fmt::format("dtype {} is not known here", name_text(text)));
   }
 
-  void read_offsets(std::string_view name, const Json& offsets, Entry& entry) const {
+  void read_offsets(std::string_view name, const Json& offsets, StoredTensor& tensor) const {
     if (!offsets.IsArray() || offsets.Size() != 2 || !offsets[0].IsUint64() ||
         !offsets[1].IsUint64()) {
       refuse(name, "data_offsets must be two whole numbers that are not negative");
     }
-    entry.begin = offsets[0].GetUint64();
-    entry.end = offsets[1].GetUint64();
-    if (entry.begin > entry.end || entry.end > data_size_) {
+    tensor.begin = offsets[0].GetUint64();
+    tensor.end = offsets[1].GetUint64();
+    if (tensor.begin > tensor.end || tensor.end > data_size_) {
       refuse(name, fmt::format("data_offsets [{}, {}] do not lie in the file's {} bytes of data; "
                                "is the file cut off?",
-                               entry.begin, entry.end, data_size_));
+                               tensor.begin, tensor.end, data_size_));
     }
   }
 
   const std::string& path_;
-  size_t data_size_;
+  uint64_t data_size_;
 };
 
-// A whole file, read-only.
-class Mapping {
+// A file that is open for reading.
+class OpenFile {
  public:
-  explicit Mapping(const std::string& path) {
-    // Without O_NONBLOCK a pipe would wait for its writer.
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) fail(path, "open", errno);
-    struct stat status {};
-    const int unknown = ::fstat(fd, &status) != 0 ? errno : 0;
-    const bool regular = unknown == 0 && S_ISREG(status.st_mode);
-    int refused = 0;
-    if (regular && status.st_size > 0) {
-      size_ = static_cast<size_t>(status.st_size);
-      data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
-      refused = data_ == MAP_FAILED ? errno : 0;
-    }
-    ::close(fd);
-    if (unknown != 0) fail(path, "read", unknown);
-    if (!regular) throw Error(fmt::format("{}: is not a file", path));
-    if (refused != 0) fail(path, "map", refused);
-  }
-  ~Mapping() {
-    if (size_ > 0) ::munmap(data_, size_);
-  }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
+  explicit OpenFile(const std::string& path) : path_(path), fd_(open_regular_file(path, &size_)) {}
+  ~OpenFile() { ::close(fd_); }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
 
-  std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
+  uint64_t size() const { return size_; }  // when it was opened
+  void read(uint64_t at, std::span<std::byte> out) const {
+    while (!out.empty()) {
+      const ssize_t got = ::pread(fd_, out.data(), out.size(), static_cast<off_t>(at));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) throw Error(fmt::format("{}: cannot read: {}", path_, std::strerror(errno)));
+      if (got == 0) {
+        throw Error(fmt::format(
+            "{}: ends at byte {} and had {} when it was opened; another program shortened it",
+            path_, at, size_));
+      }
+      at += static_cast<uint64_t>(got);
+      out = out.subspan(static_cast<size_t>(got));
+    }
+  }
 
  private:
-  [[noreturn]] static void fail(const std::string& path, const char* doing, int reason) {
-    throw Error(fmt::format("{}: cannot {}: {}", path, doing, std::strerror(reason)));
-  }
+  std::string path_;
+  uint64_t size_ = 0;
+  int fd_;
+};
 
-  void* data_ = nullptr;
-  size_t size_ = 0;
+// What follows the header of a file.
+class FileBytes : public TensorBytes {
+ public:
+  FileBytes(std::shared_ptr<const OpenFile> file, uint64_t begin)
+      : file_(std::move(file)), begin_(begin) {}
+  uint64_t size() const override { return file_->size() - begin_; }
+  void read(uint64_t at, std::span<std::byte> out) const override { file_->read(begin_ + at, out); }
+
+ private:
+  std::shared_ptr<const OpenFile> file_;
+  uint64_t begin_;
 };
 
 float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
@@ -201,13 +198,15 @@ float from_f16(uint16_t bits) {
   return std::bit_cast<float>(sign | (biased << 23) | (fraction << 13));
 }
 
-// The bytes of a tensor need not be aligned.
+// Reads piece by piece: a tensor may be larger than the memory that is left beside its floats.
 template <class Stored, class Convert>
-void convert_all(std::span<const std::byte> bytes, std::span<float> out, Convert convert) {
-  for (size_t i = 0; i < out.size(); ++i) {
-    Stored value;
-    std::memcpy(&value, bytes.data() + i * sizeof(Stored), sizeof(Stored));
-    out[i] = convert(value);
+void convert_all(const StoredTensor& tensor, std::span<float> out, Convert convert) {
+  std::vector<Stored> piece(std::min<size_t>(out.size(), size_t{1} << 18));
+  for (size_t done = 0; done < out.size(); done += piece.size()) {
+    piece.resize(std::min(piece.size(), out.size() - done));
+    tensor.data->read(tensor.begin + done * sizeof(Stored),
+                      std::as_writable_bytes(std::span(piece)));
+    for (size_t i = 0; i < piece.size(); ++i) out[done + i] = convert(piece[i]);
   }
 }
 
@@ -216,78 +215,83 @@ void convert_all(std::span<const std::byte> bytes, std::span<float> out, Convert
 const char* name_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
 size_t size_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].size; }
 
-int64_t StoredTensor::size() const { return static_cast<int64_t>(bytes.size() / size_of(dtype)); }
+int64_t StoredTensor::size() const { return static_cast<int64_t>(byte_size() / size_of(dtype)); }
+
+std::string StoredTensor::bytes() const {
+  std::string all(byte_size(), '\0');
+  data->read(begin, std::as_writable_bytes(std::span(all)));
+  return all;
+}
 
 std::vector<StoredTensor> parse_safetensors_header(const std::string& path, std::string_view header,
-                                                   std::span<const std::byte> data) {
+                                                   std::shared_ptr<const TensorBytes> data) {
   if (header.empty() || header[0] != '{') {
     throw Error(
         fmt::format("{}: the header does not start with {{; is this a safetensors file?", path));
   }
   refuse_bad_utf8(path, header);
   const rapidjson::Document document = parse_json(path + ": header", header);
-  const HeaderReader reader(path, data.size());
+  const HeaderReader reader(path, data->size());
   std::unordered_set<std::string_view> names;
-  std::vector<Entry> entries;
+  std::vector<StoredTensor> tensors;
   for (const auto& member : document.GetObject()) {
     const std::string_view name = text_of(member.name);
     if (!names.insert(name).second) {
       throw Error(fmt::format("{}: {} stands twice in the header", path, name_text(name)));
     }
     if (name != "__metadata__") {
-      entries.push_back(reader.read(name, member.value));
+      tensors.push_back(reader.read(name, member.value));
     } else if (!member.value.IsObject()) {
       throw Error(fmt::format("{}: __metadata__ must be an object", path));
     }
   }
-  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-  });
-  std::vector<StoredTensor> tensors;
-  tensors.reserve(entries.size());
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const StoredTensor& a, const StoredTensor& b) {
+                     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+                   });
   uint64_t reached = 0;
-  for (Entry& entry : entries) {
-    if (entry.begin < reached) {
-      reader.refuse(entry.tensor.name, fmt::format("overlaps {}", name_text(tensors.back().name)));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    StoredTensor& tensor = tensors[i];
+    if (tensor.begin < reached) {
+      reader.refuse(tensor.name, fmt::format("overlaps {}", name_text(tensors[i - 1].name)));
     }
-    if (entry.begin > reached) {
-      reader.refuse(entry.tensor.name, fmt::format("bytes {} to {} before it belong to no tensor",
-                                                   reached, entry.begin));
+    if (tensor.begin > reached) {
+      reader.refuse(tensor.name, fmt::format("bytes {} to {} before it belong to no tensor",
+                                             reached, tensor.begin));
     }
-    entry.tensor.bytes = data.subspan(entry.begin, entry.end - entry.begin);
-    reached = entry.end;
-    tensors.push_back(std::move(entry.tensor));
+    reached = tensor.end;
+    tensor.data = data;
   }
-  if (reached != data.size()) {
+  if (reached != data->size()) {
     throw Error(fmt::format("{}: {} bytes after the last tensor belong to none", path,
-                            data.size() - reached));
+                            data->size() - reached));
   }
   return tensors;
 }
 
 struct SafetensorsFile::Impl {
-  explicit Impl(std::string file) : path(std::move(file)), mapping(path) {
-    const std::span<const std::byte> bytes = mapping.bytes();
-    if (bytes.size() < kLengthBytes) {
+  explicit Impl(std::string file_path) : path(std::move(file_path)) {
+    const auto file = std::make_shared<const OpenFile>(path);
+    if (file->size() < kLengthBytes) {
       throw Error(
-          fmt::format("{}: {} bytes are too few for a safetensors file", path, bytes.size()));
+          fmt::format("{}: {} bytes are too few for a safetensors file", path, file->size()));
     }
     uint64_t length = 0;
-    std::memcpy(&length, bytes.data(), kLengthBytes);
-    const std::span<const std::byte> rest = bytes.subspan(kLengthBytes);
-    if (length > kMaxHeaderBytes || length > rest.size()) {
+    file->read(0, std::as_writable_bytes(std::span(&length, 1)));
+    if (length > kMaxHeaderBytes || length > file->size() - kLengthBytes) {
       throw Error(
           fmt::format("{}: a header of {} bytes in a file of {}; the file is cut off or no "
                       "safetensors file",
-                      path, length, bytes.size()));
+                      path, length, file->size()));
     }
-    const std::string_view header(reinterpret_cast<const char*>(rest.data()), length);
-    tensors = parse_safetensors_header(path, header, rest.subspan(length));
+    std::string header(length, '\0');
+    file->read(kLengthBytes, std::as_writable_bytes(std::span(header)));
+    tensors = parse_safetensors_header(
+        path, header, std::make_shared<const FileBytes>(file, kLengthBytes + length));
     for (size_t i = 0; i < tensors.size(); ++i) places.emplace(tensors[i].name, i);
   }
 
   std::string path;
-  Mapping mapping;
   std::vector<StoredTensor> tensors;
   std::unordered_map<std::string_view, size_t> places;
 };
@@ -308,11 +312,11 @@ void copy_as_float(const StoredTensor& tensor, const std::string& path, std::spa
   LEEWAY_CHECK(static_cast<int64_t>(out.size()) == tensor.size(), "room for every value");
   if (out.empty()) return;
   switch (tensor.dtype) {
-    case DType::f32: std::memcpy(out.data(), tensor.bytes.data(), tensor.bytes.size()); return;
-    case DType::bf16: convert_all<uint16_t>(tensor.bytes, out, from_bf16); return;
-    case DType::f16: convert_all<uint16_t>(tensor.bytes, out, from_f16); return;
+    case DType::f32: tensor.data->read(tensor.begin, std::as_writable_bytes(out)); return;
+    case DType::bf16: convert_all<uint16_t>(tensor, out, from_bf16); return;
+    case DType::f16: convert_all<uint16_t>(tensor, out, from_f16); return;
     case DType::f64:
-      convert_all<double>(tensor.bytes, out, [](double v) { return static_cast<float>(v); });
+      convert_all<double>(tensor, out, [](double v) { return static_cast<float>(v); });
       return;
     default:
       throw Error(fmt::format("{}: tensor {}: dtype {} where F32, BF16, F16 or F64 is needed", path,

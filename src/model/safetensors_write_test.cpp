@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <bit>
+#include <cstring>
 #include <filesystem>
 
 #include "base/rng.h"
@@ -58,9 +59,10 @@ TEST(WriteSafetensors, WhatIsWrittenIsReadBitForBit) {
       const StoredTensor* stored = file.find(tensor.name);
       ASSERT_NE(stored, nullptr);
       EXPECT_EQ(stored->shape, tensor.shape);
-      ASSERT_EQ(stored->bytes.size(), tensor.values.size_bytes());
-      EXPECT_TRUE(std::equal(stored->bytes.begin(), stored->bytes.end(),
-                             std::as_bytes(tensor.values).begin()));
+      const std::string bytes = stored->bytes();
+      ASSERT_EQ(bytes.size(), tensor.values.size_bytes());
+      EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(),
+                             reinterpret_cast<const char*>(tensor.values.data())));
     }
   }
 }

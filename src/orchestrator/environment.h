@@ -87,6 +87,13 @@ class Environment {
   virtual bool needs_renderer() const = 0;
   // What it has to say for the run's log since the last call, line by line.
   virtual std::vector<std::string> take_log() const { return {}; }
+  // Whether it can work: starts what it needs and waits for it to be ready. Throws Error with the
+  // reason and the remedy. Called before a run begins.
+  virtual void check() const {}
+  // Answers of its programs that nothing had asked for, since the last call.
+  virtual int64_t take_unasked_answers() const { return 0; }
+  // What the user should know of how it behaves, since the last call.
+  virtual std::vector<std::string> take_warnings() const { return {}; }
 };
 
 // By the table's name. `seed` decides the examples of generated environments. Throws Error: a file

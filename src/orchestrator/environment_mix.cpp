@@ -14,6 +14,8 @@ namespace {
 // What seeds are for: members and orders must not share their numbers.
 enum Purpose : uint64_t { choice_of_member = 1, order_of_epoch = 2 };
 
+constexpr double kMostWeights = 1e15;  // together
+
 size_t member_of(const std::vector<EnvironmentMix::Member>& members, uint64_t seed, uint64_t n) {
   double total = 0.0;
   for (const auto& member : members) total += member.weight;
@@ -49,8 +51,10 @@ EnvironmentMix::EnvironmentMix(std::vector<Member> members, uint64_t seed)
     }
     total += member.weight;
   }
-  if (!std::isfinite(total)) {
-    throw Error(fmt::format("the weights of the environments add up to {}", total));
+  // Shares are products of the weights with counts.
+  if (!(total <= kMostWeights)) {
+    throw Error(fmt::format(
+        "the weights of the environments add up to {}: give smaller ones, such as 1 and 2", total));
   }
   taken_.resize(members_.size());
   orders_.resize(members_.size());

@@ -106,6 +106,7 @@ TEST(EnvironmentMix, RefusesWhatCannotBeDrawnFrom) {
   expect_refused([] { mix({{-2.0, {}}}); }, {"part_0", "weight = -2"});
   expect_refused([] { mix({{std::nan(""), {}}}); }, {"part_0", "weight = nan"});
   expect_refused([] { mix({{std::numeric_limits<double>::infinity(), {}}}); }, {"inf"});
+  expect_refused([] { mix({{1e307, {}}, {1.0, {}}}); }, {"1e+307"});
   expect_refused([] { mix({{1.0, 0}}); }, {"part_0", "no examples"});
 }
 

@@ -8,34 +8,14 @@
 #include <numeric>
 
 #include "leeway/error.h"
-#include "orchestrator/split.h"
 
 namespace leeway {
 namespace {
 
 constexpr double kQuantile = 1.959963984540054;  // of the normal distribution, 97.5 %
-constexpr double kSlice = 0.05;                  // seconds between two looks
 
 double mean_of(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-// How many prompts of each environment, by weight; largest remainders first.
-std::vector<int64_t> shares(const EnvironmentMix& mix, int64_t prompts) {
-  double total = 0.0;
-  for (const auto& member : mix.members()) total += member.weight;
-  std::vector<int64_t> counts;
-  std::vector<std::pair<double, size_t>> rests;
-  int64_t given = 0;
-  for (size_t e = 0; e < mix.members().size(); ++e) {
-    const double wanted = static_cast<double>(prompts) * mix.members()[e].weight / total;
-    counts.push_back(static_cast<int64_t>(wanted));
-    given += counts.back();
-    rests.emplace_back(static_cast<double>(counts.back()) - wanted, e);
-  }
-  std::sort(rests.begin(), rests.end());
-  for (size_t i = 0; given < prompts; ++i, ++given) ++counts[rests[i % rests.size()].second];
-  return counts;
 }
 
 }  // namespace
@@ -71,55 +51,6 @@ double pass_at_k(int64_t n, int64_t successes, int64_t k) {
   return 1.0 - none;
 }
 
-std::vector<PromptResult> sample_held_out(
-    const EnvironmentMix& mix, RolloutDriver& driver, const EvaluationOptions& options,
-    const std::function<void(size_t done, size_t total)>& progress) {
-  std::vector<PromptResult> results;
-  const std::vector<int64_t> counts = shares(mix, options.prompts);
-  int64_t rollout = 0;
-  for (size_t e = 0; e < counts.size(); ++e) {
-    const Environment& environment = *mix.members()[e].environment;
-    const auto size = environment.size(Split::held_out);
-    const uint64_t count = std::min<uint64_t>(static_cast<uint64_t>(counts[e]),
-                                              size.value_or(static_cast<uint64_t>(counts[e])));
-    for (uint64_t i = 0; i < count; ++i) {
-      std::vector<int64_t> rollouts(static_cast<size_t>(options.samples));
-      std::iota(rollouts.begin(), rollouts.end(), rollout);
-      rollout += options.samples;
-      results.push_back({.environment = e});
-      driver.start(environment, environment.example(Split::held_out, i), rollouts,
-                   mixed_seed({options.seed, e, i}));
-    }
-  }
-  std::string last_failure;
-  size_t done = 0, completed = 0;
-  const auto total = static_cast<size_t>(rollout);
-  while (done < total) {
-    for (const RolloutOutcome& outcome : driver.poll(kSlice)) {
-      PromptResult& prompt = results[static_cast<size_t>(outcome.rollout / options.samples)];
-      ++done;
-      if (outcome.outcome != Outcome::completed) {
-        ++prompt.failures;
-        last_failure = outcome.message;
-        continue;
-      }
-      ++completed;
-      const Rollout& finished = outcome.result;
-      prompt.rewards.push_back(finished.reward);
-      prompt.tokens += finished.sampled_tokens();
-      const bool success = !finished.rewards.empty() && finished.rewards.front().value >= 1.0;
-      prompt.successes += success ? 1 : 0;
-    }
-    progress(done, total);
-  }
-  if (completed == 0) {
-    throw Error(total == 0 ? std::string("evaluation: the environments have no held-out prompt")
-                           : fmt::format("evaluation: all {} rollouts failed; the last one: {}",
-                                         total, last_failure));
-  }
-  return results;
-}
-
 MetricList evaluation_metrics(const std::vector<PromptResult>& results,
                               const std::vector<std::string>& ids, bool greedy) {
   MetricList out;
@@ -132,21 +63,24 @@ MetricList evaluation_metrics(const std::vector<PromptResult>& results,
     std::vector<double> rewards;
     std::map<int64_t, std::vector<double>> passes;
     int64_t failures = 0;
+    bool any = false;
     for (const PromptResult& prompt : results) {
       if (!belongs(prompt)) continue;
+      any = true;
       failures += prompt.failures;
       const auto n = static_cast<int64_t>(prompt.rewards.size());
       if (n == 0) continue;
       rewards.push_back(mean_of(prompt.rewards));
       for (int64_t k = 1; k <= n; k *= 2) passes[k].push_back(pass_at_k(n, prompt.successes, k));
     }
-    if (rewards.empty()) return;
+    if (!any) return;
     const std::string name = "eval/" + id;
     if (greedy) {
-      out.emplace_back(name + "/greedy/mean", mean_of(rewards));
+      if (!rewards.empty()) out.emplace_back(name + "/greedy/mean", mean_of(rewards));
+      out.emplace_back(name + "/greedy/failed_rollouts", static_cast<double>(failures));
       return;
     }
-    write(name + "/reward", estimate(rewards));
+    if (!rewards.empty()) write(name + "/reward", estimate(rewards));
     for (const auto& [k, values] : passes)
       write(fmt::format("{}/pass@{}", name, k), estimate(values));
     out.emplace_back(name + "/prompts", static_cast<double>(rewards.size()));

@@ -3,16 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <map>
-#include <set>
 
-#include "orchestrator/environment_test_support.h"
-#include "orchestrator/fake_system.h"
+#include "base/rng.h"
 
 namespace leeway {
 namespace {
-
-using namespace leeway::testing;
 
 TEST(PassAtK, IsTheShareOfChoicesWithASuccess) {
   for (int64_t n = 1; n <= 10; ++n) {
@@ -126,96 +123,6 @@ TEST(Estimate, HoldsTheTruthNineteenTimesInTwenty) {
   EXPECT_NEAR(coverage(3.0, 60, [&] { return 3.0 + 5.0 * rng.normal(); }), 0.945, 0.025);
 }
 
-// Environments a, b, c of weights 3, 2, 1; b has few held-out prompts.
-struct HeldOut {
-  explicit HeldOut(const FakeSystem::MakePolicy& policy, bool rendered = false)
-      : system({.rendered = rendered, .members = members()}, policy) {}
-
-  static std::vector<EnvironmentMix::Member> members() {
-    std::vector<EnvironmentMix::Member> all;
-    for (const auto& [id, weight] :
-         std::vector<std::pair<std::string, double>>{{"a", 3.0}, {"b", 2.0}, {"c", 1.0}}) {
-      auto environment = std::make_unique<FakeEnvironment>(id, respond_by_letter);
-      if (id == "b") environment->held_out_size = 4;
-      all.push_back({id, weight, std::move(environment)});
-    }
-    return all;
-  }
-  std::vector<PromptResult> sample(const EvaluationOptions& options) {
-    return sample_held_out(system.mix, system.driver, options, [&](size_t done, size_t total) {
-      EXPECT_LE(last_done, done);
-      EXPECT_LE(done, total);
-      last_done = done;
-    });
-  }
-
-  size_t last_done = 0;
-  FakeSystem system;
-};
-
-FakeSystem::MakePolicy random_policy(double trouble, double more = 0.0) {
-  return [=](const FakeTalk& talk) { return RandomPolicy{talk, 3, trouble, more}; };
-}
-
-TEST(HeldOut, PromptsAreSharedOutByWeight) {
-  HeldOut held_out(random_policy(0.0));
-  const auto results = held_out.sample({.prompts = 33, .samples = 2, .seed = 9});
-  std::map<size_t, int> prompts;
-  for (const PromptResult& result : results) {
-    ++prompts[result.environment];
-    EXPECT_EQ(result.rewards.size(), 2u);
-    EXPECT_EQ(result.failures, 0);
-    EXPECT_GE(result.tokens, 4);
-    double sum = 0.0;
-    for (double reward : result.rewards) sum += reward;
-    EXPECT_EQ(static_cast<double>(result.successes), sum);
-  }
-  // 16.5, 11 and 5.5 are asked for; b has no more than 4.
-  EXPECT_EQ(prompts, (std::map<size_t, int>{{0, 17}, {1, 4}, {2, 5}}));
-  EXPECT_EQ(held_out.last_done, 52u);
-  std::set<std::string> seen;
-  for (const auto& sent : held_out.system.sampler.sent()) {
-    const std::string prompt = held_out.system.talk.text_of(sent.request.prompt);
-    EXPECT_NE(prompt.find(" held_out "), std::string::npos) << prompt;
-    EXPECT_TRUE(seen.insert(prompt).second) << prompt;
-  }
-}
-
-TEST(HeldOut, RolloutsHaveSeedsOfTheirOwn) {
-  HeldOut held_out(random_policy(0.0, 0.5), true);
-  held_out.sample({.prompts = 30, .samples = 4, .seed = 9});
-  std::set<uint64_t> seeds;
-  for (const auto& sent : held_out.system.sampler.sent()) seeds.insert(sent.request.seed);
-  EXPECT_GT(seeds.size(), 60u) << "there are second turns";
-  EXPECT_EQ(seeds.size(), held_out.system.sampler.sent().size());
-}
-
-TEST(HeldOut, FailuresAreCountedAndInNoAverage) {
-  HeldOut held_out(random_policy(0.08));
-  const auto results = held_out.sample({.prompts = 60, .samples = 4});
-  int64_t failures = 0;
-  for (const PromptResult& result : results) {
-    EXPECT_EQ(static_cast<int64_t>(result.rewards.size()) + result.failures, 4);
-    failures += result.failures;
-  }
-  EXPECT_GT(failures, 10);
-  double counted = 0.0;
-  for (const auto& [name, value] : evaluation_metrics(results, held_out.system.ids(), false)) {
-    if (name == "eval/all/failed_rollouts") counted = value;
-  }
-  EXPECT_EQ(counted, static_cast<double>(failures));
-}
-
-TEST(HeldOut, NothingButFailuresIsAnError) {
-  HeldOut held_out([](const FakeTalk&) {
-    return [](const SampleRequest&, int64_t, int64_t) {
-      return FakeReply{.failure = "the server is gone"};
-    };
-  });
-  expect_refused([&] { held_out.sample({.prompts = 6, .samples = 2}); },
-                 {"all 12 rollouts failed", "the server is gone"});
-}
-
 TEST(EvaluationMetrics, AreOfAllAndOfEachEnvironment) {
   std::vector<PromptResult> results = {
       {.environment = 0, .rewards = {1.0, 0.0, 0.0, 1.0}, .successes = 2},
@@ -252,9 +159,19 @@ TEST(EvaluationMetrics, AreOfAllAndOfEachEnvironment) {
     EXPECT_EQ(name.find("pass@3"), std::string::npos) << name;
   }
   const MetricList greedy = evaluation_metrics(results, {"a", "b"}, true);
-  ASSERT_EQ(greedy.size(), 3u);
+  ASSERT_EQ(greedy.size(), 6u);
   EXPECT_EQ(greedy[0].first, "eval/all/greedy/mean");
-  EXPECT_NEAR(greedy[1].second, 0.25, 1e-12);
+  EXPECT_NEAR(metric_of(greedy, "eval/a/greedy/mean"), 0.25, 1e-12);
+  EXPECT_EQ(metric_of(greedy, "eval/b/greedy/failed_rollouts"), 4.0);
+}
+
+TEST(EvaluationMetrics, OfNothingButFailuresAreTheirCounts) {
+  const std::vector<PromptResult> results = {{.environment = 0, .rewards = {}, .failures = 4}};
+  const MetricList metrics = evaluation_metrics(results, {"a", "b"}, false);
+  EXPECT_EQ(metrics, (MetricList{{"eval/all/prompts", 0.0},
+                                 {"eval/all/failed_rollouts", 4.0},
+                                 {"eval/a/prompts", 0.0},
+                                 {"eval/a/failed_rollouts", 4.0}}));
 }
 
 }  // namespace

@@ -267,6 +267,7 @@ inline Turn respond_by_letter(const Reply& reply, int64_t turn) {
     case 'F': return failed_turn("the judge is away");
     case 'X': throw std::runtime_error("the judge broke");
     case 'N': return reward_turn(std::nan(""));
+    case 'B': return reward_turn(1e39);  // no float32 holds it
     case 'T': return question_turn(fmt::format("more {}", turn));
     default: return reward_turn(text.find('a') == std::string::npos ? 0.0 : 1.0);
   }

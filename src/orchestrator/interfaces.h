@@ -87,6 +87,8 @@ struct LearnerResult {
   MetricList metrics;
   double busy_seconds = 0.0;
   std::vector<std::vector<float>> logprobs;  // of the batch's samples, before the update
+  // Those of the other policies as the loss read them; empty where it did not.
+  std::vector<std::vector<float>> prox, ref, teacher;
   std::string failure;  // not empty: the update was not made; the last weights stand
 };
 

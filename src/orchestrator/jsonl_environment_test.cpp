@@ -211,12 +211,43 @@ TEST(JsonlEnvironment, RefusesMissingFilesAndPromptsOnBothSides) {
                  {"none.jsonl", "No such file"});
   expect_refused([&] { make_jsonl_environment(table(train, folder.write("e.jsonl", "\n[]"))); },
                  {"e.jsonl line 2"});
-  // A conversation of one user message is the same prompt as its text.
-  const std::string eval = folder.write(
-      "eval.jsonl",
-      line("new", "1") + R"({"prompt": [{"role": "user", "content": "p3"}], "answer": "a"})");
+  const std::string eval = folder.write("eval.jsonl", line("new", "1") + lines(3, 4));
   expect_refused([&] { make_jsonl_environment(table(train, eval)); },
-                 {"train.jsonl line 4", "eval.jsonl line 2", "same prompt"});
+                 {"train.jsonl line 4", "eval.jsonl line 2", "same prompt", "line for line"});
+  const std::string numbered =
+      folder.write("numbered.jsonl", R"({"id": 7, "prompt": "one", "answer": "a"})");
+  const std::string again =
+      folder.write("again.jsonl", R"({"id": 7, "prompt": "two", "answer": "b"})");
+  expect_refused([&] { make_jsonl_environment(table(numbered, again)); },
+                 {"numbered.jsonl line 1", "again.jsonl line 1", "same id"});
+}
+
+TEST(JsonlEnvironment, APromptIsItsLineOrItsId) {
+  const TestFolder folder;
+  // One text, 400 tasks: their lines tell them apart.
+  std::string lines;
+  for (int i = 0; i < 400; ++i) lines += line("Solve it.", std::to_string(i));
+  const auto by_line = make_jsonl_environment(table(folder.write("lines.jsonl", lines)));
+  EXPECT_NEAR(static_cast<double>(*by_line->size(Split::held_out)), 50.0, 5 * 6.6);
+  EXPECT_EQ(*by_line->size(Split::train) + *by_line->size(Split::held_out), 400u);
+  // One id twice is one prompt, whatever else its lines hold, and is on one side.
+  std::string twice;
+  for (int i = 0; i < 400; ++i) {
+    twice += fmt::format(R"({{"id": "{}", "prompt": "p", "answer": "{}"}})", i % 200, i) + "\n";
+  }
+  const auto by_id = make_jsonl_environment(table(folder.write("ids.jsonl", twice)));
+  std::set<int> train;
+  for (uint64_t i = 0; i < *by_id->size(Split::train); ++i) {
+    train.insert(std::stoi(by_id->example(Split::train, i).answer) % 200);
+  }
+  EXPECT_GT(*by_id->size(Split::held_out), 0u);
+  for (uint64_t i = 0; i < *by_id->size(Split::held_out); ++i) {
+    EXPECT_FALSE(train.contains(std::stoi(by_id->example(Split::held_out, i).answer) % 200));
+  }
+  // The same text with other answers in both files is no prompt shared.
+  EXPECT_NE(make_jsonl_environment(table(folder.write("a.jsonl", line("p", "1")),
+                                         folder.write("b.jsonl", line("p", "2")))),
+            nullptr);
 }
 
 // Lines that were good, broken at random: either an example, or an error with its line.

@@ -18,11 +18,19 @@ namespace {
 
 using Kind = JsonValue::Kind;
 
-// A prompt, where it stands, and its messages as one text, by which prompts are told apart.
+// A prompt, where it stands, and the text by which prompts are told apart.
 struct Line {
   JsonlPrompt prompt;
-  std::string place, text;
+  std::string place, identity;
 };
+
+// The value of `id`, a string or a number, or else the whole line: two lines that open alike may
+// be two tasks.
+std::string identity_of(const JsonValue& object) {
+  const JsonValue* id = object.find("id");
+  const bool named = id != nullptr && (id->is(Kind::string) || id->is(Kind::number));
+  return named ? "id " + to_json(*id) : "line " + to_json(object);
+}
 
 std::vector<Message> prompt_of(const JsonValue& object, const std::string& key) {
   const JsonValue& value = jsonl_member(object, key, "prompt_key");
@@ -59,15 +67,18 @@ std::string demonstration_of(const JsonValue& object, const std::vector<std::str
   return found;
 }
 
-// Of one line; errors do not say which.
-JsonlPrompt read_prompt(std::string_view json, const JsonlReader& reader) {
+// Of one line, with its identity; errors do not say which.
+Line read_prompt(std::string_view json, const JsonlReader& reader) {
   const JsonValue object = read_json("JSON", json);
   if (!object.is(Kind::object)) {
     throw Error(fmt::format("a line must be an object, not {}", name_of(object.kind)));
   }
-  return {.messages = prompt_of(object, reader.prompt_key),
-          .demonstration = demonstration_of(object, reader.demonstration_keys),
-          .kept = reader.keep(object)};
+  Line line;
+  line.prompt = {.messages = prompt_of(object, reader.prompt_key),
+                 .demonstration = demonstration_of(object, reader.demonstration_keys),
+                 .kept = reader.keep(object)};
+  line.identity = identity_of(object);
+  return line;
 }
 
 // What follows "FILE line N" of an error: read_json counts from the line's start, so that its
@@ -82,9 +93,8 @@ std::vector<Line> read_lines(const std::string& path, const JsonlReader& reader)
   for_each_line(read_file(path), [&](size_t number, std::string_view line) {
     std::string place = fmt::format("{} line {}", path, number);
     try {
-      JsonlPrompt prompt = read_prompt(line, reader);
-      std::string key = write_messages(prompt.messages);
-      lines.push_back({std::move(prompt), std::move(place), std::move(key)});
+      lines.push_back(read_prompt(line, reader));
+      lines.back().place = place;
     } catch (const Error& error) {
       throw Error(place + without_first_line(error.what()));
     }
@@ -95,14 +105,15 @@ std::vector<Line> read_lines(const std::string& path, const JsonlReader& reader)
 
 void refuse_shared_prompts(const std::vector<Line>& train, const std::vector<Line>& held_out) {
   std::map<std::string_view, const Line*> trained;
-  for (const Line& line : train) trained.emplace(line.text, &line);
+  for (const Line& line : train) trained.emplace(line.identity, &line);
   for (const Line& line : held_out) {
-    const auto shared = trained.find(line.text);
+    const auto shared = trained.find(line.identity);
     if (shared == trained.end()) continue;
     throw Error(fmt::format(
-        "{} and {} have the same prompt: take it out of data or of eval_data, since a held-out "
+        "{} and {} are the same prompt, {}: take it out of data or of eval_data, since a held-out "
         "prompt is never trained on",
-        shared->second->place, line.place));
+        shared->second->place, line.place,
+        line.identity.starts_with("id ") ? "with the same id" : "line for line"));
   }
 }
 
@@ -110,12 +121,12 @@ void refuse_shared_prompts(const std::vector<Line>& train, const std::vector<Lin
 std::map<std::string_view, Split> split_prompts(const std::vector<Line>& lines) {
   std::map<std::string_view, Split> splits;
   size_t held_out = 0;
-  std::string_view lowest = lines.front().text, highest = lowest;
+  std::string_view lowest = lines.front().identity, highest = lowest;
   for (const Line& line : lines) {
-    const Split split = is_held_out(line.text) ? Split::held_out : Split::train;
-    if (splits.emplace(line.text, split).second) held_out += split == Split::held_out;
-    if (prompt_hash(line.text) < prompt_hash(lowest)) lowest = line.text;
-    if (prompt_hash(line.text) > prompt_hash(highest)) highest = line.text;
+    const Split split = is_held_out(line.identity) ? Split::held_out : Split::train;
+    if (splits.emplace(line.identity, split).second) held_out += split == Split::held_out;
+    if (prompt_hash(line.identity) < prompt_hash(lowest)) lowest = line.identity;
+    if (prompt_hash(line.identity) > prompt_hash(highest)) highest = line.identity;
   }
   if (held_out == splits.size()) splits[highest] = Split::train;
   if (held_out == 0 && splits.size() > 1) splits[lowest] = Split::held_out;
@@ -155,7 +166,7 @@ JsonlPrompts read_jsonl_prompts(const std::string& data, const std::string& eval
   std::vector<Line> lines = read_lines(data, reader);
   if (eval_data.empty()) {
     const auto splits = split_prompts(lines);
-    for (Line& line : lines) keep(line, splits.at(line.text));
+    for (Line& line : lines) keep(line, splits.at(line.identity));
     return prompts;
   }
   std::vector<Line> held_out = read_lines(eval_data, reader);

@@ -40,9 +40,12 @@ struct JsonlPrompts {
   Example example(Split split, uint64_t index) const;
 };
 
-// All of `data`, one prompt in 8 held out by its text (one on each side where there are two); or
-// with `eval_data` all of that. Throws Error with file and line for a line that cannot be used, for
-// a file without any, and for a prompt that is in both files.
+// A prompt is known by the `id` of its line, a string or a number, or by the whole line: what is
+// the same is on the same side, and lines with the same text but other keys are two prompts.
+//
+// All of `data`, one prompt in 8 held out by what it is known by (one on each side where there are
+// two); or with `eval_data` all of that. Throws Error with file and line for a line that cannot be
+// used, for a file without any, and for a prompt that is in both files.
 JsonlPrompts read_jsonl_prompts(const std::string& data, const std::string& eval_data,
                                 const JsonlReader& reader);
 

@@ -129,6 +129,7 @@ class Loop {
     by_environment("errored_rollouts", counts.errored);
     by_environment("empty_rollouts", counts.empty);
     by_environment("dropped_groups", counts.dropped_groups);
+    by_environment("unasked_answers", counts.unasked_answers);
     const auto number = [&](const char* name, auto value) {
       out.emplace_back(name, static_cast<double>(value));
     };
@@ -141,6 +142,7 @@ class Loop {
     number("partial_groups", counts.partial_groups);
     number("quarantined_draws", counts.quarantined_draws);
     record.given_up = counts.given_up;
+    record.last_failure = scheduler_.last_failure();
     const ScheduleTotals& totals = scheduler_.totals();
     number("account/admitted", totals.admitted);
     number("account/running", scheduler_.running());

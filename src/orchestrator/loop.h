@@ -21,6 +21,7 @@ struct StepRecord {
   LearnerResult learned;
   MetricList metrics;                  // everything of metrics.jsonl, `step` excepted
   std::vector<DroppedGroup> given_up;  // groups, since the step before
+  std::string last_failure;            // of a rollout, since the start; may be empty
 };
 
 struct LoopOptions {

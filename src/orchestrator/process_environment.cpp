@@ -11,6 +11,7 @@
 #include "orchestrator/environment_factories.h"
 #include "orchestrator/jsonl_prompts.h"
 #include "orchestrator/process_pool.h"
+#include "orchestrator/reward_names.h"
 #include "text/byte_level.h"
 #include "text/messages_json.h"
 
@@ -203,8 +204,15 @@ class ProcessEnvironment : public Environment {
         ProcessPoolSettings{.command = table.command,
                             .processes = table.processes,
                             .turn_timeout = table.turn_timeout,
-                            .max_output_bytes = table.max_output_bytes},
-        read_answer);
+                            .max_output_bytes = table.max_output_bytes,
+                            .limits = {.max_memory_bytes = table.max_memory_bytes,
+                                       .max_cpu_seconds = table.max_cpu_seconds,
+                                       .max_processes = table.max_processes}},
+        [names = names_](const JsonValue& answer) {
+          Turn turn = read_answer(answer);
+          names->cap(turn.rewards);
+          return turn;
+        });
   }
 
   std::optional<uint64_t> size(Split split) const override { return prompts_.of(split).size(); }
@@ -223,9 +231,26 @@ class ProcessEnvironment : public Environment {
   bool needs_renderer() const override { return prompts_.needs_renderer; }
 
   std::vector<std::string> take_log() const override { return pool_->take_log(); }
+  std::vector<std::string> take_warnings() const override {
+    std::optional<std::string> warning = names_->take_warning();
+    return warning ? std::vector{std::move(*warning)} : std::vector<std::string>();
+  }
+
+  void check() const override {
+    const std::string problem = pool_->greet();
+    if (problem.empty()) return;
+    throw Error(
+        fmt::format("its program does not work: {}. Run environment.command by hand and "
+                    "give it the line {{\"type\": \"hello\", \"protocol\": 1}}: it has to "
+                    "answer with the same line (docs/environments.md)",
+                    problem));
+  }
+
+  int64_t take_unasked_answers() const override { return pool_->take_unasked_answers(); }
 
  private:
   JsonlPrompts prompts_;
+  std::shared_ptr<RewardNames> names_ = std::make_shared<RewardNames>();
   std::shared_ptr<ProcessPool> pool_;  // episodes may outlive the environment
 };
 

@@ -183,18 +183,15 @@ TEST_F(ProcessEnvironmentTest, EpisodesMayOutliveTheEnvironment) {
 TEST_F(ProcessEnvironmentTest, PromptsAreHeldOutAsThoseOfJsonl) {
   std::string lines;
   for (int i = 0; i < 100; ++i) {
-    lines += fmt::format("{{\"q\": \"p{}\", \"answer\": \"a\", \"demonstration\": 5}}\n", i);
+    lines += fmt::format("{{\"q\": \"p{}\", \"answer\": \"a\"}}\n", i);
   }
   EnvironmentTable t = table(answer(R"("reward": 1)"), lines);
   t.prompt_key = "q";
   const auto environment = make_process_environment(t);
   EXPECT_FALSE(environment->needs_renderer());
-  std::string jsonl_lines;
-  for (int i = 0; i < 100; ++i) {
-    jsonl_lines += fmt::format("{{\"prompt\": \"p{}\", \"answer\": \"a\"}}\n", i);
-  }
   EnvironmentTable other;
-  other.data = folder_.write("other.jsonl", jsonl_lines);
+  other.prompt_key = "q";
+  other.data = folder_.write("other.jsonl", lines);
   const auto jsonl = make_jsonl_environment(other);
   for (const Split split : {Split::train, Split::held_out}) {
     ASSERT_EQ(environment->size(split), jsonl->size(split));

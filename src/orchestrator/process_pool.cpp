@@ -1,16 +1,12 @@
 #include "orchestrator/process_pool.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <signal.h>
+#include <sys/random.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
 #include <thread>
 
@@ -31,254 +27,34 @@ constexpr auto kLastGrace = milliseconds(1000);    // to end by itself, once its
 constexpr auto kStatusGrace = milliseconds(200);   // between the end of output and the exit
 constexpr auto kFirstBackoff = milliseconds(100);  // after a process that answered nothing
 constexpr auto kLongestBackoff = milliseconds(5000);
-constexpr size_t kReadSize = 1 << 16;
-constexpr int kReadsAtOnce = 32;       // so that endless output holds nobody up
-constexpr size_t kLoggedLines = 1000;  // between two looks; earlier ones go
-constexpr size_t kKeptLines = 20, kKeptColumns = 500, kQuotedBytes = 200;
+constexpr int kReadsAtOnce = 32;  // so that endless output holds nobody up
+constexpr int kStartsInVain = 3;  // before a program counts as one that cannot start
 
-// The beginning of what a process wrote, fit for a message.
-std::string in_quotes(std::string_view line) {
-  std::string out = "\"";
-  for (const char c : line.substr(0, kQuotedBytes)) {
-    if (c == '"' || c == '\\') {
-      out += fmt::format("\\{}", c);
-    } else if (c >= 0x20 && c < 0x7f) {
-      out += c;
-    } else {
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-    }
+// Nobody can tell the next one: a program answers what it has been asked. Exact as a double.
+uint64_t unguessable_id() {
+  uint64_t bits = 0;
+  while (bits == 0) {
+    if (::getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits)) bits = 0;
+    bits >>= 11;
   }
-  return out + (line.size() > kQuotedBytes ? "\" .." : "\"");
-}
-
-class File {
- public:
-  explicit File(int descriptor = -1) : descriptor_(descriptor) {}
-  ~File() { close(); }
-  File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  File& operator=(File&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    return *this;
-  }
-  void close() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-    descriptor_ = -1;
-  }
-  int get() const { return descriptor_; }
-  bool open() const { return descriptor_ >= 0; }
-
- private:
-  int descriptor_;
-};
-
-struct Pipe {
-  File read, write;
-  Pipe() {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) {
-      throw Error(fmt::format("cannot make a pipe: {}", std::strerror(errno)));
-    }
-    read = File(ends[0]);
-    write = File(ends[1]);
-  }
-};
-
-void never_wait(const File& file) { ::fcntl(file.get(), F_SETFL, O_NONBLOCK); }
-
-// write(), but a reader that is gone is EPIPE and no signal.
-ssize_t write_quietly(int file, std::string_view bytes) {
-  sigset_t pipe, pending, before;
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
-  sigpending(&pending);
-  pthread_sigmask(SIG_BLOCK, &pipe, &before);
-  const ssize_t put = ::write(file, bytes.data(), bytes.size());
-  const int error = errno;
-  if (put < 0 && error == EPIPE && sigismember(&pending, SIGPIPE) == 0) {
-    const timespec none = {};
-    sigtimedwait(&pipe, nullptr, &none);
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  errno = error;
-  return put;
-}
-
-// Runs the command $1 in this very process, beside a watcher that belongs to nobody but its group:
-// it waits for the end of file 3, and then kills the group. The command has no part in either.
-constexpr const char* kWatched =
-    "( ( read -r line; kill -9 0 ) <&3 3<&- >/dev/null 2>&1 & )\n"
-    "exec /bin/sh -c \"$1\" 3<&-";
-
-std::string status_text(int status, const std::string& command) {
-  if (WIFSIGNALED(status)) return fmt::format("was ended by signal {}", WTERMSIG(status));
-  const int code = WEXITSTATUS(status);
-  const char* shell = code == 127   ? " (/bin/sh did not find a program of environment.command = "
-                      : code == 126 ? " (/bin/sh could not run a program of environment.command = "
-                                    : nullptr;
-  return fmt::format("ended with exit status {}{}", code,
-                     shell != nullptr ? shell + in_quotes(command) + ")" : "");
+  return bits;
 }
 
 }  // namespace
 
-// One process and its three pipes. Nothing here waits.
-class ProcessPool::Child {
- public:
-  // All of its group is killed when the writing end of `lifeline` is closed. Lines of its stderr go
-  // to `log` too, which outlives it. Throws Error.
-  Child(const std::string& command, const File& lifeline, std::deque<std::string>& log)
-      : log_(log) {
-    Pipe in, out, err;
-    const char* const arguments[] = {"sh", "-c", kWatched, "sh", command.c_str(), nullptr};
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      // Only what is safe in a copy of one thread of many.
-      ::setpgid(0, 0);
-      if (::dup2(in.read.get(), 0) < 0 || ::dup2(out.write.get(), 1) < 0 ||
-          ::dup2(err.write.get(), 2) < 0 || ::dup2(lifeline.get(), 3) < 0 ||
-          ::fcntl(3, F_SETFD, 0) < 0) {
-        ::_exit(127);
-      }
-      ::close_range(4, ~0U, 0);
-      for (const int signal : {SIGPIPE, SIGINT, SIGTERM, SIGCHLD}) ::signal(signal, SIG_DFL);
-      sigset_t none;
-      sigemptyset(&none);
-      ::sigprocmask(SIG_SETMASK, &none, nullptr);
-      ::execv("/bin/sh", const_cast<char* const*>(arguments));
-      ::_exit(127);
-    }
-    if (pid_ < 0) throw Error(fmt::format("cannot start a process: {}", std::strerror(errno)));
-    ::setpgid(pid_, pid_);  // whichever of the two is first: killing the group works from here on
-    input_ = std::move(in.write);
-    output_ = std::move(out.read);
-    errors_ = std::move(err.read);
-    for (const File* file : {&input_, &output_, &errors_}) never_wait(*file);
-  }
-
-  pid_t pid() const { return pid_; }
-
-  void send(std::string_view line) {
-    unsent_ += line;
-    unsent_ += '\n';
-    flush();
-  }
-  void flush() {
-    while (input_.open() && !unsent_.empty()) {
-      const ssize_t put = write_quietly(input_.get(), unsent_);
-      if (put > 0) {
-        unsent_.erase(0, static_cast<size_t>(put));
-      } else if (put < 0 && errno == EINTR) {
-        continue;
-      } else {
-        if (errno != EAGAIN) input_.close();  // its end is seen where its output is read
-        return;
-      }
-    }
-  }
-  void close_input() { input_.close(); }
-
-  // Reads a piece of its output. False: there is none at the moment.
-  bool receive() {
-    read_errors();
-    return read_some(output_, received_);
-  }
-  // The first whole line received, without its end.
-  std::optional<std::string> next_line() {
-    const size_t end = received_.find('\n', searched_);
-    if (end == std::string::npos) {
-      searched_ = received_.size();
-      return std::nullopt;
-    }
-    std::string line = received_.substr(0, end);
-    received_.erase(0, end + 1);
-    searched_ = 0;
-    return line;
-  }
-  // Of a line that has no end yet.
-  const std::string& unfinished_line() const { return received_; }
-  bool output_open() const { return output_.open(); }
-
-  // Has ended; it can still be waited for.
-  bool exited() const {
-    siginfo_t info = {};
-    const int rc = ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT);
-    return rc != 0 ? errno == ECHILD : info.si_pid == pid_;
-  }
-  // Kills its whole group, before its number can belong to others. True: it has been waited for;
-  // false: somebody must.
-  bool end() {
-    if (!waited_for_) {
-      ::kill(-pid_, SIGKILL);
-      waited_for_ = ::waitpid(pid_, &status_, WNOHANG) != 0;
-    }
-    return waited_for_;
-  }
-  int status() const { return status_; }  // of one that has been waited for
-
-  // "; it wrote to stderr: a | b", or nothing.
-  std::string last_words() {
-    read_errors();
-    std::vector<std::string> lines(kept_.begin(), kept_.end());
-    if (!error_line_.empty()) lines.push_back(error_line_);
-    if (lines.size() > kKeptLines) lines.erase(lines.begin());
-    if (lines.empty()) return "";
-    return fmt::format("; it wrote to stderr: {}", fmt::join(lines, " | "));
-  }
-
- private:
-  bool read_some(File& file, std::string& to) {
-    while (file.open()) {
-      char buffer[kReadSize];
-      const ssize_t got = ::read(file.get(), buffer, sizeof buffer);
-      if (got > 0) {
-        to.append(buffer, static_cast<size_t>(got));
-        return true;
-      }
-      if (got < 0 && errno == EINTR) continue;
-      if (got == 0 || errno != EAGAIN) file.close();
-      break;
-    }
-    return false;
-  }
-  void read_errors() {
-    std::string text;
-    for (int i = 0; i < kReadsAtOnce && read_some(errors_, text); ++i) {
-      for (const char c : text) {
-        if (c == '\n') {
-          log_.push_back(fmt::format("{}: {}", pid_, error_line_));
-          if (log_.size() > kLoggedLines) log_.pop_front();
-          kept_.push_back(std::exchange(error_line_, {}));
-          if (kept_.size() > kKeptLines) kept_.pop_front();
-        } else if (error_line_.size() < kKeptColumns) {
-          error_line_ += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;
-        }
-      }
-      text.clear();
-    }
-  }
-
-  pid_t pid_ = -1;
-  bool waited_for_ = false;
-  int status_ = 0;
-  File input_, output_, errors_;
-  std::string unsent_, received_, error_line_;
-  size_t searched_ = 0;  // bytes of received_ without a line's end
-  std::deque<std::string> kept_;
-  std::deque<std::string>& log_;
-};
-
-// Its writing end closes when this process ends, however that happens. (The signal that Linux sends
-// on a parent's end reaches one process only, and comes when the thread that made it ends.)
-struct ProcessPool::Lifeline {
-  Pipe pipe;
+// An answer to what the process was not asked.
+struct ProcessPool::Unasked : Error {
+  using Error::Error;
 };
 
 // Where a process is, or will be once one is needed.
 struct ProcessPool::Place {
   enum class State { empty, greeting, idle, busy };
   State state = State::empty;
-  std::unique_ptr<Child> child;
+  std::unique_ptr<ChildProcess> child;
   uint64_t request = 0;  // what it is started for or at work on; 0: nothing
+  uint64_t id = 0;       // of what it is at work on
+  uint64_t last_id = 0;  // of what it has answered last
   Time since;            // greeting, busy: when that began
   std::optional<Time> output_end;
   bool answered = false;  // anything at all
@@ -295,7 +71,7 @@ ProcessPool::ProcessPool(ProcessPoolSettings settings, ReadAnswer read_answer)
 }
 
 ProcessPool::~ProcessPool() {
-  std::vector<Child*> left;
+  std::vector<ChildProcess*> left;
   for (const auto& place : places_) {
     if (!place->child) continue;
     place->child->close_input();
@@ -303,7 +79,7 @@ ProcessPool::~ProcessPool() {
   }
   const Time deadline = std::chrono::steady_clock::now() + kLastGrace;
   while (!left.empty() && std::chrono::steady_clock::now() < deadline) {
-    std::erase_if(left, [](Child* child) {
+    std::erase_if(left, [](ChildProcess* child) {
       // What it still has to say must not be in its way.
       for (int i = 0; i < kReadsAtOnce && child->receive(); ++i) {
         while (child->next_line()) {
@@ -313,8 +89,8 @@ ProcessPool::~ProcessPool() {
     });
     if (!left.empty()) std::this_thread::sleep_for(milliseconds(1));
   }
-  for (Child* child : left) {
-    if (!child->end()) dying_.push_back(child->pid());
+  for (ChildProcess* child : left) {
+    if (!child->end()) dying_.push_back(child->keeper_pid());
   }
   for (const pid_t pid : dying_) {
     while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
@@ -328,6 +104,32 @@ std::vector<std::string> ProcessPool::take_log() {
   return {lines.begin(), lines.end()};
 }
 
+int64_t ProcessPool::take_unasked_answers() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(unasked_answers_, 0);
+}
+
+std::string ProcessPool::greet() {
+  Place& place = *places_.front();
+  for (int starts = 0;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      const Time now = std::chrono::steady_clock::now();
+      if (place.state == Place::State::idle || place.state == Place::State::busy) return "";
+      if (place.state == Place::State::empty) {
+        const bool again = refusal_.empty() && !greeting_late_ && starts < kStartsInVain;
+        if (starts > 0 && !again) return last_failure_;
+        if (now >= place.not_before) {
+          ++starts;
+          start(place, now);
+        }
+      }
+      pump(now);
+    }
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
 uint64_t ProcessPool::submit(const std::string& members) {
   LEEWAY_CHECK(members.find('\n') == std::string::npos, "a request is one line");
   const std::lock_guard lock(mutex_);
@@ -339,7 +141,8 @@ uint64_t ProcessPool::submit(const std::string& members) {
     fail(number, FailureKind::bad_answer, refusal_);
     return number;
   }
-  request.line = fmt::format("{{\"type\": \"turn\", \"id\": {}, {}}}", number, members);
+  request.id = unguessable_id();
+  request.line = fmt::format("{{\"type\": \"turn\", \"id\": {}, {}}}", request.id, members);
   request.submitted = now;
   queue_.push_back(number);
   hand_out(now);
@@ -380,7 +183,7 @@ void ProcessPool::pump(Time now) {
 }
 
 void ProcessPool::serve(Place& place, Time now) {
-  Child& child = *place.child;
+  ChildProcess& child = *place.child;
   const bool exited = child.exited();  // first: all that it wrote is read after it
   child.flush();
   for (int i = 0; i < kReadsAtOnce && child.receive(); ++i) {
@@ -392,15 +195,17 @@ void ProcessPool::serve(Place& place, Time now) {
                                                            : "while nothing was asked of it";
   if (exited) {
     child.end();
-    const std::string end = status_text(child.status(), settings_.command);
-    replace(place, FailureKind::environment_error,
-            fmt::format("process {} {} {}{}", child.pid(), end, when, child.last_words()), now);
+    replace(
+        place, FailureKind::environment_error,
+        fmt::format("process {} {} {}{}", child.pid(), child.end_text(), when, child.last_words()),
+        now);
   } else if (place.output_end && now - *place.output_end > kStatusGrace) {
     replace(place, FailureKind::environment_error,
             fmt::format("process {} closed its output {}{}", child.pid(), when, child.last_words()),
             now);
   } else if (place.state != Place::State::idle && now - place.since > timeout_) {
     const char* what = place.state == Place::State::greeting ? "hello" : "answer";
+    greeting_late_ = place.state == Place::State::greeting;
     replace(place, FailureKind::timeout,
             fmt::format("environment.turn_timeout: process {} gave no {} within {} s and was "
                         "killed{}",
@@ -433,19 +238,29 @@ void ProcessPool::take_line(Place& place, std::string_view line, Time now) {
   if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
   try {
     if (place.state == Place::State::greeting) return take_greeting(place, line, now);
-    if (place.state == Place::State::idle) throw Error("nothing was asked");
     const JsonValue answer = read_json("JSON", line);
     if (!answer.is(Kind::object)) {
       throw Error(fmt::format("an answer is an object, not {}", name_of(answer.kind)));
     }
     const JsonValue* id = answer.find("id");
-    if (id == nullptr || !id->is(Kind::number) ||
-        std::strtod(id->text.c_str(), nullptr) != static_cast<double>(place.request)) {
-      throw Error(fmt::format("the answer's id must be the request's, {}", place.request));
+    const bool numbered = id != nullptr && id->is(Kind::number);
+    const double given = numbered ? std::strtod(id->text.c_str(), nullptr) : 0.0;
+    const bool busy = place.state == Place::State::busy;
+    if (!busy || given != static_cast<double>(place.id)) {
+      const bool again = given != 0.0 && given == static_cast<double>(place.last_id);
+      if (again) throw Unasked("a second answer to a turn");
+      if (!busy) throw Unasked("an answer before its turn: nothing was asked");
+      if (numbered) throw Unasked(fmt::format("its id must be the turn's, {}", place.id));
+      throw Error(fmt::format("the answer's id must be the turn's, {}", place.id));
     }
     Turn turn = read_answer_(answer);
     finish(place.request, std::move(turn));
   } catch (const Error& error) {
+    if (dynamic_cast<const Unasked*>(&error) != nullptr || place.state == Place::State::idle) {
+      ++unasked_answers_;
+      place.child->note(fmt::format("unasked answer: {}: {}; the process is replaced",
+                                    in_quotes(line), error.what()));
+    }
     return replace(place, FailureKind::bad_answer,
                    fmt::format("process {} wrote {}: {}{}", place.child->pid(), in_quotes(line),
                                error.what(), place.child->last_words()),
@@ -453,6 +268,7 @@ void ProcessPool::take_line(Place& place, std::string_view line, Time now) {
   }
   place.state = Place::State::idle;
   place.request = 0;
+  place.last_id = std::exchange(place.id, 0);
   place.answered = true;
   place.starts_in_vain = 0;
   last_answer_ = now;
@@ -484,6 +300,7 @@ void ProcessPool::take_greeting(Place& place, std::string_view line, Time now) {
 void ProcessPool::send(Place& place, Time now) {
   Request& request = requests_.at(place.request);
   place.child->send(request.line);
+  place.id = request.id;
   request.line.clear();
   place.state = Place::State::busy;
   place.since = now;
@@ -513,9 +330,11 @@ void ProcessPool::hand_out(Time now) {
 void ProcessPool::start(Place& place, Time now) {
   place.output_end.reset();
   place.answered = false;
+  place.id = place.last_id = 0;
   try {
-    if (!lifeline_) lifeline_ = std::make_unique<Lifeline>();
-    place.child = std::make_unique<Child>(settings_.command, lifeline_->pipe.read, log_);
+    if (!keeper_.open()) keeper_ = make_keeper_file();
+    place.child =
+        std::make_unique<ChildProcess>(settings_.command, settings_.limits, keeper_, log_);
   } catch (const Error& error) {
     return replace(place, FailureKind::environment_error, error.what(), now);
   }
@@ -550,7 +369,7 @@ void ProcessPool::fail(uint64_t request, FailureKind kind, const std::string& me
 void ProcessPool::replace(Place& place, FailureKind kind, const std::string& message, Time now) {
   last_failure_ = message;
   fail(std::exchange(place.request, 0), kind, message);
-  if (place.child && !place.child->end()) dying_.push_back(place.child->pid());
+  if (place.child && !place.child->end()) dying_.push_back(place.child->keeper_pid());
   place.child.reset();
   place.state = Place::State::empty;
   place.not_before = now;

@@ -18,6 +18,7 @@
 
 #include <sys/types.h>
 
+#include "orchestrator/child_process.h"
 #include "orchestrator/environment.h"
 #include "text/renderers/json_value.h"
 
@@ -28,17 +29,21 @@ struct ProcessPoolSettings {
   int64_t processes = 1;
   double turn_timeout = 60.0;                   // seconds, of the greeting and of every answer
   int64_t max_output_bytes = int64_t{1} << 20;  // of a line
+  ProcessLimits limits;
 };
 
 // All methods may be called from several threads at once; none waits for a process, but for the
 // destructor. There is no thread at work inside: lines move and time-outs are seen while somebody
 // calls `submit` or `poll`.
 //
-// Processes are started when requests need them, each as the leader of a process group that is
-// killed as a whole. None outlives this process, however it ends. After one that has not answered
+// Processes are started when requests need them, and end with everything that they started; none
+// outlives this process, however it ends (child_process.h). After one that has not answered
 // anything, its place stays empty for 0.1 s, doubling up to 5 s. What they write to stderr is kept
-// (20 lines) for the messages of failures. A write to a process that is gone raises no SIGPIPE: the
-// signal is blocked in the writing thread for that moment.
+// (20 lines) for the messages of failures.
+//
+// A request's id, which its answer echoes, is a random number of 53 bits: an answer is to what was
+// asked. One sent before its turn, or a second one to a turn, is counted, stands in the log, and
+// costs the process.
 class ProcessPool {
  public:
   // What an answer with the right id means: messages, a reward, or a failure that the program
@@ -51,6 +56,11 @@ class ProcessPool {
   ~ProcessPool();
   ProcessPool(const ProcessPool&) = delete;
   ProcessPool& operator=(const ProcessPool&) = delete;
+
+  // Starts a process, if none is there, and waits for its hello, for turn_timeout at most. Empty:
+  // it came. Else what was wrong; a program that ends at once is started three times. To be called
+  // before anything is submitted.
+  std::string greet();
 
   // Asks for {"type": "turn", "id": .., MEMBERS}; `members` is JSON in one line. Requests are taken
   // in order. Returns the request's number.
@@ -68,15 +78,18 @@ class ProcessPool {
   // Lines of the processes' stderr since the last call, "PID: line"; the last 1000 of them.
   std::vector<std::string> take_log();
 
+  // Answers that nothing had asked for, since the last call.
+  int64_t take_unasked_answers();
+
   // The answer is no longer wanted. A process at work on it goes on until it answers or is late.
   void withdraw(uint64_t request);
 
  private:
   using Time = std::chrono::steady_clock::time_point;
-  class Child;
-  struct Lifeline;
   struct Place;
+  struct Unasked;
   struct Request {
+    uint64_t id = 0;   // as the process sees it
     std::string line;  // until it is sent
     Time submitted;
     bool done = false;
@@ -104,15 +117,17 @@ class ProcessPool {
   ProcessPoolSettings settings_;
   std::chrono::duration<double> timeout_;
   ReadAnswer read_answer_;
-  std::unique_ptr<Lifeline> lifeline_;  // made with the first process
+  OpenFile keeper_;  // made with the first process
   std::vector<std::unique_ptr<Place>> places_;
-  std::vector<pid_t> dying_;  // killed, not yet waited for
+  std::vector<pid_t> dying_;  // keepers of what is being killed, not yet waited for
   std::unordered_map<uint64_t, Request> requests_;
   std::deque<uint64_t> queue_;  // those that no process has; withdrawn ones are skipped
   uint64_t last_request_ = 0;
   Time last_pump_, last_answer_;
   std::string last_failure_;  // of a process
   std::string refusal_;       // why no request will ever be answered
+  int64_t unasked_answers_ = 0;
+  bool greeting_late_ = false;  // the last process that was late had not said hello
 };
 
 }  // namespace leeway

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <set>
+#include <sstream>
 
 #include "leeway/error.h"
 #include "orchestrator/environment_test_support.h"
@@ -25,7 +26,9 @@ using SteadyClock = std::chrono::steady_clock;
 
 // Seconds, and a mark by which this test's own are found.
 const std::string kForever = fmt::format("98{}", ::getpid());
-const std::string kReward = answer(R"("reward": $id, "pid": $$)");
+// The reward is what the request has as "n".
+const std::string kReward =
+    R"(n=${line#*'"n": '}; n=${n%%[,\}]*}; )" + answer(R"("reward": $n, "pid": $$)");
 
 // "reward" is the reward; "pid" goes where the failure's text would.
 Turn read_reward(const JsonValue& answer) {
@@ -80,7 +83,6 @@ class ProcessPoolTest : public ::testing::Test {
     expect_failure(ask(pool, "\"n\": \"bad\""), kind, words);
     const Turn after = ask(pool);
     ASSERT_EQ(after.kind, Turn::Kind::reward) << after.failure;
-    EXPECT_EQ(after.rewards[0].value, 3.0);
     EXPECT_NE(before.failure, after.failure) << "the same process";
     // Nor is anything left that it started. What is killed takes a moment to go.
     const std::string started = std::string("sleep") + '\0' + kForever;
@@ -99,10 +101,10 @@ TEST_F(ProcessPoolTest, ThreeProcessesAnswerThreeHundredRequestsAtOnce) {
   std::vector<uint64_t> open;
   for (int i = 0; i < 300; ++i) open.push_back(pool.submit(fmt::format("\"n\": {}", i)));
   std::set<std::string> pids;
-  for (const uint64_t request : open) {
-    const Turn turn = wait_for([&] { return pool.poll(request); });
+  for (size_t i = 0; i < open.size(); ++i) {
+    const Turn turn = wait_for([&] { return pool.poll(open[i]); });
     ASSERT_EQ(turn.kind, Turn::Kind::reward) << turn.failure;
-    EXPECT_EQ(turn.rewards[0].value, static_cast<double>(request));
+    EXPECT_EQ(turn.rewards[0].value, static_cast<double>(i));
     pids.insert(turn.failure);
   }
   EXPECT_EQ(pids.size(), 3u);
@@ -158,7 +160,7 @@ TEST_F(ProcessPoolTest, ALineThatIsNoAnswerIsQuoted) {
                   {"\"gar\\x01bage\"", "JSON"});
   expect_replaced("echo '[1]'", FailureKind::bad_answer, {"\"[1]\"", "an object"});
   expect_replaced(R"(echo '{"id": 7, "reward": 1}')", FailureKind::bad_answer,
-                  {R"({\"id\": 7, \"reward\": 1})", "id must be the request's, 2"});
+                  {R"({\"id\": 7, \"reward\": 1})", "id must be the turn's"});
   expect_replaced(R"(echo '{"reward": 1}')", FailureKind::bad_answer, {"id"});
   expect_replaced(answer("\"x\": 1"), FailureKind::bad_answer, {"there is no reward in it"});
   const std::string many = "head -c 10000000 /dev/zero | tr '\\0' x";
@@ -175,13 +177,127 @@ TEST_F(ProcessPoolTest, ALineMayBeAsLongAsAllowed) {
   }
 }
 
-TEST_F(ProcessPoolTest, AnAnswerThatNobodyAskedForReplacesTheProcess) {
-  ProcessPool pool(settings(answering(kReward + "; echo more")), read_reward);
-  const Turn first = ask(pool);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  const Turn second = ask(pool);
-  ASSERT_EQ(second.kind, Turn::Kind::reward) << second.failure;
-  EXPECT_NE(first.failure, second.failure);
+TEST_F(ProcessPoolTest, AnAnswerThatNobodyAskedForIsCountedNamedAndReplacesTheProcess) {
+  struct Case {
+    std::string more, words;
+  };
+  // After its answer a program says more: anything, the same again, or a guess at the next turn.
+  for (const Case& c : std::vector<Case>{
+           {"echo more", "more"},
+           {kReward, "a second answer to a turn"},
+           {R"(echo "{\"id\": $((id + 1)), \"reward\": 9}")", "an answer before its turn"}}) {
+    ProcessPool pool(settings(answering(kReward + "; " + c.more)), read_reward);
+    std::set<std::string> pids;
+    int64_t unasked = 0;
+    std::string log;
+    int answered = 0, failed = 0;
+    for (int i = 0; i < 4; ++i) {
+      const Turn turn = ask(pool);
+      // What is said late is taken for an answer to the next turn, which fails: a guess is none.
+      if (turn.kind == Turn::Kind::reward) {
+        EXPECT_EQ(turn.rewards.at(0).value, 1.0);
+        EXPECT_TRUE(pids.insert(turn.failure).second) << "the same process";
+        ++answered;
+      } else {
+        expect_failure(turn, FailureKind::bad_answer, {});
+        ++failed;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    ask(pool);  // looks at the last one's
+    unasked += pool.take_unasked_answers();
+    for (const std::string& line : pool.take_log()) log += line + "\n";
+    EXPECT_GE(unasked, c.words == "more" ? 1 : 4) << answered << " answered, " << failed;
+    EXPECT_NE(log.find("unasked answer: "), std::string::npos) << log;
+    EXPECT_NE(log.find(c.words), std::string::npos) << log;
+    EXPECT_EQ(pool.take_unasked_answers(), 0);
+  }
+}
+
+TEST_F(ProcessPoolTest, IdsCannotBeGuessed) {
+  const TestFolder folder;
+  ProcessPool pool(settings(answering("echo $id >> " + folder.at("ids") + "; " + kReward)),
+                   read_reward);
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(ask(pool).kind, Turn::Kind::reward);
+  std::istringstream ids(text_of_file(folder.at("ids")));
+  std::set<uint64_t> seen;
+  uint64_t last = 0, rising = 0;
+  for (uint64_t id; ids >> id;) {
+    EXPECT_LT(id, uint64_t{1} << 53) << "no double holds it";
+    rising += id > last ? 1 : 0;
+    last = id;
+    seen.insert(id);
+  }
+  EXPECT_EQ(seen.size(), 20u);
+  EXPECT_LT(rising, 19u);
+  EXPECT_GT(*seen.rbegin(), uint64_t{1} << 45);
+}
+
+TEST_F(ProcessPoolTest, NoDescendantGetsAway) {
+  // In a session of its own, with a parent that is gone, deaf to everything that can be ignored.
+  const std::string daemon = "setsid sh -c 'trap \"\" TERM HUP INT; setsid sleep " + kForever +
+                             " & sleep " + kForever + "' </dev/null >/dev/null 2>&1 & ";
+  const std::string started = std::string("sleep") + '\0' + kForever;
+  // Of a program that ends, that hangs, and that is still there at the end.
+  expect_replaced(daemon + "sleep 0.1; exit 3", FailureKind::environment_error, {"exit status 3"});
+  expect_replaced(daemon + "sleep " + kForever, FailureKind::timeout, {"environment.turn_timeout"},
+                  0.3);
+  {
+    ProcessPool pool(settings(answering(daemon + kReward)), read_reward);
+    ASSERT_EQ(ask(pool).kind, Turn::Kind::reward);
+    for (int i = 0; i < 1000 && count_running(started) < 2; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    EXPECT_EQ(count_running(started), 2);
+  }
+  EXPECT_EQ(count_running(started), 0);
+}
+
+TEST_F(ProcessPoolTest, LimitsEndAProgramAndAreNamed) {
+  const auto fail_with = [&](const std::string& body, const ProcessLimits& limits,
+                             const std::vector<std::string>& words) {
+    ProcessPoolSettings limited = settings(answering(body));
+    limited.limits = limits;
+    ProcessPool pool(limited, read_reward);
+    expect_failure(ask(pool), FailureKind::environment_error, words);
+  };
+  // Twelve children at most, whatever happens.
+  fail_with("for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep " + kForever + " & done; wait",
+            {.max_processes = 5}, {"environment.max_processes = 5", "there were 13"});
+  fail_with("while :; do :; done", {.max_cpu_seconds = 1}, {"environment.max_cpu_seconds = 1"});
+  // A line of 200 MB does not fit.
+  fail_with("x=$(head -c 200000000 /dev/zero | tr '\\0' x); " + kReward,
+            {.max_memory_bytes = 100'000'000}, {"environment.max_memory_bytes = 100000000"});
+  // Within its limits a program works.
+  ProcessPoolSettings limited = settings(answering(kReward));
+  limited.limits = {.max_memory_bytes = 1'000'000'000, .max_cpu_seconds = 100, .max_processes = 10};
+  ProcessPool pool(limited, read_reward);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(ask(pool).kind, Turn::Kind::reward);
+}
+
+TEST_F(ProcessPoolTest, GreetSaysWhetherAProgramStarts) {
+  const auto greeting = [](const std::string& command, double turn_timeout = 10.0) {
+    return ProcessPool(settings(command, 2, turn_timeout), read_reward).greet();
+  };
+  const auto expect_words = [](const std::string& text, const std::string& words) {
+    EXPECT_NE(text.find(words), std::string::npos) << text;
+  };
+  EXPECT_EQ(greeting(answering(kReward)), "");
+  expect_words(greeting("no-such-program-anywhere"), "exit status 127");
+  expect_words(greeting("sleep " + kForever, 0.2), "no hello within 0.2 s");
+  expect_words(greeting("echo '{\"type\": \"hello\", \"protocol\": 2}'; sleep " + kForever),
+               "protocol \"2\"");
+  // One that starts at the second attempt is one that starts.
+  const TestFolder folder;
+  EXPECT_EQ(greeting("[ -e " + folder.at("there") + " ] || { touch " + folder.at("there") +
+                     "; exit 1; }; " + answering(kReward)),
+            "");
+  // The process that was greeted is the one that answers.
+  ProcessPool pool(settings(answering(kReward)), read_reward);
+  EXPECT_EQ(pool.greet(), "");
+  EXPECT_EQ(count_children(), 1);
+  EXPECT_EQ(ask(pool).kind, Turn::Kind::reward);
+  EXPECT_EQ(count_children(), 1);
 }
 
 TEST_F(ProcessPoolTest, BlankLinesAreNothing) {
@@ -288,12 +404,12 @@ TEST_F(ProcessPoolTest, AWithdrawnRequestCostsNoProcess) {
   ProcessPool pool(settings(answering("sleep 0.1; " + kReward)), read_reward);
   const Turn first = ask(pool);
   const uint64_t at_work = pool.submit("\"n\": 1"), waiting = pool.submit("\"n\": 1"),
-                 wanted = pool.submit("\"n\": 1");
+                 wanted = pool.submit("\"n\": 5");
   pool.withdraw(at_work);
   pool.withdraw(waiting);
   const Turn turn = wait_for([&] { return pool.poll(wanted); });
   ASSERT_EQ(turn.kind, Turn::Kind::reward) << turn.failure;
-  EXPECT_EQ(turn.rewards[0].value, static_cast<double>(wanted));
+  EXPECT_EQ(turn.rewards[0].value, 5.0);
   EXPECT_EQ(turn.failure, first.failure) << "another process";
 }
 
@@ -313,7 +429,8 @@ TEST_F(ProcessPoolTest, AWithdrawnRequestThatHangsDoesNotHoldUpTheNext) {
 TEST_F(ProcessPoolTest, RequestsLargerThanAPipeArrive) {
   ProcessPool pool(settings(answering(answer(R"("reward": ${#line})"))), read_reward);
   const std::string members = "\"n\": \"" + std::string(200000, 'x') + "\"";
-  EXPECT_EQ(ask(pool, members).rewards.at(0).value, static_cast<double>(members.size() + 27));
+  // And the id, of 16 digits mostly.
+  EXPECT_NEAR(ask(pool, members).rewards.at(0).value, static_cast<double>(members.size() + 40), 14);
 }
 
 TEST_F(ProcessPoolTest, WritingToAProcessThatDoesNotReadRaisesNoSignal) {

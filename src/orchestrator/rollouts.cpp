@@ -231,9 +231,12 @@ void RolloutDriver::complete(Running& running, const std::vector<RewardPart>& re
   running.result.rewards = rewards;
   running.result.truncated = truncated;
   for (const RewardPart& part : rewards) running.result.reward += part.weight * part.value;
-  if (!std::isfinite(running.result.reward)) {
-    return fail(running.rollout, FailureKind::environment_error,
-                fmt::format("the reward is {}", running.result.reward));
+  // What is trained on is a float32. NaN is not within it either.
+  if (!(std::abs(running.result.reward) <= std::numeric_limits<float>::max())) {
+    return fail(running.rollout, FailureKind::bad_answer,
+                fmt::format("the reward is {}: it must be a number that a float32 can hold, at "
+                            "most 3.4e38 either way",
+                            running.result.reward));
   }
   outcome.result = std::move(running.result);
   end(running.rollout, std::move(outcome));

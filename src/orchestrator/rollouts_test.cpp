@@ -108,7 +108,7 @@ TEST(Rollouts, EveryOneThatIsStartedHasOneOutcome) {
     EXPECT_EQ(static_cast<int64_t>(outcomes.size()), next) << "seed " << seed;
   }
   EXPECT_EQ(seen.size(), 3u) << "the histories are too tame";
-  EXPECT_EQ(kinds.size(), 4u) << "the histories are too tame";
+  EXPECT_EQ(kinds.size(), 5u) << "the histories are too tame";
 }
 
 TEST(Rollouts, KeepTheKindAndTheMessageOfAFailure) {
@@ -121,7 +121,8 @@ TEST(Rollouts, KeepTheKindAndTheMessageOfAFailure) {
   const std::vector<Case> cases = {
       {{talk.reply_of("Fa")}, FailureKind::environment_error, "the judge is away"},
       {{talk.reply_of("Xa")}, FailureKind::exception, "the judge broke"},
-      {{talk.reply_of("Na")}, FailureKind::environment_error, "the reward is nan"},
+      {{talk.reply_of("Na")}, FailureKind::bad_answer, "the reward is nan"},
+      {{talk.reply_of("Ba")}, FailureKind::bad_answer, "the reward is 1e+39"},
       {{.failure = "no route"}, FailureKind::sampler_error, "no route"},
       {{}, FailureKind::empty, "no token"},
   };

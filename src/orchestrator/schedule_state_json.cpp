@@ -286,7 +286,7 @@ class Reader {
 }  // namespace
 
 std::string schedule_state_json(const ScheduleState& state, const std::vector<std::string>& ids) {
-  JsonWriter json;
+  JsonWriter json(JsonWriter::Text::raw);  // sampled text comes back byte for byte
   json.begin_object().key("format").value(1.0);
   for_each_number(state, [&](const char* key, int64_t value) {
     json.key(key).value(static_cast<double>(value));

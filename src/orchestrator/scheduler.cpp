@@ -333,6 +333,10 @@ void RolloutScheduler::swap_weights() {
 
 ScheduleCounts RolloutScheduler::take_counts() {
   for (auto& [number, open] : open_) open.failures.clear();
+  counts_.unasked_answers.resize(mix_.members().size());
+  for (size_t e = 0; e < mix_.members().size(); ++e) {
+    counts_.unasked_answers[e] += mix_.members()[e].environment->take_unasked_answers();
+  }
   return std::exchange(counts_, ScheduleCounts(mix_.members().size()));
 }
 

@@ -64,8 +64,12 @@ struct DroppedGroup {
 // Counts since the last `take_counts`, by environment where a vector stands.
 struct ScheduleCounts {
   explicit ScheduleCounts(size_t environments = 0)
-      : errored(environments), empty(environments), dropped_groups(environments) {}
+      : errored(environments),
+        empty(environments),
+        dropped_groups(environments),
+        unasked_answers(environments) {}
   std::vector<int64_t> errored, empty, dropped_groups;
+  std::vector<int64_t> unasked_answers;  // of the environments' programs; filled when taken
   std::map<FailureKind, int64_t> failures;
   int64_t cancelled_stale = 0, cancelled_dropped = 0;
   int64_t partial_groups = 0;     // given up, and trained with their survivors

@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <new>
 #include <utility>
 #include <vector>
 
 #include "leeway/error.h"
+#include "text/bounded_match.h"
 
 namespace leeway {
 namespace {
@@ -275,21 +277,11 @@ AnswerPattern::AnswerPattern(std::string_view pattern) {
 }
 
 Verdict AnswerPattern::verify(std::string_view reply) const {
-  constexpr uint32_t kMostSteps = 1'000'000;
-  constexpr uint32_t kMostHeapKib = 64 * 1024;
-  const auto free_data = [](pcre2_match_data* data) { pcre2_match_data_free(data); };
-  const auto free_context = [](pcre2_match_context* c) { pcre2_match_context_free(c); };
-  const std::unique_ptr<pcre2_match_data, decltype(free_data)> data(
-      pcre2_match_data_create(1, nullptr), free_data);
-  const std::unique_ptr<pcre2_match_context, decltype(free_context)> context(
-      pcre2_match_context_create(nullptr), free_context);
-  LEEWAY_CHECK(data && context, "out of memory");
-  pcre2_set_match_limit(context.get(), kMostSteps);
-  pcre2_set_heap_limit(context.get(), kMostHeapKib);
-  const int result = pcre2_match(compiled_->code, reinterpret_cast<PCRE2_SPTR>(reply.data()),
-                                 reply.size(), 0, 0, data.get(), context.get());
-  // Zero: matched, with more groups than there is room to report.
-  return {result >= 0, result >= 0};
+  constexpr size_t kMostSteps = 1'000'000;
+  constexpr unsigned kMostHeapKib = 64 * 1024;
+  BoundedMatch matcher(kMostSteps, kMostHeapKib);
+  const bool matched = matcher.find(compiled_->code, reply, 0, 0) >= 0;
+  return {matched, matched};
 }
 
 }  // namespace leeway

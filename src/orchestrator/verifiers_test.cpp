@@ -224,6 +224,8 @@ TEST(AnswerPattern, GivesUpInsteadOfBacktrackingForEver) {
   EXPECT_EQ(text_of(AnswerPattern("(a+)+$").verify(text)), "nothing");
   EXPECT_EQ(text_of(AnswerPattern("(a|aa)+$").verify(text)), "nothing");
   EXPECT_EQ(text_of(AnswerPattern("(a+)+!").verify(text)), "right");
+  // Below every limit at each place, and beyond all patience at all of them.
+  EXPECT_EQ(text_of(AnswerPattern("(?:a|a){19}[bc]").verify(text)), "nothing");
 }
 
 TEST(Verifiers, SurviveAnyText) {

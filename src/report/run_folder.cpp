@@ -1,19 +1,11 @@
-// Reads the files of a run folder line by line and turns rows into columns: a page of thousands of
-// steps would otherwise repeat every metric's name on each of them.
-
 #include "report/run_folder.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <functional>
-#include <limits>
 #include <map>
-#include <optional>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -24,86 +16,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr double kNoValue = std::numeric_limits<double>::quiet_NaN();
-
-// The rows of one JSONL file.
-struct Table {
-  std::vector<double> step;
-  std::map<std::string, std::vector<double>> columns;  // kNoValue where a row has none
-
-  void cut_from(double first_step) {
-    const auto end = std::lower_bound(step.begin(), step.end(), first_step);
-    step.erase(end, step.end());
-    for (auto& [name, values] : columns) values.resize(step.size());
-  }
-};
-
 bool is_file(const fs::path& path) {
   std::error_code ignored;
   return fs::is_regular_file(path, ignored);
 }
 
-// Calls `use` with every whole object of the file until it returns false. A last line without its
-// line break counts if it is a whole object, for nothing can follow the closing brace.
-void for_each_object(const std::string& path,
-                     const std::function<bool(const std::string&, rapidjson::Document&)>& use) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(fmt::format("{}: cannot open", path));
-  std::string line;
-  for (size_t number = 1; std::getline(file, line); ++number) {
-    const bool is_cut_off = file.eof();
-    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const std::string place = fmt::format("{} line {}", path, number);
-    rapidjson::Document document;
-    try {
-      document = parse_json("", line);
-      if (!document.IsObject()) throw Error(": is no JSON object.");
-    } catch (const Error& error) {
-      if (is_cut_off && line.starts_with('{')) return;
-      // The parser sees one line, so it calls every line the first.
-      std::string_view what = error.what();
-      constexpr std::string_view kFirstLine = " line 1";
-      if (what.starts_with(kFirstLine)) what.remove_prefix(kFirstLine.size());
-      throw Error(fmt::format("{}{} Every line must be one whole JSON object.", place, what));
-    }
-    if (!use(place, document)) return;
-  }
-  if (file.bad()) throw Error(fmt::format("{}: cannot read", path));
-}
-
 std::string_view text_of(const rapidjson::Value& value) {
   return {value.GetString(), value.GetStringLength()};
-}
-
-double step_of(const std::string& place, const rapidjson::Value& row) {
-  const auto step = row.FindMember("step");
-  if (step == row.MemberEnd() || !step->value.IsNumber() || !(step->value.GetDouble() >= 0)) {
-    throw Error(fmt::format("{}: has no \"step\" that is a number from 0 on", place));
-  }
-  return step->value.GetDouble();
-}
-
-Table read_table(const fs::path& path) {
-  Table table;
-  if (!is_file(path)) return table;
-  for_each_object(path.string(), [&](const std::string& place, rapidjson::Document& row) {
-    const double step = step_of(place, row);
-    if (!table.step.empty() && step <= table.step.back()) table.cut_from(step);
-    table.step.push_back(step);
-    for (const auto& member : row.GetObject()) {
-      const std::string name(text_of(member.name));
-      if (name == "step") continue;
-      if (!member.value.IsNumber() && !member.value.IsNull()) {
-        throw Error(fmt::format("{}: \"{}\" must be a number or null", place, name));
-      }
-      std::vector<double>& values = table.columns[name];
-      values.resize(table.step.size(), kNoValue);
-      values.back() = member.value.IsNull() ? kNoValue : member.value.GetDouble();
-    }
-    for (auto& [name, values] : table.columns) values.resize(table.step.size(), kNoValue);
-    return true;
-  });
-  return table;
 }
 
 void write_numbers(JsonWriter& json, const std::vector<double>& values) {
@@ -112,7 +31,7 @@ void write_numbers(JsonWriter& json, const std::vector<double>& values) {
   json.end_array();
 }
 
-void write_table(JsonWriter& json, const Table& table) {
+void write_table(JsonWriter& json, const JsonlTable& table) {
   json.begin_object().key("step");
   write_numbers(json, table.step);
   json.key("columns").begin_object();
@@ -124,20 +43,17 @@ void write_table(JsonWriter& json, const Table& table) {
 }
 
 // Writes a parsed value anew, so that NaN, which Python writes and no browser reads, becomes null.
-// The depth is bounded, as the parser's is not.
-void write_value(JsonWriter& json, const std::string& place, const rapidjson::Value& value,
-                 int depth = 0) {
-  if (depth > 16) throw Error(fmt::format("{}: is nested too deeply for a rollout", place));
+void write_value(JsonWriter& json, const rapidjson::Value& value) {
   if (value.IsObject()) {
     json.begin_object();
     for (const auto& member : value.GetObject()) {
       json.key(text_of(member.name));
-      write_value(json, place, member.value, depth + 1);
+      write_value(json, member.value);
     }
     json.end_object();
   } else if (value.IsArray()) {
     json.begin_array();
-    for (const auto& item : value.GetArray()) write_value(json, place, item, depth + 1);
+    for (const auto& item : value.GetArray()) write_value(json, item);
     json.end_array();
   } else if (value.IsString()) {
     json.value(text_of(value));
@@ -214,7 +130,7 @@ std::vector<RolloutFile> spread(const std::vector<RolloutFile>& files, size_t co
 // The last file, which most people look for, may take half of what is allowed; the others share the
 // rest. Rollouts come in the order of the run.
 void write_rollouts(JsonWriter& json, const std::vector<RolloutFile>& files,
-                    const RolloutLimits& limits) {
+                    const RolloutLimits& limits, ReportNotes& notes) {
   const std::vector<RolloutFile> chosen = spread(files, limits.files);
   json.begin_array();
   size_t tokens_taken = 0;
@@ -224,14 +140,15 @@ void write_rollouts(JsonWriter& json, const std::vector<RolloutFile>& files,
     const size_t most = std::max<size_t>(1, limits.rollouts / share);
     const size_t most_tokens = tokens_taken + limits.tokens / share;
     size_t taken = 0;
-    for_each_object(chosen[k].path, [&](const std::string& place, rapidjson::Document& rollout) {
+    const auto take = [&](const std::string& place, rapidjson::Document& rollout) {
       step_of(place, rollout);
       const size_t tokens = checked_tokens(place, rollout);
       if (taken > 0 && tokens_taken + tokens > most_tokens) return true;
-      write_value(json, place, rollout);
+      write_value(json, rollout);
       tokens_taken += tokens;
       return ++taken < most;
-    });
+    };
+    for_each_object(chosen[k].path, take, notes);
   }
   json.end_array();
 }
@@ -297,40 +214,72 @@ std::vector<ConfigEntry> config_entries(std::string_view toml) {
 namespace {
 
 // The last groups that were given up, and how many there were in all.
-void write_given_up(JsonWriter& json, const fs::path& path) {
+void write_given_up(JsonWriter& json, const fs::path& path, ReportNotes& notes) {
   constexpr size_t kMost = 200;
   size_t count = 0, seen = 0;
-  const auto each = [&](auto&& use) {
-    if (is_file(path)) for_each_object(path.string(), use);
+  const auto each = [&](auto&& use, ReportNotes& notes_of) {
+    if (is_file(path)) for_each_object(path.string(), use, notes_of);
   };
-  each([&](const std::string&, rapidjson::Document&) { return ++count > 0; });
+  each([&](const std::string&, rapidjson::Document&) { return ++count > 0; }, notes);
   json.key("given_up_count").value(static_cast<double>(count)).key("given_up").begin_array();
-  each([&](const std::string& place, rapidjson::Document& row) {
-    if (++seen + kMost > count) write_value(json, place, row);
-    return true;
-  });
+  ReportNotes said_already;
+  each(
+      [&](const std::string&, rapidjson::Document& row) {
+        if (++seen + kMost > count) write_value(json, row);
+        return true;
+      },
+      said_already);
   json.end_array();
 }
 
 }  // namespace
 
+namespace {
+
+// Of end.json as it is; null: the run goes on, was killed, or the file is none.
+void write_end(JsonWriter& json, const fs::path& path) {
+  json.key("end");
+  rapidjson::Document end;
+  try {
+    if (is_file(path)) end = parse_json(path.string(), read_file(path.string()));
+  } catch (const Error&) {
+  }
+  const auto member = [&](const char* key) -> const rapidjson::Value* {
+    if (!end.IsObject()) return nullptr;
+    const auto found = end.FindMember(key);
+    return found == end.MemberEnd() ? nullptr : &found->value;
+  };
+  const auto *how = member("end"), *reason = member("reason"), *steps = member("steps");
+  if (how == nullptr || !how->IsString() || reason == nullptr || !reason->IsString() ||
+      steps == nullptr || !steps->IsNumber()) {
+    json.value(std::nan(""));
+    return;
+  }
+  json.begin_object().key("end").value(how->GetString());
+  json.key("reason").value(reason->GetString()).key("steps").value(steps->GetDouble());
+  json.end_object();
+}
+
+}  // namespace
+
 std::string run_folder_json(const std::string& folder, const std::string& name,
-                            const RolloutLimits& limits) {
+                            const RolloutLimits& limits, ReportNotes* said) {
   const fs::path path(folder);
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) throw Error(fmt::format("{}: there is no such folder", folder));
+  if (!is_present(folder)) throw Error(fmt::format("{}: there is no such folder", folder));
   if (!is_file(path / "metrics.jsonl") && !is_file(path / "sft.jsonl") &&
       !is_file(path / "eval.jsonl")) {
     throw Error(fmt::format("{}: has no metrics.jsonl; is it a run folder?", folder));
   }
   const std::string config = text_or_nothing(path / "config.toml");
   const std::vector<RolloutFile> files = rollout_files(path / "rollouts");
+  ReportNotes notes;
   JsonWriter json;
   json.begin_object().key("name").value(name).key("path").value(folder);
   for (const char* table : {"metrics", "eval", "sft"}) {
     json.key(table);
-    write_table(json, read_table(path / (std::string(table) + ".jsonl")));
+    write_table(json, read_table((path / (std::string(table) + ".jsonl")).string(), notes));
   }
+  write_end(json, path / "end.json");
   json.key("objective").value(text_or_nothing(path / "objective.txt"));
   json.key("config").value(config).key("config_entries").begin_array();
   for (const ConfigEntry& entry : config_entries(config)) {
@@ -338,12 +287,15 @@ std::string run_folder_json(const std::string& folder, const std::string& name,
     json.key("origin").value(entry.origin).end_object();
   }
   json.end_array();
-  write_given_up(json, path / "given_up.jsonl");
+  write_given_up(json, path / "given_up.jsonl", notes);
   json.key("rollouts");
-  write_rollouts(json, files, limits);
+  write_rollouts(json, files, limits, notes);
   json.key("rollout_steps").begin_array();
   for (const RolloutFile& file : files) json.value(file.step);
+  json.end_array().key("notes").begin_array();
+  for (const std::string& note : notes) json.value(note);
   json.end_array().end_object();
+  if (said != nullptr) said->insert(said->end(), notes.begin(), notes.end());
   return json.text();
 }
 
@@ -363,12 +315,13 @@ std::vector<std::string> run_names(std::span<const std::string> folders) {
   return names;
 }
 
-std::string run_folders_json(std::span<const std::string> folders, const RolloutLimits& limits) {
+std::string run_folders_json(std::span<const std::string> folders, const RolloutLimits& limits,
+                             ReportNotes* said) {
   const std::vector<std::string> names = run_names(folders);
   std::string json = "{\"runs\": [";
   for (size_t k = 0; k < folders.size(); ++k) {
     if (k > 0) json += ", ";
-    json += run_folder_json(folders[k], names[k], limits);
+    json += run_folder_json(folders[k], names[k], limits, said);
   }
   return json + "]}";
 }

@@ -7,9 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "report/jsonl_table.h"
+
 namespace leeway {
 
-// How much of `rollouts/` goes into a page, per run. Metrics are never left out.
+// How much of `rollouts/` goes into a page, per run.
 struct RolloutLimits {
   size_t files = 8;
   size_t rollouts = 64;
@@ -29,27 +31,30 @@ std::vector<ConfigEntry> config_entries(std::string_view toml);
 // One JSON object for the page:
 //
 //   {"name", "path",
+//    "end": {"end", "reason", "steps"} or null,
 //    "metrics", "eval", "sft": {"step": [..], "columns": {"reward/all/mean": [..], ..}},
 //    "objective", "config": text, "config_entries": [{"key", "value", "origin"}, ..],
 //    "given_up": [the last objects of given_up.jsonl], "given_up_count",
-//    "rollouts": [objects of the files], "rollout_steps": [steps of all files]}
+//    "rollouts": [objects of the files], "rollout_steps": [steps of all files],
+//    "notes": [what was left out and why]}
 //
 // Every column is as long as its "step"; null stands where a line has null, NaN or no such name.
 // Where a step comes again, as after a resume, it replaces the lines from that step on. Of the
-// rollouts, the last file and others spread evenly over the run are read.
+// rollouts, the last file and others spread evenly over the run are read; of long runs every
+// second, fourth, .. row (jsonl_table.h).
 //
 // A file that is missing gives empty lists and texts, but one of metrics.jsonl, eval.jsonl and
-// sft.jsonl must be there. A last line that is cut off is left out: the run is still writing it.
-// Throws Error with file and line for anything else that is not the format.
+// sft.jsonl must be there. Damaged lines are left out; a note says so. Notes are added to `said`,
+// which may be null. Throws Error with file and line if all lines of a table are damaged.
 std::string run_folder_json(const std::string& folder, const std::string& name,
-                            const RolloutLimits& limits = {});
+                            const RolloutLimits& limits = {}, ReportNotes* said = nullptr);
 
 // What to call each of several folders: the last part of the path, or, where that does not tell two
 // apart, the path as it was given.
 std::vector<std::string> run_names(std::span<const std::string> folders);
 
 // {"runs": [run_folder_json of each folder]}, the input of run_page.
-std::string run_folders_json(std::span<const std::string> folders,
-                             const RolloutLimits& limits = {});
+std::string run_folders_json(std::span<const std::string> folders, const RolloutLimits& limits = {},
+                             ReportNotes* said = nullptr);
 
 }  // namespace leeway

@@ -72,6 +72,23 @@ TEST(RunFolder, AStepThatComesAgainReplacesTheOlderOnes) {
   for (unsigned k = 1; k < 4; ++k) EXPECT_GT(lines[k].GetDouble(), lines[k - 1].GetDouble());
 }
 
+TEST(RunFolder, SaysWhyTheRunEnded) {
+  const std::string folder = fresh_folder("end");
+  put_file(folder + "/metrics.jsonl", "{\"step\": 1}\n");
+  EXPECT_TRUE(read_run(folder)["end"].IsNull());
+  put_file(folder + "/end.json",
+           "{\"end\": \"gave_up\", \"reason\": \"the <disk> is full\", \"steps\": 7}\n");
+  const rapidjson::Document run = read_run(folder);
+  EXPECT_STREQ(run["end"]["end"].GetString(), "gave_up");
+  EXPECT_STREQ(run["end"]["reason"].GetString(), "the <disk> is full");
+  EXPECT_EQ(run["end"]["steps"].GetDouble(), 7.0);
+  for (const char* damaged :
+       {"", "{\"end\": ", "[]", "{\"end\": 3, \"reason\": \"\", \"steps\": 1}"}) {
+    put_file(folder + "/end.json", damaged);
+    EXPECT_TRUE(read_run(folder)["end"].IsNull()) << damaged;
+  }
+}
+
 TEST(RunFolder, SaysWhatIsNoRunFolder) {
   const std::string folder = fresh_folder("empty");
   EXPECT_EQ(error_of(folder), folder + ": has no metrics.jsonl; is it a run folder?");
@@ -81,28 +98,42 @@ TEST(RunFolder, SaysWhatIsNoRunFolder) {
             folder + "/file: has no metrics.jsonl; is it a run folder?");
 }
 
-TEST(RunFolder, NamesFileAndLineOfWhatIsNotTheFormat) {
+TEST(RunFolder, NamesFileAndLineOfWhatIsDamagedAndShowsTheRest) {
   const std::string folder = fresh_folder("wrong");
   const std::string metrics = folder + "/metrics.jsonl";
-  for (const std::string line : {"no json", "{\"step\": 2,}", "[1]", "{\"a\": 1}", "{\"step\": -1}",
-                                 "{\"step\": 2, \"a\": \"text\"}", "{\"step\": 2, \"a\": {}}"}) {
-    put_file(metrics, "{\"step\": 1}\n" + line + "\n{\"step\": 3}\n");
-    const std::string error = error_of(folder);
-    EXPECT_TRUE(error.starts_with(metrics + " line 2")) << line << ": " << error;
-    EXPECT_EQ(error.find("line 1"), std::string::npos) << error;
-  }
+  put_file(metrics, "{\"step\": 1}\nno json\n{\"step\": 3}\n");
+  ReportNotes notes;
+  const std::string text = run_folder_json(folder, "name", {}, &notes);
+  const rapidjson::Document run = parse_json("run", text);
+  EXPECT_EQ(run["metrics"]["step"].Size(), 2u);
+  ASSERT_EQ(run["notes"].Size(), 1u);
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_EQ(run["notes"][0].GetString(), notes[0]);
+  EXPECT_NE(notes[0].find(metrics + " line 2"), std::string::npos) << notes[0];
+  put_file(metrics, "no json\n");
+  EXPECT_TRUE(error_of(folder).starts_with(metrics + " line 1")) << error_of(folder);
   put_file(metrics, "{\"step\": 1}\n");
+  EXPECT_EQ(read_run(folder)["notes"].Size(), 0u);
+
   const std::string rollouts = folder + "/rollouts/step_1.jsonl";
+  const std::string good = "{\"step\": 1, \"samples\": []}\n";
   for (const std::string line :
        {"{}", "{\"step\": 1}", "{\"step\": 1, \"samples\": 3}", "{\"step\": 1, \"samples\": [3]}",
         "{\"step\": 1, \"samples\": [{\"tokens\": [\"a\"], \"ids\": []}]}"}) {
-    put_file(rollouts, line + "\n");
-    EXPECT_TRUE(error_of(folder).starts_with(rollouts + " line 1")) << error_of(folder);
+    put_file(rollouts, line + "\n" + good);
+    const rapidjson::Document read = read_run(folder);
+    EXPECT_EQ(read["rollouts"].Size(), 1u);
+    ASSERT_EQ(read["notes"].Size(), 1u);
+    EXPECT_NE(std::string(read["notes"][0].GetString()).find(rollouts + " line 1"),
+              std::string::npos);
   }
   // As deep as a hostile file likes.
-  put_file(rollouts, "{\"step\": 1, \"samples\": [], \"x\": " + std::string(100000, '[') +
-                         std::string(100000, ']') + "}\n");
-  EXPECT_NE(error_of(folder).find("nested"), std::string::npos);
+  for (const char* name : {"/rollouts/step_1.jsonl", "/given_up.jsonl"}) {
+    put_file(folder + name, "{\"step\": 1, \"samples\": [], \"x\": " + std::string(100000, '[') +
+                                std::string(100000, ']') + "}\n" + good);
+    EXPECT_NE(std::string(read_run(folder)["notes"][0].GetString()).find("nested"),
+              std::string::npos);
+  }
 }
 
 TEST(RunFolder, ReadsEveryFileOfARun) {

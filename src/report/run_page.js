@@ -41,6 +41,10 @@ const page = (function () {
     }));
   }
 
+  const notes = runs.flatMap((run) => run.notes || []);
+  by_id('notes').replaceChildren(...notes.map((note) => element('li', '', note)));
+  by_id('notes').hidden = notes.length === 0;
+
   // ---- Numbers as text.
 
   const kDash = '\u2013';
@@ -171,6 +175,21 @@ const page = (function () {
                  setting(run, 'environment[' + k + '].name'));
     }
     return names.join(', ');
+  }
+  // Why each run ended, or that it has not.
+  function fill_ends() {
+    for (const run of runs) {
+      const end = run.end;
+      const after = end ? ' after ' + number(end.steps) + (end.steps === 1 ? ' step' : ' steps') : '';
+      const how = !end ? 'No end is recorded: the run is going on, or was killed'
+          : end.end === 'gave_up' ? 'The run gave up' + after
+          : end.end === 'stopped' ? 'The run was stopped' + after : 'The run finished' + after;
+      const line = element('p', end && end.end === 'finished' ? 'note' : '',
+          how + (end && end.reason ? ': ' + end.reason : ''));
+      if (runs.length > 1) line.prepend(named(run), ' ');
+      add(by_id('ends'), line);
+    }
+    by_id('ends').hidden = runs.length === 0;
   }
   function fill_header() {
     const fact = (name, value) => {
@@ -326,6 +345,7 @@ const page = (function () {
     changed('theme');
   });
 
+  fill_ends();
   fill_header();
   fill_toolbar();
   fill_settings();

@@ -5,9 +5,11 @@
 #include <pcre2.h>
 
 #include <algorithm>
+#include <new>
 #include <optional>
 
 #include "leeway/error.h"
+#include "text/bounded_match.h"
 
 namespace leeway {
 
@@ -25,28 +27,12 @@ struct Free {
 };
 using Code = std::unique_ptr<pcre2_code, Free<pcre2_code_free>>;
 using CompileContext = std::unique_ptr<pcre2_compile_context, Free<pcre2_compile_context_free>>;
-using MatchContext = std::unique_ptr<pcre2_match_context, Free<pcre2_match_context_free>>;
-using MatchData = std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>>;
 
-// What one match may take for backtracking. The patterns of real models need no heap, and steps in
-// proportion to a run of white space.
-constexpr uint32_t kMostHeapKib = 256 * 1024;
+// What the matches of one text may take for backtracking. The patterns of real models need no heap,
+// and steps in proportion to a run of white space.
+constexpr unsigned kMostHeapKib = 256 * 1024;
 constexpr size_t kMostSteps = 10'000'000;
-constexpr size_t kMostStepsPerByte = 16;
-
-// What a thread needs beside the pattern.
-struct Matcher {
-  explicit Matcher(size_t text_size)
-      : data(pcre2_match_data_create(1, nullptr)), context(pcre2_match_context_create(nullptr)) {
-    LEEWAY_CHECK(data && context, "out of memory");
-    const size_t steps = kMostSteps + kMostStepsPerByte * text_size;
-    pcre2_set_match_limit(context.get(),
-                          static_cast<uint32_t>(std::min<size_t>(steps, UINT32_MAX)));
-    pcre2_set_heap_limit(context.get(), kMostHeapKib);
-  }
-  MatchData data;
-  MatchContext context;
-};
+constexpr size_t kMostStepsPerByte = 64;
 
 std::string pcre2_message(int code) {
   PCRE2_UCHAR text[256];
@@ -64,7 +50,7 @@ Compiled compile(std::string_view pattern) {
   // As in Ruby's syntax, ^ and $ hold at every line, and a line ends in a line feed alone.
   constexpr uint32_t kOptions = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
   const CompileContext context(pcre2_compile_context_create(nullptr));
-  LEEWAY_CHECK(context != nullptr, "out of memory");
+  if (!context) throw std::bad_alloc();
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE offset = 0;
@@ -250,36 +236,29 @@ struct PreTokenizer::Step {
   SplitBehavior behavior = SplitBehavior::isolated;
   bool invert = false;
 
-  // Where the next match at or after `from` lies.
+  // Where the next match at or after `from` lies. Of a text of `size` bytes, `text` is a part.
   std::optional<std::pair<size_t, size_t>> next_match(std::string_view text, size_t from,
-                                                      const Matcher& matcher) const;
-  std::vector<Span> spans_of(std::string_view text, const Matcher& matcher) const;
+                                                      size_t size, BoundedMatch& matcher) const;
+  std::vector<Span> spans_of(std::string_view text, size_t size, BoundedMatch& matcher) const;
 };
 
 std::optional<std::pair<size_t, size_t>> PreTokenizer::Step::next_match(
-    std::string_view text, size_t from, const Matcher& matcher) const {
-  const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  int result = pcre2_match(code.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK,
-                           matcher.data.get(), matcher.context.get());
-  if (result == PCRE2_ERROR_JIT_STACKLIMIT) {
-    // The interpreter backtracks on the heap.
-    result = pcre2_match(code.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
-                         matcher.data.get(), matcher.context.get());
-  }
+    std::string_view text, size_t from, size_t size, BoundedMatch& matcher) const {
+  const int result = matcher.find(code.get(), text, from, PCRE2_NO_UTF_CHECK);
   if (result == PCRE2_ERROR_NOMATCH) return std::nullopt;
   if (result < 0) {
-    throw Error(fmt::format("{}: the pattern cannot be matched: {}", where, pcre2_message(result)));
+    throw Error(fmt::format("{}: the pattern cannot be matched with a text of {} bytes: {}", where,
+                            size, pcre2_message(result)));
   }
-  const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(matcher.data.get());
-  return std::pair(std::min(ends[0], ends[1]), ends[1]);
+  return std::pair(matcher.begin(), matcher.end());
 }
 
-std::vector<Span> PreTokenizer::Step::spans_of(std::string_view text,
-                                               const Matcher& matcher) const {
+std::vector<Span> PreTokenizer::Step::spans_of(std::string_view text, size_t size,
+                                               BoundedMatch& matcher) const {
   std::vector<Span> spans;
   size_t done = 0, from = 0;
   while (from <= text.size()) {
-    const auto match = next_match(text, from, matcher);
+    const auto match = next_match(text, from, size, matcher);
     if (!match) break;
     const auto [begin, end] = *match;
     if (done < begin) spans.push_back({done, begin, invert});
@@ -333,7 +312,7 @@ std::vector<std::string_view> PreTokenizer::split(std::string_view text,
                                                   std::deque<std::string>& storage) const {
   std::vector<std::string_view> pieces;
   if (!text.empty()) pieces.push_back(text);
-  const Matcher matcher(text.size());
+  BoundedMatch matcher(kMostSteps + kMostStepsPerByte * text.size(), kMostHeapKib);
   for (const auto& step : steps_) {
     std::vector<std::string_view> next;
     for (const std::string_view piece : pieces) {
@@ -342,7 +321,8 @@ std::vector<std::string_view> PreTokenizer::split(std::string_view text,
                                               : storage.emplace_back(" " + std::string(piece)));
         continue;
       }
-      for (const Span& span : arrange(step->spans_of(piece, matcher), step->behavior)) {
+      for (const Span& span :
+           arrange(step->spans_of(piece, text.size(), matcher), step->behavior)) {
         if (span.begin < span.end) next.push_back(piece.substr(span.begin, span.end - span.begin));
       }
     }

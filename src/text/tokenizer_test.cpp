@@ -169,6 +169,26 @@ TEST(PreTokenizer, reads_patterns_as_oniguruma_does) {
   EXPECT_EQ(split({R"(\s+)"}, "a\u180Eb c").size(), 3u);
 }
 
+TEST(PreTokenizer, the_work_for_a_text_is_bounded) {
+  PreTokenizer hostile;
+  // Below the limit of a match at each place, and beyond all patience at all of them.
+  hostile.add_split("tok.json: pre_tokenizer", {.pattern = "(?:a|a){22}[bc]"});
+  std::deque<std::string> storage;
+  try {
+    hostile.split(std::string(5000, 'a'), storage);
+    FAIL();
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    EXPECT_TRUE(message.starts_with("tok.json: pre_tokenizer")) << message;
+    EXPECT_NE(message.find("5000 bytes"), std::string::npos) << message;
+  }
+  // Long runs of white space are what real patterns backtrack over.
+  PreTokenizer real;
+  real.add_split("tok.json", {.pattern = kGpt2Pattern});
+  const std::string spaces(300'000, ' ');
+  EXPECT_EQ(real.split(spaces + "a" + spaces + "b", storage).size(), 4u);
+}
+
 TEST(Tokenizer, pre_tokenizers_apply_in_order) {
   Parts parts;
   parts.merges = R"(["a a", "aa a"])";

@@ -65,6 +65,7 @@ HeadLoss cuda_head_loss(const HeadOnDevice& head, const LossSpec& spec, bool pro
   batch.cu_seqlens = on.cu_seqlens;
   batch.mask = on.mask;
   batch.advantages = on.advantages;
+  batch.weights = on.weights;
   batch.rollout = on.rollout;
   batch.prox = on.prox;
   batch.ref = on.ref;
@@ -95,6 +96,7 @@ BatchOnDevice::BatchOnDevice(const MicroBatch& host, torch::Device device, bool 
   cu_seqlens = vector_on(host.cu_seqlens, device);
   mask = vector_on(host.mask, device);
   advantages = vector_on(host.advantages, device);
+  weights = vector_on(host.weights, device);
   rollout = vector_on(host.rollout, device);
   prox = vector_on(host.prox, device);
   ref = vector_on(host.ref, device);

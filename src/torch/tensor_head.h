@@ -25,7 +25,8 @@ struct BatchOnDevice {
   torch::Tensor tokens;  // int64 [N]
   // Undefined on the CPU, where the batch itself is read, and where the batch has none.
   torch::Tensor targets, rows, temperature;
-  torch::Tensor cu_seqlens, mask, advantages, rollout, prox, ref, teacher, versions, rollout_ids;
+  torch::Tensor cu_seqlens, mask, advantages, weights, rollout, prox, ref, teacher, versions;
+  torch::Tensor rollout_ids;
 };
 
 // hidden [N, H] and weight [V, H], detached, of one type: float32 or bf16.

@@ -186,12 +186,12 @@ class TorchTrainingBackend : public TrainingBackend {
   }
   int64_t steps() const override { return steps_; }
 
-  void save(const std::string& folder) override {
-    AdamW state(config());
-    learning().first_moment.copy_to(state.first_moment());
-    learning().second_moment.copy_to(state.second_moment());
-    state.set_steps(steps_);
-    save_state(folder, parameters(), state);
+  TrainingState state() override {
+    TrainingState state{parameters(), AdamW(config())};
+    learning().first_moment.copy_to(state.optimizer.first_moment());
+    learning().second_moment.copy_to(state.optimizer.second_moment());
+    state.optimizer.set_steps(steps_);
+    return state;
   }
 
   void load(const std::string& folder) override {

@@ -20,6 +20,7 @@
 #include "leeway/metrics.h"
 #include "model/parameters.h"
 #include "trainer/micro_batch.h"
+#include "trainer/state_files.h"
 
 namespace leeway {
 
@@ -69,9 +70,10 @@ class TrainingBackend {
   virtual void step(const OptimizerTable& table, double rate, double scale) = 0;
   virtual int64_t steps() const = 0;  // taken so far
 
-  // Weights and the optimizer's state as files (state_files.h), the same for every backend: what
-  // one has saved another loads. Both throw Error; a `load` that throws has changed nothing.
-  virtual void save(const std::string& folder) = 0;
+  // Weights and the optimizer's state on the host, the same for every backend: what one gives,
+  // saved as files (state_files.h), another loads. Throws Error; a `load` that throws has changed
+  // nothing.
+  virtual TrainingState state() = 0;
   virtual void load(const std::string& folder) = 0;
 };
 

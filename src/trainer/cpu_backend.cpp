@@ -77,7 +77,7 @@ class CpuBackend : public TrainingBackend {
   }
   int64_t steps() const override { return optimizer_.steps(); }
 
-  void save(const std::string& folder) override { save_state(folder, policy_, optimizer_); }
+  TrainingState state() override { return {policy_, optimizer_}; }
   void load(const std::string& folder) override { load_state(folder, policy_, optimizer_); }
 
  private:

@@ -46,7 +46,7 @@ std::vector<std::string> inert_parts(const LossSpec& spec, const TrainerTable& t
     return has_prox && never ? "prox_forward = \"never\" takes rollout for prox"
                              : "rollouts come from the weights that train on them";
   };
-  std::vector<std::string> parts;
+  std::vector<std::string> parts = spec.warnings;
   const auto note = [&](const std::string& part, const Pair& pair) {
     parts.push_back(fmt::format("{} is always 1 ({}): {}", ratio_text(pair), reason(pair), part));
   };

@@ -26,13 +26,16 @@ void append(MicroBatch& batch, size_t number, const Sample& sample, const Policy
   };
   batch.samples.push_back(number);
   batch.tokens.insert(batch.tokens.end(), sample.ids.begin(), sample.ids.begin() + count);
+  bool begun = false;  // the first trained token was met
   for (size_t t = 1; t <= count; ++t) {
+    begun = begun || sample.loss_mask[t] != 0;
     batch.targets.push_back(sample.ids[t]);
     batch.mask.push_back(sample.loss_mask[t]);
     batch.advantages.push_back(sample.advantage(t));
     if (!sample.versions.empty()) batch.versions.push_back(sample.versions[t]);
     if (!sample.rollout.empty()) batch.rollout.push_back(sample.rollout[t]);
-    if (sample.loss_mask[t] != 0 || every_row) {
+    if (every_row) batch.weights.push_back(begun ? 1.0f : 0.0f);
+    if (every_row ? begun : sample.loss_mask[t] != 0) {
       batch.rows.push_back(first + static_cast<int64_t>(t) - 1);
     }
   }
@@ -57,6 +60,7 @@ BatchView<float> MicroBatch::view(std::span<const float> pi, bool prox_is_pi) co
   out.ref = ref;
   out.teacher = teacher;
   out.advantages = advantages;
+  out.weights = weights;
   out.mask = mask;
   out.versions = versions;
   out.rollout_ids = rollout_ids;

@@ -2,7 +2,8 @@
 //
 // Row t of a sample predicts its token t + 1, so a sample of L ids has L - 1 rows; those after its
 // last trained token are left out, for nothing depends on them. Token values therefore stand one
-// row earlier than in the sample.
+// row earlier than in the sample. A loss that looks past the mask sees a sample from its first
+// trained token on: the rows before it have the weight 0.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,9 @@ struct MicroBatch {
   std::vector<int32_t> tokens;      // [N]
   std::vector<int64_t> cu_seqlens;  // [S + 1]
   std::vector<int64_t> targets;     // [N]
-  std::vector<int64_t> rows;        // [R] rows that are trained (or all)
+  std::vector<int64_t> rows;        // [R] rows that are trained, or all that the loss looks at
   std::vector<float> rollout, prox, ref, teacher, advantages, temperature;
+  std::vector<float> weights;  // [N], 0 before a sample's first trained token; empty: ones
   std::vector<uint8_t> mask;
   std::vector<int32_t> versions, rollout_ids;
 
@@ -44,8 +46,8 @@ struct MicroBatch {
 
 // Packs the samples, rollouts kept whole, into micro-batches of at most `max_tokens` rows (a longer
 // rollout has its own). Samples without a trained token are left out. `every_row`: the loss looks
-// at tokens that are not trained too, so that all rows are kept and computed. `only`: if not empty,
-// the numbers of the samples to take.
+// at tokens that are not trained too, so that all rows are kept, and computed from each sample's
+// first trained token on. `only`: if not empty, the numbers of the samples to take.
 std::vector<MicroBatch> make_micro_batches(std::span<const Sample> samples,
                                            const PolicyStreams& streams, int64_t max_tokens,
                                            bool every_row, std::span<const size_t> only = {});

@@ -55,6 +55,9 @@ TEST(MicroBatches, ShiftEveryListByOneAndStopAtTheLastTrainedToken) {
         const size_t first = static_cast<size_t>(batch.cu_seqlens[s]);
         const size_t count = static_cast<size_t>(batch.cu_seqlens[s + 1]) - first;
         ASSERT_EQ(count, every_row ? sample.ids.size() - 1 : last_trained(sample));
+        const size_t first_trained =
+            static_cast<size_t>(std::find(sample.loss_mask.begin(), sample.loss_mask.end(), 1) -
+                                sample.loss_mask.begin());
         for (size_t t = 0; t < count; ++t) {
           const size_t row = first + t;
           ASSERT_EQ(batch.tokens[row], sample.ids[t]);
@@ -69,10 +72,15 @@ TEST(MicroBatches, ShiftEveryListByOneAndStopAtTheLastTrainedToken) {
           if (batch.mask[row] != 0) {
             ASSERT_EQ(batch.advantages[row], sample.advantage(t + 1));
           }
-          if (batch.mask[row] != 0 || every_row) rows.push_back(static_cast<int64_t>(row));
+          const bool begun = t + 1 >= first_trained;
+          if (every_row) {
+            ASSERT_EQ(batch.weights[row], begun ? 1.0f : 0.0f);
+          }
+          if (every_row ? begun : batch.mask[row] != 0) rows.push_back(static_cast<int64_t>(row));
         }
       }
       ASSERT_EQ(batch.rows, rows);
+      ASSERT_EQ(batch.weights.empty(), !every_row);
     }
     for (size_t i = 0; i < samples.size(); ++i) {
       EXPECT_EQ(seen.count(i), last_trained(samples[i]) > 0 ? 1u : 0u) << i;

@@ -11,7 +11,8 @@ namespace leeway {
 
 // One sequence. Lists have one entry per id, `advantages` alternatively one for all; optional ones
 // may be empty, in all samples or in none. Values at tokens that are not trained are not looked at,
-// unless the loss looks at every token, as those of some code bases do.
+// unless the loss looks past the mask, as those of some code bases do: then all from the first
+// trained token on are.
 struct Sample {
   std::vector<int32_t> ids;
   std::vector<uint8_t> loss_mask;  // 1: trained. The first token has nothing to predict it: 0
@@ -25,7 +26,7 @@ struct Sample {
 };
 
 // Log-probabilities of samples' tokens: one list per sample, one entry per id, 0 where a token is
-// not trained (unless the loss looks at every token).
+// not trained (unless the loss looks past the mask).
 using TokenValues = std::vector<std::vector<float>>;
 
 // The samples' numbers, those of a rollout together, in the order of each rollout's first.

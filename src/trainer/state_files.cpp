@@ -55,8 +55,21 @@ bool same_model(const Parameters& a, const Parameters& b) {
 
 }  // namespace
 
-void save_state(const std::string& folder, const Parameters& policy, const AdamW& optimizer) {
-  save_parameters(policy, folder);
+uint64_t bytes_of(const TrainingState& state) {
+  return 3 * sizeof(float) * static_cast<uint64_t>(state.policy.count());
+}
+
+std::string not_finite_text(const TrainingState& state) {
+  std::string text = not_finite_text(state.policy);
+  if (!text.empty()) return text;
+  text = not_finite_text(state.optimizer.first_moment());
+  if (!text.empty()) return "the first moment of " + text;
+  text = not_finite_text(state.optimizer.second_moment());
+  return text.empty() ? "" : "the second moment of " + text;
+}
+
+FileSums save_state(const std::string& folder, const Parameters& policy, const AdamW& optimizer) {
+  FileSums sums = save_parameters(policy, folder);
   std::vector<TensorToSave> tensors;
   const Parameters* moments[] = {&optimizer.first_moment(), &optimizer.second_moment()};
   for (size_t k = 0; k < 2; ++k) {
@@ -65,14 +78,17 @@ void save_state(const std::string& folder, const Parameters& policy, const AdamW
       tensors.push_back({kMoments[k] + info.name, info.shape, moments[k]->of(i)});
     }
   }
-  write_safetensors(folder + "/optimizer.safetensors", tensors);
+  sums["optimizer.safetensors"] = write_safetensors(folder + "/optimizer.safetensors", tensors);
   JsonWriter json;
   json.begin_object().key("format").value(1.0);
   json.key("optimizer_steps").value(static_cast<double>(optimizer.steps())).end_object();
-  write_file_atomically(folder + "/trainer.json", json.text() + "\n");
+  sums["trainer.json"] = write_file_atomically(folder + "/trainer.json", json.text() + "\n");
+  return sums;
 }
 
-void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer) {
+namespace {
+
+int64_t read_steps(const std::string& folder) {
   const std::string name = folder + "/trainer.json";
   const auto document = parse_json(name, read_file(name));
   if (!document.IsObject() || !document.HasMember("format") || !document["format"].IsNumber() ||
@@ -86,17 +102,32 @@ void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer)
   if (!(steps >= 0.0 && steps <= kLargestCount) || steps != std::floor(steps)) {
     throw Error(name + ": optimizer_steps is missing or no count");
   }
-  Parameters loaded = load_parameters(folder);
-  if (!same_model(loaded, policy)) {
+  return static_cast<int64_t>(steps);
+}
+
+// `wanted`: the model whose state it must be; null: any.
+TrainingState read_state(const std::string& folder, const Parameters* wanted) {
+  const int64_t steps = read_steps(folder);
+  Parameters policy = load_parameters(folder);
+  if (wanted != nullptr && !same_model(policy, *wanted)) {
     throw Error(fmt::format("{}: holds another model than the one that is trained", folder));
   }
   const SafetensorsFile file(folder + "/optimizer.safetensors");
-  AdamW read(policy.config());
-  read_moment(file, kMoments[0], false, read.first_moment());
-  read_moment(file, kMoments[1], true, read.second_moment());
-  read.set_steps(static_cast<int64_t>(steps));
-  policy = std::move(loaded);
-  optimizer = std::move(read);
+  AdamW optimizer(policy.config());
+  read_moment(file, kMoments[0], false, optimizer.first_moment());
+  read_moment(file, kMoments[1], true, optimizer.second_moment());
+  optimizer.set_steps(steps);
+  return {std::move(policy), std::move(optimizer)};
 }
+
+}  // namespace
+
+void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer) {
+  TrainingState state = read_state(folder, &policy);
+  policy = std::move(state.policy);
+  optimizer = std::move(state.optimizer);
+}
+
+TrainingState load_state(const std::string& folder) { return read_state(folder, nullptr); }
 
 }  // namespace leeway

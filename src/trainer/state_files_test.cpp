@@ -1,7 +1,9 @@
 #include "trainer/state_files.h"
 
+#include <cmath>
 #include <filesystem>
 #include <functional>
+#include <limits>
 
 #include "trainer/test_support.h"
 
@@ -153,6 +155,49 @@ TEST(TrainerState, OfAFolderThatCannotBeWrittenIsRefused) {
   const Trainer trainer(make_policy(), spec_of("icepop"), small_table());
   testing::expect_refused([&] { trainer.save(file + "/below"); }, {"file"});
   EXPECT_EQ(bytes_of(file), "text");
+}
+
+TEST(TrainerState, IsACopyThatTrainingDoesNotChange) {
+  const Parameters policy = make_policy();
+  const TestFolder folder;
+  Trainer trainer(policy, spec_of("icepop"), scheduled_table());
+  trainer.train_batch(rolled_out(policy, 0, 8));
+  const TrainingState state = trainer.state();
+  EXPECT_TRUE(same_bits(state.policy, trainer.parameters()));
+  trainer.train_batch(rolled_out(policy, 1, 8));
+  EXPECT_FALSE(same_bits(state.policy, trainer.parameters()));
+  const FileSums sums = save_state(folder.path(), state.policy, state.optimizer);
+  EXPECT_NO_THROW(check_sums(folder.path(), sums));
+  EXPECT_EQ(sums.size(), folder.names().size());
+  const TrainingState loaded = load_state(folder.path());
+  EXPECT_TRUE(same_bits(loaded.policy, state.policy));
+  EXPECT_TRUE(same_bits(loaded.optimizer.first_moment(), state.optimizer.first_moment()));
+  EXPECT_TRUE(same_bits(loaded.optimizer.second_moment(), state.optimizer.second_moment()));
+  EXPECT_EQ(loaded.optimizer.steps(), 1);
+}
+
+TEST(TrainerState, ThatIsNotFiniteIsNamedAndNotSaved) {
+  const Parameters policy = make_policy();
+  TrainingState state{policy, AdamW(policy.config())};
+  EXPECT_EQ(not_finite_text(state), "");
+  state.optimizer.second_moment().of(1)[3] = std::numeric_limits<float>::infinity();
+  const std::string name = policy.table()[1].name;
+  EXPECT_EQ(not_finite_text(state).find("the second moment of " + name + " holds inf at ["), 0u)
+      << not_finite_text(state);
+  state.optimizer.first_moment().of(0)[0] = std::nanf("");
+  EXPECT_EQ(not_finite_text(state).find("the first moment of "), 0u) << not_finite_text(state);
+  state.policy.of(0)[0] = -std::numeric_limits<float>::infinity();
+  EXPECT_EQ(not_finite_text(state).find(policy.table()[0].name + " holds -inf at [0, 0]"), 0u)
+      << not_finite_text(state);
+
+  // An epsilon that is 0 as a float divides by zero where there was no gradient.
+  TrainerTable table = small_table();
+  table.optimizer.epsilon = 1e-60;
+  Trainer trainer(policy, spec_of("icepop"), table);
+  trainer.train_batch(rolled_out(policy, 0, 8));
+  const TestFolder folder;
+  testing::expect_refused([&] { trainer.save(folder.path()); }, {"not saved", "holds"});
+  EXPECT_TRUE(folder.names().empty());
 }
 
 }  // namespace

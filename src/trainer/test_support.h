@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -36,6 +37,7 @@ inline TrainerTable small_table() {
   table.threads = 1;
   table.max_tokens = 40;
   table.optimizer.learning_rate = 5e-3;
+  table.optimizer.warmup_steps = 0;
   return table;
 }
 
@@ -166,6 +168,13 @@ inline SlowPass slow_pass(const Parameters& policy, const LossSpec& spec,
     problem.temperature = {&samples[i].temperature, 1};
     return problem;
   };
+  // The loss sees a sample from its first trained token on.
+  std::vector<size_t> starts;
+  for (const Sample& sample : samples) {
+    const auto at = std::find(sample.loss_mask.begin(), sample.loss_mask.end(), 1);
+    starts.push_back(
+        at == sample.loss_mask.end() ? 1 : static_cast<size_t>(at - sample.loss_mask.begin()));
+  }
   Batch batch;
   double trained = 0.0;
   for (size_t i = 0; i < samples.size(); ++i) {
@@ -183,7 +192,7 @@ inline SlowPass slow_pass(const Parameters& policy, const LossSpec& spec,
     const auto add = [](std::vector<double>& to, const TokenValues& from, size_t s, size_t t) {
       if (!from.empty()) to.push_back(from[s][t]);
     };
-    for (size_t t = 1; t <= rows; ++t) {
+    for (size_t t = starts[i]; t <= rows; ++t) {
       batch.pi.push_back(out.logprobs[i][t]);
       if (streams.prox_is_pi) batch.prox.push_back(out.logprobs[i][t]);
       add(batch.prox, streams.prox, i, t);
@@ -205,18 +214,16 @@ inline SlowPass slow_pass(const Parameters& policy, const LossSpec& spec,
   size_t first = 0;
   for (size_t i = 0; i < samples.size(); ++i) {
     const size_t rows = targets[i].size();
-    std::vector<float> g, g_entropy, d_hidden(rows * H);
-    for (size_t t = 0; t < rows; ++t) {
-      g.push_back(static_cast<float>(loss.grad[first + t]));
-      g_entropy.push_back(
-          batch.mask[first + t] == 0 ? 0.0f : static_cast<float>(-entropy_bonus / trained));
+    std::vector<float> g(rows), g_entropy(rows), d_hidden(rows * H);
+    for (size_t t = starts[i] - 1; t < rows; ++t, ++first) {
+      g[t] = static_cast<float>(loss.grad[first]);
+      if (batch.mask[first] != 0) g_entropy[t] = static_cast<float>(-entropy_bonus / trained);
     }
     head_backward(pool, head_of(i), g, g_entropy, d_hidden,
                   {network_of(out.gradient).head, static_cast<size_t>(config.vocab_size) * H});
     const std::vector<int64_t> cu_seqlens{0, static_cast<int64_t>(rows)};
     training_backward(pool, policy, {tokens_of(i), cu_seqlens}, d_hidden, activations[i],
                       out.gradient);
-    first += rows;
   }
   return out;
 }

@@ -31,7 +31,7 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// The longest sequence of the batch, masked tokens and all, is part of the denominator.
+// The longest sequence of the batch, masked tokens among it, is part of the denominator.
 bool divides_by_longest(const LossSpec& spec) {
   return spec.reduction.kind == ReductionKind::padded_length_mean ||
          (spec.reduction.kind == ReductionKind::fixed_length && spec.reduction.fixed_length == 0.0);
@@ -169,6 +169,7 @@ struct Trainer::Impl {
       add(joined.ref, batch.ref);
       add(joined.teacher, batch.teacher);
       add(joined.advantages, batch.advantages);
+      add(joined.weights, batch.weights);
       add(joined.mask, batch.mask);
       add(joined.versions, batch.versions);
       add(joined.rollout_ids, batch.rollout_ids);
@@ -333,7 +334,7 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   check_samples(impl.backend->config(), samples);
   if (impl.spec.reads(Stream::rollout)) impl.check_rollouts(samples, impl.spec.preset.c_str());
   BatchResult result;
-  PolicyStreams streams;
+  PolicyStreams& streams = result.streams;
   const auto timed = [](double& seconds, auto&& work) {
     const Stopwatch watch;
     auto value = work();
@@ -409,7 +410,15 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
 
 void Trainer::set_course_begin(int64_t optimizer_steps) { impl_->course_begin = optimizer_steps; }
 
-void Trainer::save(const std::string& folder) const { impl_->backend->save(folder); }
+TrainingState Trainer::state() const { return impl_->backend->state(); }
+
+void Trainer::save(const std::string& folder) const {
+  const TrainingState now = state();
+  if (const std::string bad = not_finite_text(now); !bad.empty()) {
+    throw Error(fmt::format("{}: not saved: {}", folder, bad));
+  }
+  save_state(folder, now.policy, now.optimizer);
+}
 
 void Trainer::load(const std::string& folder) { impl_->backend->load(folder); }
 

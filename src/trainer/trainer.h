@@ -61,6 +61,7 @@ struct BatchResult {
   double loss = 0.0;  // mean over optimizer steps
   double grad_norm = 0.0, largest_grad_norm = 0.0, learning_rate = 0.0;
   int64_t optimizer_steps = 0;
+  PolicyStreams streams;  // as the loss read them
   double ref_seconds = 0, teacher_seconds = 0, prox_seconds = 0, pass_seconds = 0, step_seconds = 0;
   std::string failure;  // not empty: training stopped before the step that would have used it
 };
@@ -101,12 +102,16 @@ class Trainer {
   // The whole flow of the table for one batch.
   BatchResult train_batch(std::span<const Sample> samples);
 
+  // A copy of everything that training changes, to be saved while it goes on.
+  TrainingState state() const;
+
   // The learning rate's course counts optimizer steps from here on: 0, or those that came with the
   // moments of another run.
   void set_course_begin(int64_t optimizer_steps);
 
   // Weights as a Hugging Face folder with the optimizer's state beside them; and back. Throws Error
-  // for a folder that is not one, or of another model.
+  // for a folder that is not one, or of another model, and, saving, for numbers that are not
+  // finite.
   void save(const std::string& folder) const;
   void load(const std::string& folder);
 
@@ -118,7 +123,7 @@ class Trainer {
 // Optimizer steps that a batch takes.
 int64_t optimizer_steps_per_batch(const TrainerTable& table);
 
-// What of the loss cannot act in this set-up, in words for the user; empty: everything can.
+// What of the loss cannot act in this set-up, and its own warnings, in words for the user.
 // `on_policy`: rollouts come from the weights that train on them, in the same numerics.
 std::vector<std::string> inert_parts(const LossSpec& spec, const TrainerTable& table,
                                      bool on_policy);

@@ -125,7 +125,7 @@ void Evaluator::Impl::prepare() {
 void Evaluator::Impl::narrow_by_mask_gates() {
   narrowed = trained;
   pool.run(static_cast<size_t>(batch.sequence_count()), [this](size_t s) {
-    const size_t first = static_cast<size_t>(batch.offsets[s]);
+    const size_t first = first_position(batch, static_cast<int64_t>(s));
     for (const Gate& gate : spec->gates) {
       if (gate.scope != GateScope::mask) continue;
       apply_gate(gate, sequence_of(batch, static_cast<int64_t>(s), trained),
@@ -144,7 +144,7 @@ void Evaluator::Impl::apply_corrections() {
   narrowed.resize(n);
   pool.run(static_cast<size_t>(batch.sequence_count()), [this](size_t s) {
     const auto seq = sequence_of(batch, static_cast<int64_t>(s), trained);
-    const size_t first = static_cast<size_t>(batch.offsets[s]), length = seq.mask.size();
+    const size_t first = first_position(batch, static_cast<int64_t>(s)), length = seq.mask.size();
     for (size_t c = 0; c < spec->corrections.size(); ++c) {
       float* out = (c == 0 ? weights : factor).data() + first;
       uint8_t* mask = narrowed.data() + first;
@@ -164,7 +164,7 @@ void Evaluator::Impl::apply_corrections() {
 // Gates above token level, the sequence's ratio and its mean advantage.
 void Evaluator::Impl::gather_sequence(size_t s) {
   const auto seq = sequence_of(batch, static_cast<int64_t>(s), trained);
-  const size_t first = static_cast<size_t>(batch.offsets[s]);
+  const size_t first = first_position(batch, static_cast<int64_t>(s));
   for (const Gate& gate : spec->gates) {
     if (gate.scope == GateScope::mask || (gate.level == Level::token && !gates_in_flags)) continue;
     apply_gate(gate, seq, [&](size_t t, GateVerdict verdict) {
@@ -304,7 +304,7 @@ void Evaluator::Impl::run_part(size_t part, size_t part_tokens) {
 // Gradients that go through the sequence's mean.
 void Evaluator::Impl::route_through_mean(size_t s) {
   const auto seq = sequence_of(batch, static_cast<int64_t>(s), trained);
-  const size_t first = static_cast<size_t>(batch.offsets[s]);
+  const size_t first = first_position(batch, static_cast<int64_t>(s));
   double sum = padding_of(*spec, batch, static_cast<int64_t>(s),
                           static_cast<double>(numbers[s].log_ratio), scales[s])
                    .by_ratio;

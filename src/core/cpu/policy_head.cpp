@@ -355,7 +355,9 @@ void check_rows_cover(const HeadProblem& problem, const LossSpec& spec,
                       const BatchView<float>& batch) {
   if (problem.all_rows) return;
   std::vector<uint8_t> missing = participating(spec, batch);
-  if (looks_everywhere(spec)) std::fill(missing.begin(), missing.end(), uint8_t{1});
+  if (looks_everywhere(spec)) {
+    for (size_t i = 0; i < missing.size(); ++i) missing[i] = has_weight(batch, i);
+  }
   for (int64_t row : problem.rows) missing[static_cast<size_t>(row)] = 0;
   for (int64_t s = 0; s < batch.sequence_count(); ++s) {
     for (int64_t t = batch.offsets[s]; t < batch.offsets[s + 1]; ++t) {

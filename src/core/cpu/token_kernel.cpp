@@ -224,8 +224,9 @@ HWY_INLINE void run_vector(const TokenPlan& plan, const TokenInputs& in, const S
       loss = hn::Mul(by_log_prob, pi);
       break;
     case SurrogateKind::soft_gate: {
+      const V sign_of = plan.sequence_mean ? constant(seq.mean_advantage) : A_raw;
       const V tau =
-          hn::IfThenElse(hn::Gt(A_raw, zero), constant(plan.tau_pos), constant(plan.tau_neg));
+          hn::IfThenElse(hn::Gt(sign_of, zero), constant(plan.tau_pos), constant(plan.tau_neg));
       const V sigma = sigmoid(hn::Mul(tau, hn::Sub(r, one)));
       const V four = hn::Set(d, 4.0f);
       loss = hn::Neg(hn::Mul(A, hn::Div(hn::Mul(four, sigma), tau)));

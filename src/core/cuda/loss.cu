@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kSequenceThreads)
   float longest = 0.0f;
   if (plan.reduction == ReductionKind::padded_length_mean) {
     for (int64_t s = team.thread(); s < batch.sequences; s += kSequenceThreads) {
-      longest = fmaxf(longest, static_cast<float>(batch.offsets[s + 1] - batch.offsets[s]));
+      longest = fmaxf(longest, static_cast<float>(sequence_length(batch, s)));
     }
     longest = team.max(longest);
   }

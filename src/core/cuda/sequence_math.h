@@ -47,20 +47,30 @@ struct Prepared {
   float* through = nullptr;            // [N]
 };
 
+// A weight of 0 takes a position out of everything, also of what looks past the mask.
+LEEWAY_HOST_DEVICE bool has_weight(const LossBatch& batch, int64_t i) {
+  return batch.weights == nullptr || batch.weights[i] != 0.0f;
+}
+
 LEEWAY_HOST_DEVICE bool in_mask(const LossBatch& batch, int64_t i) {
-  return (batch.mask == nullptr || batch.mask[i] != 0) &&
-         (batch.weights == nullptr || batch.weights[i] != 0.0f);
+  return (batch.mask == nullptr || batch.mask[i] != 0) && has_weight(batch, i);
+}
+
+// Positions of sequence s from its first weight that is not 0.
+LEEWAY_HOST_DEVICE int64_t sequence_length(const LossBatch& batch, int64_t s) {
+  int64_t first = batch.offsets[s];
+  while (first < batch.offsets[s + 1] && !has_weight(batch, first)) ++first;
+  return batch.offsets[s + 1] - first;
 }
 
 LEEWAY_HOST_DEVICE bool participates(const LossPlan& plan, const LossBatch& batch, int64_t i) {
-  return plan.positions_all ? batch.weights == nullptr || batch.weights[i] != 0.0f
-                            : in_mask(batch, i);
+  return plan.positions_all ? has_weight(batch, i) : in_mask(batch, i);
 }
 
 // Whether position i enters its sequence's ratio.
 LEEWAY_HOST_DEVICE bool in_statistic(const LossPlan& plan, const LossBatch& batch,
                                      const Prepared& prepared, int64_t i) {
-  if (plan.ratio_over_all) return true;
+  if (plan.ratio_over_all) return has_weight(batch, i);
   return plan.positions_all ? in_mask(batch, i) : prepared.trained[i] != 0;
 }
 
@@ -172,7 +182,7 @@ LEEWAY_HOST_DEVICE void prepare_first(const LossPlan& plan, const LossBatch& bat
     if (weight.level != Level::token) {
       double sum = 0.0, count = 0.0;
       for (int64_t i = begin + block.thread(); i < end; i += block.threads()) {
-        if (!weight.over_all && !prepared.trained[i]) continue;
+        if (weight.over_all ? !has_weight(batch, i) : !prepared.trained[i]) continue;
         sum += clamp(num[i] - den[i], -weight.token_log_clamp, weight.token_log_clamp);
         count += 1.0;
       }
@@ -296,7 +306,7 @@ LEEWAY_HOST_DEVICE void set_scales(const LossPlan& plan, const LossBatch& batch,
         const double of_unit = unit_tokens(batch, states, s, first);
         units += first && (plan.count_empty || of_unit > 0.0);
       }
-      longest = fmaxf(longest, static_cast<float>(batch.offsets[s + 1] - batch.offsets[s]));
+      longest = fmaxf(longest, static_cast<float>(sequence_length(batch, s)));
     }
     tokens = block.sum(tokens);
     units = block.sum(units);
@@ -355,7 +365,7 @@ LEEWAY_HOST_DEVICE void padding_of(const LossPlan& plan, const LossBatch& batch,
                                    const SequenceState& state, int64_t s, double longest,
                                    double& loss, double& by_ratio) {
   loss = by_ratio = 0.0;
-  const int64_t length = batch.offsets[s + 1] - batch.offsets[s];
+  const int64_t length = sequence_length(batch, s);
   if (plan.reduction != ReductionKind::padded_length_mean || length == 0) return;
   const double pads = longest - static_cast<double>(length);
   const float A = batch.advantages[batch.offsets[s + 1] - 1];

@@ -259,7 +259,8 @@ LEEWAY_HOST_DEVICE TokenOut evaluate_token(const LossPlan& plan, const TokenIn& 
     r = exp_of(limited);
   }
 
-  const SurrogateOut policy = surrogate_of(plan, r, A, raw_advantage, pi);
+  const float sign_of = plan.sequence_mean ? in.mean_advantage : raw_advantage;
+  const SurrogateOut policy = surrogate_of(plan, r, A, sign_of, pi);
   const bool paid = !dropped && weight != 0.0f;
   const bool dead = plan.by_ratio_alone && A != 0.0f && !live;
   out.ratio = r;

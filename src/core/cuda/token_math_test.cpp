@@ -78,7 +78,7 @@ HostResult evaluate_on_host(const LossSpec& spec, const Batch& batch, double den
   TokenSums sums;
   double longest = 0.0;
   for (size_t s = 0; s < S; ++s) {
-    longest = std::max(longest, static_cast<double>(in.offsets[s + 1] - in.offsets[s]));
+    longest = std::max(longest, static_cast<double>(sequence_length(in, static_cast<int64_t>(s))));
     for (int64_t i = in.offsets[s]; i < in.offsets[s + 1]; ++i) {
       TokenIn token;
       if (!load_token(plan, in, prepared, i, states[s], token)) continue;
@@ -114,11 +114,12 @@ HostResult evaluate_on_host(const LossSpec& spec, const Batch& batch, double den
 
 TEST(DeviceText, AgreesWithTheReferenceForEveryPreset) {
   for (const testing::NamedSpec& named : testing::device_specs(Catalog())) {
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
+    for (uint64_t seed = 1; seed <= 4; ++seed) {
       Batch batch = testing::rounded(
           testing::random_batch(seed, {7, 1, 12, 3, 9, 5}, testing::looks_at_masked(named.spec)));
       if (seed == 2) batch.rollout_ids = {4, 4, 1, 2, 2, 9};
       if (seed == 3) testing::weigh(batch);
+      if (seed == 4) batch = testing::behind_prompts(batch);
       const double denominator = seed == 1 ? 17.0 : -1.0;
       testing::expect_reference(named, batch, denominator,
                                 evaluate_on_host(named.spec, batch, denominator));

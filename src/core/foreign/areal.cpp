@@ -62,18 +62,20 @@ void apply_rejection(const Rejection& rs, const SequenceView<T>& seq, SequenceEf
 
 void add_rejection(LossSpec& spec, ForeignSettings& s) {
   Rejection rs;
-  rs.sequence = s.text("level", "token") == "sequence";
-  rs.clamp = s.text("action", "mask") == "clamp";
-  rs.metric = s.text("metric", "ratio");
-  rs.agg = s.text("agg", "mean");
-  rs.upper = s.number("upper", 5.0);
-  rs.lower = s.optional_number("lower");
-  if (rs.metric != "ratio" && rs.metric != "kl_k1" && rs.metric != "kl_k2" &&
-      rs.metric != "kl_k3") {
-    s.refuse("metric", "must be ratio, kl_k1, kl_k2 or kl_k3");
+  rs.sequence = s.one_of("level", "token", {"token", "sequence"}) == "sequence";
+  rs.clamp = s.one_of("action", "mask", {"mask", "clamp"}) == "clamp";
+  rs.metric = s.one_of("metric", "ratio", {"ratio", "kl_k1", "kl_k2", "kl_k3"});
+  rs.agg = s.one_of("agg", "mean", {"sum", "mean", "max"});
+  if (rs.metric == "ratio") {
+    rs.upper = s.above("upper", 5.0, 1.0);
+    rs.lower = s.optional_above("lower", 0.0);
+  } else {
+    if (rs.clamp) s.refuse("action", "clamp is for metric = \"ratio\" alone, as in its source");
+    rs.upper = rs.metric == "kl_k1" ? s.number("upper", 5.0) : s.above("upper", 5.0, 0.0);
+    rs.lower = s.optional_number("lower");
   }
-  if (rs.agg != "sum" && rs.agg != "mean" && rs.agg != "max") {
-    s.refuse("agg", "must be sum, mean or max");
+  if (rs.lower && *rs.lower > rs.upper) {
+    s.refuse("lower", fmt::format("lies above upper = {}", rs.upper));
   }
   spec.corrections.push_back(
       make_correction("rejection_sampling",
@@ -84,7 +86,8 @@ void add_rejection(LossSpec& spec, ForeignSettings& s) {
 }
 
 void set_level(LossSpec& spec, ForeignSettings& s, const char* fallback) {
-  if (s.text("level", fallback) != "sequence") return;
+  const std::string key = s.spelled("importance_sampling_level", "level");
+  if (s.one_of(key, fallback, {"token", "sequence"}) != "sequence") return;
   spec.ratio.level = Level::geometric;
   spec.ratio.route = Route::through_mean;
   spec.shaping.sequence_mean = true;
@@ -99,7 +102,7 @@ std::optional<LossSpec> areal_spec(std::string_view loss, ForeignSettings& s) {
     const double eps = s.number("eps_clip", 0.2);
     spec.surrogate = {.kind = SurrogateKind::clipped,
                       .clip = {1.0 - eps, 1.0 + s.number("eps_clip_higher", eps)},
-                      .dual_clip = s.optional_number("c_clip").value_or(kInfinity)};
+                      .dual_clip = s.optional_above("c_clip", 1.0).value_or(kInfinity)};
   };
   if (loss == "ppo" || loss == "ppo_cclip") {
     clipped();
@@ -112,12 +115,12 @@ std::optional<LossSpec> areal_spec(std::string_view loss, ForeignSettings& s) {
   } else if (loss == "cispo" || loss == "cispo+RS_clamp") {
     const double eps = s.number("eps_clip", 0.2);
     spec.surrogate = {.kind = SurrogateKind::detached_ratio,
-                      .clip = {1.0 - eps, 1.0 + s.number("eps_clip_higher", eps)}};
+                      .clip = {1.0 - eps, 1.0 + s.above("eps_clip_higher", eps, 0.0)}};
     if (loss == "cispo+RS_clamp") add_rejection(spec, s);
   } else if (loss == "sapo") {
     spec.surrogate = {.kind = SurrogateKind::soft_gate,
-                      .tau_pos = s.number("tau_pos", 1.0),
-                      .tau_neg = s.number("tau_neg", 1.05)};
+                      .tau_pos = s.above(s.spelled("sapo_tau_pos", "tau_pos"), 1.0, 0.0),
+                      .tau_neg = s.above(s.spelled("sapo_tau_neg", "tau_neg"), 1.05, 0.0)};
     if (s.text("pair", "pi/prox") == "pi/rollout") spec.ratio.pair = kPiRollout;
     set_level(spec, s, "token");
   } else if (loss == "m2po+ppo") {

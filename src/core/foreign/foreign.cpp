@@ -1,6 +1,7 @@
 #include "core/foreign/foreign.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -61,6 +62,29 @@ double ForeignSettings::number(const std::string& key, double fallback) {
   return *value;
 }
 
+double ForeignSettings::at_least(const std::string& key, double fallback, double bound) {
+  const double value = number(key, fallback);
+  if (!(value >= bound)) {
+    refuse(key, fmt::format("must be at least {}, as in its source", number_text(bound)));
+  }
+  return value;
+}
+
+double ForeignSettings::above(const std::string& key, double fallback, double bound) {
+  const double value = number(key, fallback);
+  optional_above(key, bound, fallback);
+  return value;
+}
+
+std::optional<double> ForeignSettings::optional_above(const std::string& key, double bound,
+                                                      std::optional<double> fallback) {
+  const auto value = optional_number(key, fallback);
+  if (value && !(*value > bound)) {
+    refuse(key, fmt::format("must be above {}, as in its source", number_text(bound)));
+  }
+  return value;
+}
+
 std::string ForeignSettings::text(const std::string& key, const std::string& fallback) {
   const Setting* setting = find(key);
   std::string value = fallback;
@@ -74,6 +98,26 @@ std::string ForeignSettings::text(const std::string& key, const std::string& fal
     }
   }
   note(key, value);
+  return value;
+}
+
+std::string ForeignSettings::spelled(const std::string& source, const std::string& golden) const {
+  const auto given = [&](const std::string& key) {
+    return std::any_of(settings_.begin(), settings_.end(),
+                       [&](const Setting& setting) { return setting.key == key; });
+  };
+  if (given(source) && given(golden)) {
+    refuse(source, fmt::format("is {} by another name; give one of them", golden));
+  }
+  return given(source) ? source : golden;
+}
+
+std::string ForeignSettings::one_of(const std::string& key, const std::string& fallback,
+                                    const std::vector<std::string>& choices) {
+  std::string value = text(key, fallback);
+  if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
+    refuse(key, fmt::format("must be one of {}", fmt::join(choices, ", ")));
+  }
   return value;
 }
 
@@ -91,13 +135,39 @@ bool ForeignSettings::flag(const std::string& key, bool fallback) {
 
 void ForeignSettings::finish(LossSpec& spec) const {
   spec.settings = effective_;
+  std::set<std::string> known = read_;
+  known.insert("preset");
+  known.insert(spec.inert.begin(), spec.inert.end());
   for (const Setting& setting : settings_) {
-    if (setting.key != "preset" && !read_.contains(setting.key) &&
-        std::find(spec.inert.begin(), spec.inert.end(), setting.key) == spec.inert.end()) {
-      spec.inert.push_back(setting.key);
-    }
+    if (known.insert(setting.key).second) spec.inert.push_back(setting.key);
   }
 }
+
+namespace {
+
+// Sources take a band whose low end lies above its high one; what it does is said.
+void warn_of_empty_bands(LossSpec& spec) {
+  const auto warn = [&](const Bounds& band, const std::string& what, const std::string& effect) {
+    if (!(band.low > band.high)) return;
+    spec.warnings.push_back(fmt::format("{} from {} to {}: its low end lies above its high end, {}",
+                                        what, number_text(band.low), number_text(band.high),
+                                        effect));
+  };
+  for (const Gate& gate : spec.gates) {
+    warn(gate.keep, "the band of tokens that are kept goes", "so that every token is dropped");
+  }
+  for (const Correction& correction : spec.corrections) {
+    if (!correction.weight) continue;
+    warn(correction.weight->keep, "the band of weights that are kept goes",
+         "so that every weight is 0");
+    warn(correction.weight->clamp, "weights are clamped to the band",
+         fmt::format("so that every weight is {}", number_text(correction.weight->clamp.high)));
+  }
+  warn(spec.surrogate.clip, "ratios are clipped to the band",
+       fmt::format("so that every clipped ratio is {}", number_text(spec.surrogate.clip.high)));
+}
+
+}  // namespace
 
 std::vector<ForeignPreset> foreign_presets() {
   return {
@@ -187,6 +257,7 @@ LossSpec make_foreign_spec(std::string_view preset, const Settings& settings) {
     if (!spec) break;
     spec->preset = std::string(preset);
     reader.finish(*spec);
+    warn_of_empty_bands(*spec);
     return *spec;
   }
   std::vector<std::string> names;

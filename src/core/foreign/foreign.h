@@ -24,7 +24,16 @@ class ForeignSettings {
   // null, "off" or absent: none.
   std::optional<double> optional_number(const std::string& key,
                                         std::optional<double> fallback = {});
+  // Numbers that the source refuses below a bound, or also at it.
+  double at_least(const std::string& key, double fallback, double bound);
+  double above(const std::string& key, double fallback, double bound);
+  std::optional<double> optional_above(const std::string& key, double bound,
+                                       std::optional<double> fallback = {});
   std::string text(const std::string& key, const std::string& fallback);
+  // The one of two spellings that is given: the source's own, or the short one of the goldens.
+  std::string spelled(const std::string& source, const std::string& golden) const;
+  std::string one_of(const std::string& key, const std::string& fallback,
+                     const std::vector<std::string>& choices);
   bool flag(const std::string& key, bool fallback);
 
   // Moves what was read, and what was not, into the spec.

@@ -63,8 +63,8 @@ std::optional<LossSpec> liger_spec(std::string_view loss, ForeignSettings& s) {
                       .clip = {-kInfinity, s.number("epsilon_high", 5.0)}};
   } else if (loss == "sapo") {
     spec.surrogate = {.kind = SurrogateKind::soft_gate,
-                      .tau_pos = s.number("tau_pos", 1.0),
-                      .tau_neg = s.number("tau_neg", 1.05)};
+                      .tau_pos = s.above("tau_pos", 1.0, 0.0),
+                      .tau_neg = s.above("tau_neg", 1.05, 0.0)};
   } else if (loss == "vespo") {
     spec.surrogate.kind = SurrogateKind::log_prob;
     const Vespo vespo{s.number("k_pos", 2.0), s.number("lambda_pos", 3.0), s.number("k_neg", 3.0),

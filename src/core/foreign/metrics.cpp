@@ -173,7 +173,7 @@ void slime_metrics(const Context& c, std::vector<ForeignMetric>& out) {
 void cookbook_pr169_metrics(const Context& c, std::string_view loss,
                             std::vector<ForeignMetric>& out) {
   const auto& b = c.batch;
-  auto everywhere = [](size_t) { return true; };
+  auto everywhere = [&](size_t i) { return has_weight(b, i); };
   auto by_sequence = [&](auto value) { return mean(c.sequence_means(value, everywhere)); };
   if (!b.ref.empty()) {
     add(out, "mean_kl", c.token_mean([&](size_t i) { return b.pi[i] - b.ref[i]; }, everywhere));

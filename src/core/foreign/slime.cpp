@@ -11,7 +11,10 @@ namespace leeway {
 namespace {
 
 void reduce(LossSpec& spec, ForeignSettings& s) {
-  const std::string reducer = s.text("reducer", "sample_mean");
+  const std::string key = s.spelled("calculate_per_token_loss", "reducer");
+  const std::string reducer = key == "reducer"     ? s.text(key, "sample_mean")
+                              : s.flag(key, false) ? "token_mean"
+                                                   : "sample_mean";
   if (reducer == "sample_mean") {
     spec.reduction = {.kind = ReductionKind::seq_mean_token_mean, .count_empty = true};
   } else if (reducer == "token_mean") {
@@ -22,16 +25,20 @@ void reduce(LossSpec& spec, ForeignSettings& s) {
 }
 
 Pair old_pair(ForeignSettings& s) {
-  return s.text("old", "prox") == "rollout" ? kPiRollout : kPiProx;
+  const std::string key = s.spelled("use_rollout_logprobs", "old");
+  const bool rollout =
+      key == "old" ? s.one_of(key, "prox", {"prox", "rollout"}) == "rollout" : s.flag(key, false);
+  return rollout ? kPiRollout : kPiProx;
 }
 
 LossSpec ppo(ForeignSettings& s, std::optional<double> dual_clip) {
   LossSpec spec;
   spec.ratio.pair = old_pair(s);
   const double eps = s.number("eps_clip", 0.2);
-  spec.surrogate = {.kind = SurrogateKind::clipped,
-                    .clip = {1.0 - eps, 1.0 + s.number("eps_clip_high", eps)},
-                    .dual_clip = s.optional_number("eps_clip_c", dual_clip).value_or(kInfinity)};
+  spec.surrogate = {
+      .kind = SurrogateKind::clipped,
+      .clip = {1.0 - eps, 1.0 + s.number("eps_clip_high", eps)},
+      .dual_clip = s.optional_above("eps_clip_c", 1.0, dual_clip).value_or(kInfinity)};
   return spec;
 }
 
@@ -98,6 +105,12 @@ LossSpec ppo_mis(ForeignSettings& s) {
   const auto rs_high = s.optional_number("rs_upper_bound");
   const auto rs_low = s.optional_number("rs_lower_bound");
   mis.rs = {rs_low.value_or(mis.tis.low), rs_high.value_or(mis.tis.high)};
+  if (mis.use_rs && mis.rs.low > mis.rs.high) {
+    spec.warnings.push_back(
+        fmt::format("rejection keeps what lies from {} to {}: its low end lies above its high end, "
+                    "so that every token is dropped",
+                    mis.rs.low, mis.rs.high));
+  }
   mis.log_veto = std::log(s.optional_number("rs_veto_threshold", 1e-4).value_or(0.0));
   if (s.flag("tis_batch_normalize", true) && mis.use_tis) {
     if (mis.tis_level == Level::geometric) {

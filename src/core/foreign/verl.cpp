@@ -11,7 +11,7 @@ namespace leeway {
 namespace {
 
 void aggregate(LossSpec& spec, ForeignSettings& s) {
-  const std::string agg = s.text("agg", "token-mean");
+  const std::string key = s.spelled("loss_agg_mode", "agg"), agg = s.text(key, "token-mean");
   if (agg == "token-mean") {
     spec.reduction.kind = ReductionKind::token_mean;
   } else if (agg == "token-sum") {
@@ -22,8 +22,9 @@ void aggregate(LossSpec& spec, ForeignSettings& s) {
     spec.reduction.kind = ReductionKind::seq_mean_token_mean;
   } else if (agg == "seq-mean-token-sum-norm") {
     spec.reduction.kind = ReductionKind::fixed_length;
+    spec.reduction.fixed_length = s.optional_above("loss_scale_factor", 0.0).value_or(0.0);
   } else {
-    s.refuse("agg",
+    s.refuse(key,
              "must be token-mean, token-sum, seq-mean-token-sum, seq-mean-token-mean or "
              "seq-mean-token-sum-norm");
   }
@@ -67,12 +68,13 @@ std::vector<std::string> split(const std::string& text) {
 }
 
 void add_rejection(LossSpec& spec, ForeignSettings& s) {
-  const auto options = split(s.text("rs", "token_k1"));
-  const auto thresholds = split(s.text("rs_threshold", "2.0"));
+  const std::string rs = s.spelled("rollout_rs", "rs");
+  const std::string bounds = s.spelled("rollout_rs_threshold", "rs_threshold");
+  const auto options = split(s.text(rs, "token_k1"));
+  const auto thresholds = split(s.text(bounds, "2.0"));
   for (size_t k = 0; k < options.size(); ++k) {
     const std::string& option = options[k];
-    const auto [low, high] =
-        threshold(s, "rs_threshold", thresholds[std::min(k, thresholds.size() - 1)]);
+    const auto [low, high] = threshold(s, bounds, thresholds[std::min(k, thresholds.size() - 1)]);
     Gate gate{.scope = GateScope::mask, .log_clamp = 20.0};
     if (option.starts_with("token_")) {
       gate.level = Level::token;
@@ -83,7 +85,7 @@ void add_rejection(LossSpec& spec, ForeignSettings& s) {
     } else if (option.starts_with("seq_max_")) {
       gate.level = Level::max;
     } else {
-      s.refuse("rs", "must be token_, seq_sum_, seq_mean_ or seq_max_ followed by k1, k2 or k3");
+      s.refuse(rs, "must be token_, seq_sum_, seq_mean_ or seq_max_ followed by k1, k2 or k3");
     }
     if (option.ends_with("k1")) {
       // Its sign is that of rollout/prox: the inverse of the importance weights.
@@ -101,17 +103,18 @@ void add_rejection(LossSpec& spec, ForeignSettings& s) {
 }
 
 void add_importance_weights(LossSpec& spec, ForeignSettings& s) {
-  const std::string level = s.text("level", "sequence");
-  if (level != "token" && level != "sequence") s.refuse("level", "must be token or sequence");
+  const std::string level =
+      s.one_of(s.spelled("rollout_is", "level"), "sequence", {"token", "sequence"});
   Weight weight{.level = level == "token" ? Level::token : Level::sequence, .log_clamp = 20.0};
-  const auto [low, high] = threshold(s, "threshold", s.text("threshold", "2.0"));
+  const std::string bounds = s.spelled("rollout_is_threshold", "threshold");
+  const auto [low, high] = threshold(s, bounds, s.text(bounds, "2.0"));
   if (low) {
     weight.keep = {*low, high};
   } else {
     weight.clamp = {0.0, high};
   }
   spec.corrections.push_back(weight_correction("rollout_is", weight));
-  if (s.flag("batch_norm", false)) {
+  if (s.flag(s.spelled("rollout_is_batch_normalize", "batch_norm"), false)) {
     spec.weight_normalisation =
         weight.level == Level::token ? WeightNormalisation::token : WeightNormalisation::sequence;
   }
@@ -140,7 +143,7 @@ std::optional<LossSpec> verl_spec(std::string_view loss, ForeignSettings& s) {
     spec.ratio.log_clamp = 20.0;
     spec.surrogate = {.kind = SurrogateKind::clipped,
                       .clip = band(s),
-                      .dual_clip = s.number("clip_ratio_c", 3.0)};
+                      .dual_clip = s.above("clip_ratio_c", 3.0, 1.0)};
     aggregate(spec, s);
     if (loss == "vanilla+IS") add_importance_weights(spec, s);
     if (loss == "vanilla+RS") add_rejection(spec, s);
@@ -156,8 +159,8 @@ std::optional<LossSpec> verl_spec(std::string_view loss, ForeignSettings& s) {
   } else if (loss == "sapo") {
     spec.ratio.log_clamp = 20.0;
     spec.surrogate = {.kind = SurrogateKind::soft_gate,
-                      .tau_pos = s.number("tau_pos", 1.0),
-                      .tau_neg = s.number("tau_neg", 1.05)};
+                      .tau_pos = s.above("tau_pos", 1.0, 0.0),
+                      .tau_neg = s.above("tau_neg", 1.05, 0.0)};
     spec.reduction.kind = ReductionKind::seq_mean_token_mean;  // forced by the source
   } else if (loss == "gpg") {
     spec.surrogate.kind = SurrogateKind::log_prob;
@@ -174,7 +177,7 @@ std::optional<LossSpec> verl_spec(std::string_view loss, ForeignSettings& s) {
   } else if (loss == "dro") {
     spec.surrogate.kind = SurrogateKind::log_prob;
     spec.penalties.push_back(
-        {.kind = PenaltyKind::k2, .pair = kPiProx, .coefficient = s.number("dro_beta", 0.05)});
+        {.kind = PenaltyKind::k2, .pair = kPiProx, .coefficient = s.above("dro_beta", 0.05, 0.0)});
     aggregate(spec, s);
   } else if (loss == "cispo") {
     spec.ratio.log_clamp = 20.0;

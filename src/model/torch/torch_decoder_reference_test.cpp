@@ -182,9 +182,8 @@ Tensor tensor_of(const SafetensorsFile& file, const std::string& name) {
   const StoredTensor* stored = file.find(name);
   LEEWAY_CHECK(stored != nullptr, name);
   const at::ScalarType type = stored->dtype == DType::i64 ? at::kLong : at::kFloat;
-  return at::from_blob(const_cast<std::byte*>(stored->bytes.data()), stored->shape,
-                       at::TensorOptions(type))
-      .clone();
+  std::string bytes = stored->bytes();
+  return at::from_blob(bytes.data(), stored->shape, at::TensorOptions(type)).clone();
 }
 
 // Whole tensors by their norm; single numbers beside the largest of their tensor.

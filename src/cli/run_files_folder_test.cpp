@@ -90,16 +90,16 @@ TEST(RunFolderFiles, AnEndThatCannotBeReadIsNone) {
   const TestFolder folder;
   RunEnd end{.end = "finished", .steps = 12, .max_steps = 12};
   end.totals.admitted = 34;
-  write_end(folder.path(), end);
-  EXPECT_EQ(read_end(folder.path())->totals.admitted, 34);
+  write_run_end(folder.path(), end);
+  EXPECT_EQ(read_run_end(folder.path())->totals.admitted, 34);
   for (const char* text :
        {"", "{}", "[]", "{\"steps\": \"x\", \"max_steps\": 1}", "{\"steps\": 1"}) {
     write_file_atomically(folder.path() + "/end.json", text);
-    EXPECT_FALSE(read_end(folder.path()).has_value()) << text;
+    EXPECT_FALSE(read_run_end(folder.path()).has_value()) << text;
   }
-  remove_end(folder.path());
-  remove_end(folder.path());
-  EXPECT_FALSE(read_end(folder.path()).has_value());
+  remove_run_end(folder.path());
+  remove_run_end(folder.path());
+  EXPECT_FALSE(read_run_end(folder.path()).has_value());
 }
 
 TEST(RunFolderFiles, WhatIsMovedAsideKeepsItsNameAndLinksAreNotFollowed) {

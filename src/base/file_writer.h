@@ -1,0 +1,44 @@
+// A file that is written piece by piece, summed on the way, and there as a whole or not at all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/crc32c.h"
+
+namespace leeway {
+
+// What a manifest says of a file.
+struct FileSum {
+  uint64_t bytes = 0;
+  uint32_t crc32c = 0;
+  bool operator==(const FileSum&) const = default;
+};
+
+// Writes under a temporary name beside `path`; the file has its own with `commit`, and is gone
+// without. Every method throws Error naming the path and the reason.
+class FileWriter {
+ public:
+  explicit FileWriter(const std::string& path);
+  ~FileWriter();
+  FileWriter(const FileWriter&) = delete;
+  FileWriter& operator=(const FileWriter&) = delete;
+
+  void write(const void* data, size_t size);
+  // Syncs and renames, so that `path` holds the old content or the new, never a part, also after a
+  // power cut.
+  FileSum commit();
+
+ private:
+  [[noreturn]] void fail(const char* doing) const;
+  void sync_folder() const;
+
+  std::string path_, temporary_;
+  int file_ = -1;
+  bool committed_ = false;
+  uint64_t bytes_ = 0;
+  Crc32c sum_;
+};
+
+}  // namespace leeway

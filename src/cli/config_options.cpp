@@ -1,0 +1,55 @@
+#include "cli/config_options.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "base/files.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/quick_start.h"
+#include "leeway/error.h"
+
+namespace leeway {
+
+void add_override_options(CLI::App& command, ConfigOptions& options) {
+  command
+      .add_option("--set", options.sets,
+                  "table.key=value, over the file; may be repeated, the last of a key counts")
+      ->type_name("KEY=VALUE");
+  command
+      .add_option("--unset", options.unsets,
+                  "Leaves out a key or table of the file, such as sft; may be repeated")
+      ->type_name("KEY")
+      ->allow_extra_args(false);
+}
+
+void add_config_options(CLI::App& command, ConfigOptions& options) {
+  command.add_option("config", options.file, "A TOML file (docs/configuration.md)");
+  add_override_options(command, options);
+}
+
+void reclaim_file(ConfigOptions& options) {
+  if (!options.file.empty()) return;
+  reclaim_positional(options.sets, options.file);
+  std::error_code ignored;  // what cannot be looked at is told by whoever opens it
+  if (options.file.empty() || std::filesystem::exists(options.file, ignored) || ignored) return;
+  throw Error(fmt::format("--set {}: has no \"=\"; write it as key=value (and there is no file {})",
+                          options.file, options.file));
+}
+
+Config load_config(const Catalog& catalog, const ConfigOptions& options, ConfigScope scope) {
+  const bool quick_start = options.file.empty();
+  Config config =
+      parse_config(catalog, quick_start ? kQuickStartName : options.file,
+                   quick_start ? std::string(quick_start_config()) : read_file(options.file),
+                   options.sets, scope, options.unsets);
+  say_notes(config);
+  return config;
+}
+
+void say_notes(const Config& config) {
+  for (const std::string& note : config.notes) say("leeway: note: " + note);
+}
+
+}  // namespace leeway

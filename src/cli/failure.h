@@ -1,0 +1,28 @@
+// What an exception means to the user: a sentence and an exit code.
+//
+// Most exceptions are `Error`, which says it all. The rest come from the standard library: memory
+// that the system refuses, a file that cannot be looked at; or from PyTorch. Anything else is a
+// mistake of ours.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace leeway {
+
+inline constexpr int kOurBug = 134;  // what a shell shows for a program that aborted
+
+struct Failure {
+  int exit_code = kOurBug;  // 2: the user's mistake, 3: out of memory, or PyTorch gave up
+  std::string message;
+};
+
+Failure failure_of(std::exception_ptr exception);
+
+// Calls `work`. What kept it from its end, such as a full disk or refused memory; nothing: it got
+// there. A mistake of ours is thrown on.
+std::optional<std::string> failure_in(const std::function<void()>& work);
+
+}  // namespace leeway

@@ -1,0 +1,24 @@
+// What a checkpoint holds beside the trainer and the scheduler: run.json.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "orchestrator/interfaces.h"
+
+namespace leeway {
+
+struct RunState {
+  int64_t trained_tokens = 0, sft_steps = 0;
+  double sft_seconds = 0.0;
+  uint32_t initial_checksum = 0;  // of the policy at step 0, where the loss needs it
+  int64_t course_begin = 0;       // optimizer steps before the rate's course began
+  MetricList before;              // the evaluation before RL
+};
+
+std::string run_state_json(const RunState& state);
+
+// Throws Error naming `name` and the key: no JSON, a key that is missing, a value that cannot be.
+RunState parse_run_state(const std::string& name, std::string_view json);
+
+}  // namespace leeway

@@ -1,0 +1,44 @@
+// What a look at a run's numbers tells: things that go wrong without failing. Each is said once,
+// with a remedy. Pure: what is looked at is handed in.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "orchestrator/interfaces.h"
+
+namespace leeway {
+
+class RunWarnings {
+ public:
+  // `groups`: prompts of a batch. `save_bytes`: what a checkpoint and a weights folder take.
+  RunWarnings(int64_t groups, uint64_t save_bytes) : groups_(groups), save_bytes_(save_bytes) {}
+
+  // Of a step's metrics, as in metrics.jsonl. Steps come in order.
+  std::vector<std::string> on_step(const MetricList& metrics);
+  // Of an evaluation, beside the one before RL; either may be without a reward.
+  std::vector<std::string> on_evaluation(int64_t step, const MetricList& before,
+                                         const MetricList& now);
+  // Of the bytes that are free where the run is written.
+  std::vector<std::string> on_disk(uint64_t free_bytes);
+
+ private:
+  // The mean of a metric over the last few steps; nothing until there are so many.
+  struct Window {
+    std::optional<double> add(double value);
+    std::deque<double> values;
+  };
+  void warn(std::vector<std::string>& out, const char* name, const std::string& text);
+
+  int64_t groups_;
+  uint64_t save_bytes_;
+  Window flat_, truncated_;
+  std::optional<double> first_masked_, first_mismatch_;
+  std::set<std::string> said_;
+};
+
+}  // namespace leeway

@@ -1,0 +1,50 @@
+// What a sweep says while its runs go on.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace leeway {
+
+// Lines of `ended` stay. How far the whole is, its rate and the time left stand on a line that
+// redraws itself on a terminal; elsewhere on plain lines, after two seconds first and then ever
+// more rarely, once a minute at the least. Runs under way count by the steps in their
+// metrics.jsonl.
+class SweepProgress {
+ public:
+  // `finished` of `total` runs need not be run.
+  SweepProgress(size_t total, size_t finished);
+  ~SweepProgress();
+  SweepProgress(const SweepProgress&) = delete;
+  SweepProgress& operator=(const SweepProgress&) = delete;
+
+  void began(size_t run, const std::string& folder, int64_t steps);
+  void ended(size_t run, const std::string& text);
+  // Call at any time, also when nothing happened.
+  void show();
+
+ private:
+  struct Running {
+    std::string file;  // metrics.jsonl: a line for each step
+    int64_t steps = 0, done = 0;
+    int64_t read = 0;  // bytes of it
+  };
+  using Time = std::chrono::steady_clock::time_point;
+
+  void look();
+  std::string text() const;
+
+  size_t total_, before_, done_;
+  std::map<size_t, Running> running_;
+  Time begin_, last_;
+  bool drawn_ = false;
+};
+
+// "3/12 runs done, 2 running, 28 %, 1.4 runs/min, 2 h 21 min left". `share`: of a run, what those
+// that are running have done together; `seconds` is what it took to do all but `before` runs.
+std::string sweep_progress_text(size_t total, size_t before, size_t done, size_t running,
+                                double share, double seconds);
+
+}  // namespace leeway

@@ -1,0 +1,190 @@
+// Configurations as the program takes them: every problem at once, --unset, keys that --set takes
+// along, where paths start, and files that are none or too deep.
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "cli_helpers.h"
+#include "tiny_model.h"
+
+namespace leeway {
+namespace {
+
+constexpr const char* kRun = R"(
+output_dir = "run"
+)" LEEWAY_TINY_MODEL R"([trainer]
+max_steps = 1
+[orchestrator]
+prompts_per_batch = 2
+group_size = 2
+[rollout]
+max_new_tokens = 4
+stop = "\n"
+[eval]
+prompts = 4
+greedy = false
+)";
+
+const std::string kSort = "[[environment]]\nname = \"sort\"\nmin_length = 1\nmax_length = 2\n";
+
+TEST(ConfigurationProblems, AreSaidAtOnceByEveryCommand) {
+  const TempFolder folder;
+  const std::string file =
+      folder.write("run.toml",
+                   "sead = 1\n[sft]\n[trainer]\nmax_steps = 0\n[rollout]\ntop_p = 2\n"
+                   "[[environment]]\nname = \"sort\"\n");
+  for (const char* command : {"config", "train", "sft", "eval"}) {
+    SCOPED_TRACE(command);
+    const RunResult result = run_program({command, file, "--set", "trainer.epochs=0"});
+    expect_mistake(result,
+                   {"4 problems", file + " line 1: sead", file + " line 4: trainer.max_steps",
+                    file + " line 6: rollout.top_p", "--set trainer.epochs = 0"});
+    EXPECT_EQ(lines_of(result.err).size(), 5u) << result;
+  }
+  const std::string sweep =
+      folder.write("sweep.toml",
+                   "base = \"run.toml\"\noutput_dir = \"o\"\nseeds = [1, 2]\n[[table]]\n"
+                   "name = \"t\"\n[[table.row]]\nname = \"a\"\nset = [\"trainer.epoch=1\"]\n"
+                   "[[table.row]]\nname = \"b\"\nset = [\"trainer.epochs=0\"]\n");
+  expect_mistake(run_program({"sweep", sweep, "--dry-run"}),
+                 {"5 problems", file + " line 1: sead", file + " line 4", file + " line 6",
+                  sweep + " line 6: table t, row a: --set trainer.epoch = 1",
+                  sweep + " line 9: table t, row b: --set trainer.epochs = 0"});
+}
+
+TEST(ConfigurationSet, WithoutAnEqualsSignIsSaidToHaveNone) {
+  const TempFolder folder;
+  const std::string file = folder.write("run.toml", kRun);
+  for (const char* command : {"config", "train", "sft", "eval"}) {
+    SCOPED_TRACE(command);
+    expect_mistake(run_program({command, file, "--set", "foo"}), {"--set foo", "no \"=\""});
+    expect_mistake(run_program({command, "--set", "foo"}), {"--set foo", "no \"=\""});
+  }
+  // A file among the assignments is one all the same.
+  EXPECT_EQ(run_program({"config", "--set", "seed=3", file}).code, 0);
+}
+
+TEST(ConfigurationUnset, LeavesOutWhatTheFileHas) {
+  const TempFolder folder;
+  const std::string file =
+      folder.write("run.toml", kRun + kSort + "[sft]\nmax_steps = 1\nbatch_size = 2\n");
+  const RunResult dump = run_program({"config", "--unset", "sft", file, "--unset", "eval.prompts"});
+  EXPECT_EQ(dump.code, 0) << dump;
+  EXPECT_FALSE(contains(dump.out, "[sft]")) << dump;
+  EXPECT_TRUE(contains(dump.out, "prompts = 256")) << dump;
+  expect_mistake(run_program({"config", file, "--unset", "sftt"}),
+                 {"--unset sftt", "did you mean sft?"});
+  const RunResult train =
+      run_program({"train", "run.toml", "--unset", "sft", "--json"}, {.directory = folder.path()});
+  EXPECT_EQ(train.code, 0) << train;
+  EXPECT_EQ(json_of(train.out)["sft_steps"].GetDouble(), 0.0);
+  expect_mistake(run_program({"sft", file, "--unset", "sft"}), {"no [sft] table"});
+  const RunResult example = run_program({"config", "--example", "--unset", "sft"});
+  EXPECT_FALSE(contains(example.out, "[sft]")) << example;
+}
+
+TEST(ConfigurationSet, TakesKeysAlongWithANote) {
+  const TempFolder folder;
+  const std::string file =
+      folder.write("run.toml", "[trainer.loss]\npreset = \"icepop\"\nicepop_ratio_low = 0.3\n");
+  const RunResult result = run_program({"config", file, "--set", "trainer.loss.preset=ppo"});
+  EXPECT_EQ(result.code, 0) << result;
+  EXPECT_TRUE(contains(result.err, "note: --set trainer.loss.preset")) << result;
+  EXPECT_TRUE(contains(result.err, "icepop_ratio_low = 0.3 (" + file + " line 3)")) << result;
+  EXPECT_FALSE(contains(result.out, "icepop")) << result;
+}
+
+TEST(ConfigurationPaths, StartAtTheFileAndAreAbsoluteInTheRun) {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "inner");
+  folder.write("inner/prompts.jsonl",
+               "{\"prompt\": \"a=\", \"answer\": \"b\"}\n"
+               "{\"prompt\": \"c=\", \"answer\": \"d\"}\n");
+  folder.write("inner/held_out.jsonl", "{\"prompt\": \"e=\", \"answer\": \"f\"}\n");
+  folder.write("inner/run.toml", std::string(kRun) +
+                                     "[[environment]]\nname = \"jsonl\"\n"
+                                     "data = \"prompts.jsonl\"\neval_data = \"held_out.jsonl\"\n");
+  const RunOptions here{.directory = folder.path()};
+  const RunResult result = run_program({"train", "inner/run.toml"}, here);
+  ASSERT_EQ(result.code, 0) << result;
+  const std::string saved = run_program({"config", "run/config.toml"}, here).out;
+  const std::string data =
+      std::filesystem::canonical(folder.path()).string() + "/inner/prompts.jsonl";
+  EXPECT_TRUE(contains(saved, "data = \"" + data + "\"")) << saved;
+  EXPECT_TRUE(contains(saved, "output_dir = \"run\"")) << saved;
+  EXPECT_TRUE(std::filesystem::exists(folder / "run/metrics.jsonl"));
+}
+
+TEST(ConfigurationFiles, ThatAreTooDeepAreRefused) {
+  const TempFolder folder;
+  const std::string batch = folder.write("batch.json", kBatch);
+  std::string dots = "a";
+  for (int i = 0; i < 50'000; ++i) dots += ".a";
+  const std::string file = folder.write("deep.toml", "\n" + dots + " = 1\n");
+  const std::vector<std::vector<std::string>> commands = {
+      {"config", file},
+      {"train", file},
+      {"sweep", file},
+      {"loss", "eval", "--config", file, "--batch", batch},
+      {"render", "--config", file, "--input", batch}};
+  for (const std::vector<std::string>& command : commands) {
+    expect_mistake(run_program(command), {file + " line 2", "64 dots"});
+  }
+}
+
+// A reader of a pipe waits for its writer, and one of /dev/zero never comes to an end.
+TEST(ConfigurationFiles, ThatAreNoneAreRefused) {
+  const TempFolder folder;
+  const std::string pipe = folder / "pipe", socket_path = folder / "socket";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  ASSERT_LT(socket_path.size(), sizeof address.sun_path);
+  socket_path.copy(address.sun_path, socket_path.size());
+  ASSERT_EQ(::bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  const std::string batch = folder.write("batch.json", kBatch);
+  const std::string jsonl = std::string(kRun) + "[[environment]]\nname = \"jsonl\"\ndata = \"";
+  for (const std::string& path : {pipe, socket_path, std::string("/dev/zero")}) {
+    SCOPED_TRACE(path);
+    const std::string run = folder.write("run.toml", jsonl + path + "\"\n");
+    const std::vector<std::vector<std::string>> commands = {
+        {"config", path},
+        {"train", path},
+        {"train", run, "--set", "output_dir=" + folder / "run"},
+        {"sweep", path},
+        {"loss", "eval", "--preset", "icepop", "--batch", path},
+        {"loss", "check", path},
+        {"render", "--renderer", "qwen3", "--input", path},
+        {"render", "--renderer", "qwen3", "--input", batch, "--tokenizer", path},
+        {"trajectory", path},
+        {"logprobs", "--model", folder / "m", "--tokens", path}};
+    for (const std::vector<std::string>& command : commands) {
+      SCOPED_TRACE(command[0]);
+      const RunResult result = run_program(command, {.time_limit = std::chrono::seconds(60)});
+      EXPECT_EQ(result.code, 2) << result;
+      if (command[0] != "logprobs" && command[1] != run) {
+        EXPECT_TRUE(contains(result.err, path + ": is not a file")) << result;
+      }
+    }
+  }
+  ::close(listener);
+}
+
+TEST(Seeds, ThatAreNegativeAreRefused) {
+  const TempFolder folder;
+  const std::string file = folder.write("run.toml", kRun);
+  expect_mistake(run_program({"train", file, "--set", "seed=-1"}), {"--set seed = -1", "0 to"});
+  for (const char* seed : {"-1", "-18446744073709551615"}) {
+    expect_mistake(
+        run_program({"init", "--config", file, "--output", folder / "m", "--seed", seed}),
+        {"--seed", "negative"});
+    expect_mistake(run_program({"generate", "--model", "m", "--tokens", "t", "--max-new-tokens",
+                                "1", "--seed", seed}),
+                   {"--seed", "negative"});
+  }
+}
+
+}  // namespace
+}  // namespace leeway
