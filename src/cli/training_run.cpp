@@ -152,7 +152,9 @@ class Run {
     if (const auto failure = failure_in([&] { files_.write_report(); })) {
       give_up(*failure);
       // end.json must not say that all is well; it may not fit on the disk any more.
-      if (failure_in([&] { keep_end(); })) remove_run_end(files_.folder());
+      if (failure_in([&] { keep_end(); })) {
+        static_cast<void>(failure_in([&] { remove_run_end(files_.folder()); }));
+      }
     }
     return summary_;
   }
