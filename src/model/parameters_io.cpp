@@ -203,7 +203,7 @@ std::string not_finite_text(const std::string& name, const std::vector<int64_t>&
   if (found == 0) return "";
   const auto bad =
       std::find_if_not(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
-  return fmt::format("{} holds {} at {}", name, *bad,
+  return fmt::format("{} holds {} at {}", name, std::isnan(*bad) ? std::abs(*bad) : *bad,
                      coordinates(shape, static_cast<size_t>(bad - values.begin())));
 }
 
