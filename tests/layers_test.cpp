@@ -33,17 +33,21 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"config", {"core", "base"}},
     {"text", {"base"}},
     {"report", {"base"}},
-    {"ops", {"core", "kernels", "base"}},
+    {"cuda", {"core", "kernels", "base"}},
     {"model", {"core", "kernels", "config", "base"}},
     {"engine", {"model", "core", "kernels", "config", "base"}},
     {"server", {"engine", "model", "core", "kernels", "config", "base"}},
     {"trainer", {"model", "core", "kernels", "config", "base"}},
-    {"torch", {"trainer", "engine", "ops", "model", "core", "kernels", "config", "base"}},
+    {"torch", {"trainer", "engine", "cuda", "model", "core", "kernels", "config", "base"}},
     {"orchestrator", {"text", "config", "base"}},
+    {"run",
+     {"orchestrator", "trainer", "engine", "torch", "model", "core", "kernels", "config", "text",
+      "report", "base"}},
+    {"sweep", {"run", "orchestrator", "trainer", "model", "core", "config", "report", "base"}},
 };
 // The only folders that see torch: its headers are slow, and a program that needs no GPU starts
 // without it.
-const std::vector<std::string> kTorchFolders = {"src/ops/", "src/model/torch/", "src/torch/"};
+const std::vector<std::string> kTorchFolders = {"src/torch/"};
 // Third parties that ask for quotes.
 const std::set<std::string> kQuotedLibraries = {"hwy"};
 // Below core there is no loss to speak of: of the public headers only the error words.
@@ -79,7 +83,7 @@ void check_include(const SourceFile& file, const std::string& where, const std::
       std::any_of(kTorchFolders.begin(), kTorchFolders.end(),
                   [&](const std::string& prefix) { return file.path.starts_with(prefix); });
   if (!quoted && torch.contains(folder) && !may_use_torch) {
-    problems.push_back(where + ": torch belongs to src/ops, src/torch and src/model/torch");
+    problems.push_back(where + ": torch belongs to src/torch");
     return;
   }
   if (!quoted || kQuotedLibraries.contains(folder)) return;
@@ -208,8 +212,8 @@ TEST(LayerChecker, AllowsWhatTheArchitectureAllows) {
            {"src/core/foreign/a.cpp", "#include \"core/b.h\"\n#include \"leeway/loss.h\"\n"},
            {"src/config/a.cpp", "#include \"core/a.h\"\n#include \"base/a.h\"\n"},
            {"src/report/a.cpp", "#include \"base/a.h\"\n#include \"leeway/error.h\"\n"},
-           {"src/ops/a.cpp", "#include <torch/torch.h>\n#include \"kernels/a.h\"\n"},
-           {"src/model/torch/a.cpp", "#include <torch/torch.h>\n#include \"model/a.h\"\n"},
+           {"src/torch/ops/a.cpp", "#include <torch/torch.h>\n#include \"kernels/a.h\"\n"},
+           {"src/torch/a.cpp", "#include <torch/torch.h>\n#include \"model/a.h\"\n"},
            {"src/cli/a.cpp", "#include \"report/a.h\"\n#include \"engine/a.h\"\n"},
            {"include/leeway/a.h", "#pragma once\n#include \"leeway/b.h\"\n"}}) {
     EXPECT_TRUE(problems_in(path, text).empty()) << path << ": " << joined(problems_in(path, text));

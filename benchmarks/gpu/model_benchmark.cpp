@@ -8,9 +8,9 @@
 
 #include "../report.h"
 #include "base/rng.h"
-#include "cli/devices.h"
 #include "engine/engine.h"
 #include "leeway/presets.h"
+#include "run/devices.h"
 #include "trainer/trainer.h"
 
 #ifdef LEEWAY_CUDA

@@ -84,7 +84,7 @@ build() {
   export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0}
   step configure 120 cmake -G Ninja -S "$root" -B "$BUILD" "-DCMAKE_PREFIX_PATH=$paths" \
     "${options[@]}" || return 1
-  for target in leeway_ops leeway_cuda cuda_core_test leeway gpu_model_benchmark devices_test \
+  for target in leeway_ops leeway_cuda_module cuda_core_test leeway gpu_model_benchmark devices_test \
     torch_decoder_test torch_sampling_test torch_training_test torch_symbols_test; do
     if ninja -C "$BUILD" -t query "$target" > /dev/null 2>&1; then
       targets+=("$target")

@@ -1,10 +1,10 @@
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/config_options.h"
-#include "cli/configured_renderer.h"
-#include "cli/output.h"
 #include "cli/quick_start.h"
 #include "leeway/error.h"
+#include "run/configured_renderer.h"
+#include "run/output.h"
 
 namespace leeway {
 

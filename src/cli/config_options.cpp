@@ -6,9 +6,9 @@
 
 #include "base/files.h"
 #include "cli/commands.h"
-#include "cli/output.h"
 #include "cli/quick_start.h"
 #include "leeway/error.h"
+#include "run/output.h"
 
 namespace leeway {
 

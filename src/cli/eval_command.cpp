@@ -5,11 +5,11 @@
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/config_options.h"
-#include "cli/durations.h"
-#include "cli/environment_check.h"
-#include "cli/output.h"
-#include "cli/policy_evaluation.h"
 #include "leeway/error.h"
+#include "run/durations.h"
+#include "run/environment_check.h"
+#include "run/output.h"
+#include "run/policy_evaluation.h"
 
 namespace leeway {
 namespace {

@@ -5,13 +5,13 @@
 
 #include "base/json.h"
 #include "cli/commands.h"
-#include "cli/devices.h"
-#include "cli/durations.h"
-#include "cli/output.h"
 #include "cli/seed_option.h"
 #include "cli/token_lists.h"
 #include "engine/engine.h"
 #include "leeway/error.h"
+#include "run/devices.h"
+#include "run/durations.h"
+#include "run/output.h"
 
 namespace leeway {
 namespace {

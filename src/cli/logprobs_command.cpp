@@ -5,13 +5,13 @@
 
 #include "base/json.h"
 #include "cli/commands.h"
-#include "cli/devices.h"
-#include "cli/durations.h"
-#include "cli/output.h"
 #include "cli/token_lists.h"
 #include "core/cpu/policy_head.h"
 #include "leeway/error.h"
 #include "model/cpu_decoder.h"
+#include "run/devices.h"
+#include "run/durations.h"
+#include "run/output.h"
 #include "trainer/micro_batch.h"
 
 namespace leeway {

@@ -5,14 +5,14 @@
 
 #include "base/files.h"
 #include "base/json.h"
-#include "cli/batch_files.h"
 #include "cli/commands.h"
-#include "cli/output.h"
 #include "config/config.h"
 #include "core/compare.h"
 #include "core/example_batch.h"
 #include "leeway/error.h"
 #include "report/compare_page.h"
+#include "run/batch_files.h"
+#include "run/output.h"
 
 namespace leeway {
 namespace {

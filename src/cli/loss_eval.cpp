@@ -2,13 +2,13 @@
 
 #include "base/files.h"
 #include "base/json.h"
-#include "cli/batch_files.h"
 #include "cli/commands.h"
 #include "cli/config_options.h"
-#include "cli/output.h"
 #include "core/foreign/foreign.h"
 #include "leeway/error.h"
 #include "leeway/metrics.h"
+#include "run/batch_files.h"
+#include "run/output.h"
 
 namespace leeway {
 namespace {

@@ -2,11 +2,11 @@
 
 #include "cli/commands.h"
 #include "cli/config_options.h"
-#include "cli/output.h"
-#include "cli/resumed_config.h"
-#include "cli/sft_phase.h"
-#include "cli/supervised_run.h"
 #include "leeway/error.h"
+#include "run/output.h"
+#include "run/resumed_config.h"
+#include "run/sft_phase.h"
+#include "run/supervised_run.h"
 
 namespace leeway {
 namespace {

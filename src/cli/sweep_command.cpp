@@ -8,9 +8,9 @@
 
 #include "base/json.h"
 #include "cli/commands.h"
-#include "cli/output.h"
-#include "cli/sweep.h"
 #include "leeway/error.h"
+#include "run/output.h"
+#include "sweep/sweep.h"
 
 namespace leeway {
 namespace {

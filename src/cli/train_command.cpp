@@ -7,15 +7,15 @@
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/config_options.h"
-#include "cli/durations.h"
-#include "cli/from_run.h"
-#include "cli/output.h"
-#include "cli/resume_hint.h"
-#include "cli/resumed_config.h"
-#include "cli/sft_phase.h"
-#include "cli/supervised_run.h"
-#include "cli/training_run.h"
 #include "leeway/error.h"
+#include "run/durations.h"
+#include "run/from_run.h"
+#include "run/output.h"
+#include "run/resume_hint.h"
+#include "run/resumed_config.h"
+#include "run/sft_phase.h"
+#include "run/supervised_run.h"
+#include "run/training_run.h"
 
 namespace leeway {
 namespace {

@@ -10,9 +10,9 @@
 #ifdef LEEWAY_CUDA
 #include <c10/cuda/CUDAStream.h>
 
-#include "kernels/cuda/decoder_rows.h"
-#include "kernels/cuda/paged_attention.h"
-#include "kernels/cuda/sample_rows.h"
+#include "cuda/decoder_rows.h"
+#include "cuda/paged_attention.h"
+#include "cuda/sample_rows.h"
 #endif
 
 namespace leeway {

@@ -5,7 +5,7 @@
 #include "core/cpu/policy_head.h"
 #include "leeway/error.h"
 #ifdef LEEWAY_CUDA
-#include "ops/cuda/head.h"
+#include "torch/ops/cuda_head.h"
 #endif
 
 namespace leeway {

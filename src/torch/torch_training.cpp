@@ -10,9 +10,9 @@
 
 #include "leeway/error.h"
 #include "leeway/evaluator.h"
-#include "model/torch/torch_decoder.h"
 #include "torch/tensor_head.h"
 #include "torch/torch_compat.h"
+#include "torch/torch_decoder.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
 

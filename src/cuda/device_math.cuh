@@ -1,0 +1,101 @@
+// What the kernels share: numbers of either type as float32, sums over warps and blocks. Host
+// functions are static, for other layers have some of the same names.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "cuda/number.h"
+
+namespace leeway::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ inline float wide(float x) { return x; }
+__device__ inline float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <class T>
+__device__ inline T narrow(float x) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return x;
+  } else {
+    return __float2bfloat16(x);
+  }
+}
+// As if stored and read again.
+template <class T>
+__device__ inline float rounded(float x) {
+  return wide(narrow<T>(x));
+}
+
+// Eight numbers that lie side by side, 16-byte aligned.
+template <class T>
+struct alignas(16) Eight {
+  T values[8];
+};
+template <class T>
+__device__ inline Eight<T> load_eight(const T* from) {
+  Eight<T> result;
+  const auto* source = reinterpret_cast<const uint4*>(from);
+  auto* target = reinterpret_cast<uint4*>(&result);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(Eight<T>) / sizeof(uint4); ++i) target[i] = source[i];
+  return result;
+}
+template <class T>
+__device__ inline Eight<T> eight_zeros() {
+  Eight<T> result;
+  auto* target = reinterpret_cast<uint4*>(&result);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(Eight<T>) / sizeof(uint4); ++i)
+    target[i] = make_uint4(0, 0, 0, 0);
+  return result;
+}
+
+// In every lane.
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
+  return x;
+}
+
+// In every thread of a block of kThreads. `scratch` is shared memory of kThreads / kWarp floats;
+// a block that calls this twice synchronises in between.
+template <int kThreads>
+__device__ inline float block_sum(float x, float* scratch) {
+  constexpr int kWarps = kThreads / kWarp;
+  x = warp_sum(x);
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) sum += scratch[i];
+  return sum;
+}
+
+static inline void check_launch(const char* kernel) {
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string("CUDA kernel ") + kernel + ": " + cudaGetErrorString(error));
+}
+
+// Calls `body` with a value of the type.
+template <class Body>
+void with_type(Number number, Body&& body) {
+  if (number == Number::bf16) {
+    body(__nv_bfloat16{});
+  } else {
+    body(float{});
+  }
+}
+
+static inline unsigned blocks_for(int64_t items, int64_t per_block) {
+  return static_cast<unsigned>((items + per_block - 1) / per_block);
+}
+
+}  // namespace leeway::cuda

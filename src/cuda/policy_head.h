@@ -1,0 +1,82 @@
+// The policy head on a CUDA device: hidden states to loss and gradients without a
+// [tokens, vocabulary] tensor. Torch-free: pointers are to device memory, matrix products go
+// through the caller's cuBLAS handle, everything is queued on one stream and nothing waits for it.
+//
+//   for each chunk of rows:  Z = h W^T;  log p, entropy;  g from the plan;
+//                            Z <- g (onehot - softmax(Z)) in place;  dh = Z W;  dW += Z^T h
+//
+// N tokens, R rows (tokens that are computed), H hidden, V vocabulary.
+// Rows not listed are not touched: log-probability 0, entropy 0, gradient 0. Rows whose g is zero
+// give exactly zero gradient, whatever their hidden states hold.
+//
+// The same call gives the same bits on the same device. With `invariant` a row's log-probability
+// also does not depend on which rows stand beside it: products have one shape, padded.
+#pragma once
+
+#include <cublas_v2.h>
+
+#include <cstdint>
+
+#include "cuda/head_rows.h"
+#include "cuda/loss.h"
+
+namespace leeway::cuda {
+
+struct HeadOptions {
+  // Workspace for a chunk: logits, its hidden states and their gradient. 0: 1 GiB. A chunk has at
+  // least one row, whatever this says.
+  int64_t chunk_bytes = 0;
+  bool invariant = false;
+  // Logits of bf16 products are kept in float32, at twice the memory traffic. Without it a target's
+  // own logit is exact all the same (head_rows.h), and the others are rounded to 8 bits.
+  bool float32_logits = false;
+};
+
+struct HeadProblem {
+  int64_t tokens = 0, row_count = 0, hidden_size = 0, vocabulary = 0;
+  NumberType type = NumberType::bf16;  // of hidden and weight
+  const void* hidden = nullptr;        // [N, H], rows `hidden_stride` elements apart
+  int64_t hidden_stride = 0;
+  const void* weight = nullptr;  // [V, H], contiguous
+  // [N]; one outside the vocabulary (-100 of masked tokens, say) has log-probability NaN.
+  const int64_t* targets = nullptr;
+  const int64_t* rows = nullptr;       // [R] rising positions; null: all, row_count = tokens
+  const float* temperature = nullptr;  // [1] or [N], positive; null: 1
+  bool temperature_per_token = false;
+};
+
+// Null: not wanted. d_hidden [N, H], contiguous, of the problem's type, is written; d_weight
+// [V, H] is added to, or written with `d_weight_is_new`.
+struct HeadGradients {
+  void* d_hidden = nullptr;
+  void* d_weight = nullptr;
+  NumberType d_weight_type = NumberType::bf16;
+  bool d_weight_is_new = false;
+};
+
+// Throws Error for a vocabulary whose row does not fit the shared memory of a cluster.
+void check_head(const HeadProblem& problem, const HeadOptions& options);
+
+// Bytes of `workspace` for each of the calls below; `plan` null: no loss.
+int64_t head_workspace_bytes(const HeadProblem& problem, const HeadOptions& options,
+                             const LossPlan* plan, int64_t sequences);
+
+// logprobs [N] and entropy [N] (may be null) are written.
+void head_logprobs(cublasHandle_t blas, cudaStream_t stream, const HeadProblem& problem,
+                   const HeadOptions& options, void* workspace, float* logprobs, float* entropy);
+
+// From g [N] and g_entropy [N] (may be null).
+void head_backward(cublasHandle_t blas, cudaStream_t stream, const HeadProblem& problem,
+                   const HeadOptions& options, void* workspace, const float* g,
+                   const float* g_entropy, const HeadGradients& gradients);
+
+// Everything at once: loss [1], logprobs [N], entropy [N], the row of metrics. `batch` holds the
+// streams of all N tokens; its pi is not looked at. `denominator` negative: the batch's own.
+// Token-level plans go once; others compute log-probabilities first, and the logits of all chunks
+// but the last again. A token that takes part and is not among the rows makes the loss NaN.
+void policy_head(cublasHandle_t blas, cudaStream_t stream, const HeadProblem& problem,
+                 const HeadOptions& options, void* workspace, const LossPlan& plan,
+                 const LossBatch& batch, double denominator, float* loss, float* logprobs,
+                 float* entropy, double* metrics, const HeadGradients& gradients);
+
+}  // namespace leeway::cuda

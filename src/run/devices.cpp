@@ -1,0 +1,84 @@
+#include "run/devices.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <string_view>
+
+#include "base/folders.h"
+#include "core/cuda/loss_plan.h"
+#include "leeway/error.h"
+#include "torch/cuda_backends.h"
+
+namespace leeway {
+namespace {
+
+// The library for GPUs beside the program, or why there is none.
+struct LoadedBackends {
+  const CudaBackends* backends = nullptr;
+  std::string problem;
+};
+
+LoadedBackends load_backends() {
+  std::string program(4096, '\0');
+  const ssize_t length = ::readlink("/proc/self/exe", program.data(), program.size());
+  program.resize(length < 0 ? 0 : static_cast<size_t>(length));
+  const std::string path = program.substr(0, program.rfind('/') + 1) + "libleeway_cuda.so";
+  if (!path_exists(path)) {
+    return {nullptr,
+            "this build of leeway has no PyTorch for CUDA; build it with one "
+            "(docs/dependencies.md)"};
+  }
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return {nullptr, fmt::format("{} does not load: {}", path, ::dlerror())};
+  const auto entry = reinterpret_cast<CudaBackendsEntry>(::dlsym(library, kCudaBackendsEntry));
+  const CudaBackends* backends = entry == nullptr ? nullptr : entry();
+  if (backends == nullptr || std::string_view(backends->version) != LEEWAY_VERSION) {
+    return {nullptr, path + " is of another build than the program; build both again"};
+  }
+  return {backends, backends->why_no_cuda()};
+}
+
+// Loaded once and kept: PyTorch cannot be unloaded.
+const LoadedBackends& cuda_backends() {
+  static const LoadedBackends loaded = load_backends();
+  return loaded;
+}
+
+}  // namespace
+
+void check_device(const std::string& device, const std::string& where) {
+  if (device != "cuda") return;
+  const std::string& problem = cuda_backends().problem;
+  if (!problem.empty()) throw Error(fmt::format("{}: {}, or take \"cpu\"", where, problem));
+}
+
+void check_device(const Config& config) {
+  const std::string& device = config.run.model.device;
+  if (device == "cuda") cuda::make_loss_plan(config.loss_spec);  // or says why there is none
+  check_device(device, "model.device = \"" + device + "\"");
+}
+
+MakeSamplingBackend sampling_backend(const std::string& device, const std::string& precision) {
+  if (device == "cuda") return cuda_backends().backends->sampling(precision == "bf16");
+  LEEWAY_CHECK(device == "cpu", "a device that was checked");
+  return {};
+}
+
+MakeSamplingBackend sampling_backend(const RunConfig& run) {
+  return sampling_backend(run.model.device, run.rollout.precision);
+}
+
+MakeTrainingBackend training_backend(const std::string& device, const std::string& precision) {
+  if (device == "cuda") return cuda_backends().backends->training(precision == "bf16");
+  LEEWAY_CHECK(device == "cpu", "a device that was checked");
+  return {};
+}
+
+MakeTrainingBackend training_backend(const RunConfig& run) {
+  return training_backend(run.model.device,
+                          run.trainer.precision == "auto" ? "bf16" : run.trainer.precision);
+}
+
+}  // namespace leeway

@@ -1,0 +1,26 @@
+#include "run/environment_check.h"
+
+#include <fmt/format.h>
+
+#include "leeway/error.h"
+
+namespace leeway {
+
+void check_environments(const EnvironmentMix& environments) {
+  for (const EnvironmentMix::Member& member : environments.members()) {
+    // Without prompts to train on, a mix cannot be made.
+    if (member.environment->size(Split::held_out) == uint64_t{0}) {
+      throw Error(fmt::format(
+          "environment {} has no held-out prompt to evaluate on: all of environment.data is one "
+          "prompt; give it a second one, or name a file as environment.eval_data",
+          member.id));
+    }
+    try {
+      member.environment->check();
+    } catch (const Error& error) {
+      throw Error(fmt::format("environment {}: {}", member.id, error.what()));
+    }
+  }
+}
+
+}  // namespace leeway

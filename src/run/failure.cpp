@@ -1,0 +1,77 @@
+#include "run/failure.h"
+
+#include <cxxabi.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+#include <typeinfo>
+
+#include "base/out_of_memory.h"
+#include "leeway/error.h"
+
+namespace leeway {
+namespace {
+
+std::string type_name(const std::exception& exception) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> name(
+      abi::__cxa_demangle(typeid(exception).name(), nullptr, nullptr, &status), &std::free);
+  return name ? name.get() : typeid(exception).name();
+}
+
+Failure out_of_memory() {
+  return {3,
+          "out of memory: the system gives this process no more; take a smaller model, batch or "
+          "input, or raise the limit (ulimit -v shows it)"};
+}
+
+}  // namespace
+
+Failure failure_of(std::exception_ptr exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const OutOfMemory& error) {
+    return {3, error.what()};
+  } catch (const Error& error) {
+    return {2, error.what()};
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  } catch (const std::length_error&) {  // more elements than any memory holds
+    return out_of_memory();
+  } catch (const std::filesystem::filesystem_error& error) {
+    const std::string second = error.path2().string();
+    return {2, fmt::format("{}{}{}: {}", error.path1().string(), second.empty() ? "" : " and ",
+                           second, error.code().message())};
+  } catch (const std::system_error& error) {
+    return {2, fmt::format("the system refuses: {}", error.what())};
+  } catch (const std::exception& error) {
+    const std::string type = type_name(error);
+    const std::string what = error.what();
+    // Its headers are not seen here. A GPU without memory left is most of it; a trace follows the
+    // first line.
+    if (type.starts_with("c10::"))
+      return {3, "PyTorch gave up: " + what.substr(0, what.find('\n'))};
+    return {kOurBug, fmt::format("a bug of ours: nobody expected {}: {}", type, what)};
+  } catch (...) {
+    return {kOurBug, "a bug of ours: nobody expected an exception of an unknown type"};
+  }
+}
+
+std::optional<std::string> failure_in(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (...) {
+    const std::exception_ptr exception = std::current_exception();
+    Failure failure = failure_of(exception);
+    if (failure.exit_code == kOurBug) std::rethrow_exception(exception);
+    return std::move(failure.message);
+  }
+  return std::nullopt;
+}
+
+}  // namespace leeway

@@ -1,0 +1,68 @@
+#include "run/interrupt.h"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdint>
+#include <ctime>
+#include <string_view>
+
+namespace leeway {
+namespace {
+
+// A signal handler sees nothing but statics.
+volatile std::sig_atomic_t asked_to_stop = 0;  // the signal that did
+timespec first_signal;
+volatile std::sig_atomic_t hung_up = 0;
+struct sigaction previous_int, previous_term, previous_hup;
+
+// Wrappers pass on a signal that the terminal has sent already: two of a kind within this time are
+// one.
+constexpr int64_t kSameSignal = 200'000'000;  // nanoseconds
+
+int64_t since_first_signal() {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (now.tv_sec - first_signal.tv_sec) * 1'000'000'000 + now.tv_nsec - first_signal.tv_nsec;
+}
+
+// Shells, terminals and login managers send this in any number, before or after SIGTERM: it never
+// counts as a second wish.
+void on_hangup(int) { hung_up = 1; }
+
+void on_signal(int signal) {
+  if (asked_to_stop != 0) {
+    if (signal != asked_to_stop || since_first_signal() > kSameSignal) _exit(128 + signal);
+    return;
+  }
+  clock_gettime(CLOCK_MONOTONIC, &first_signal);
+  asked_to_stop = signal;
+  constexpr std::string_view kText =
+      "\nleeway: finishing this step, then saving; once more to stop at once\n";
+  (void)!write(STDERR_FILENO, kText.data(), kText.size());
+}
+
+}  // namespace
+
+Interrupt::Interrupt() {
+  asked_to_stop = 0;
+  hung_up = 0;
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  sigaction(SIGINT, &action, &previous_int);
+  sigaction(SIGTERM, &action, &previous_term);
+  sigaction(SIGHUP, nullptr, &previous_hup);
+  action.sa_handler = on_hangup;
+  // Under nohup the run goes on.
+  if (previous_hup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+}
+
+Interrupt::~Interrupt() {
+  sigaction(SIGINT, &previous_int, nullptr);
+  sigaction(SIGTERM, &previous_term, nullptr);
+  sigaction(SIGHUP, &previous_hup, nullptr);
+}
+
+bool Interrupt::asked() const { return asked_to_stop != 0 || hung_up != 0; }
+
+}  // namespace leeway

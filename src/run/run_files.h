@@ -1,0 +1,88 @@
+// A run folder as it is written (docs/runs.md).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "orchestrator/loop.h"
+#include "report/tensorboard.h"
+#include "run/append_file.h"
+#include "run/checkpoints.h"
+#include "run/folder_hold.h"
+#include "run/resumption.h"
+#include "run/run_identity.h"
+#include "run/run_setup.h"
+
+namespace leeway {
+
+class Superseded;
+
+// Holds its folder: while it lives, another one of the same folder, also of another process, is
+// refused with an Error. Used by one thread. Every method throws Error naming the file and the
+// reason if it cannot be written (a full disk), or is no longer the one that was opened: a run
+// whose files are deleted must not go on as if they were there.
+class RunFiles {
+ public:
+  // A folder that was claimed for a new run. `begin`, before anything but weights is written, gives
+  // it an identity and writes identity.json, config.toml and objective.txt; `job` is "train" or
+  // "sft".
+  explicit RunFiles(ClaimedFolder claimed);
+  void begin(const Config& config, const std::string& objective, const std::string& job);
+  // The folder of a run that goes on from its checkpoint `from`. Lines and files of later steps and
+  // checkpoints that were not taken are moved to RUN/superseded_K, with the report if there are
+  // any; `moved` says so. What a killed process left half written is removed, and end.json, which
+  // comes back when the run ends.
+  RunFiles(const Config& config, const std::string& objective, Resumption resumption);
+
+  const std::string& folder() const { return folder_; }
+  const RunIdentity& identity() const { return identity_; }
+  // What a resume has moved aside, in words; empty: nothing.
+  const std::string& moved() const { return moved_; }
+  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+
+  void log(const std::string& line);              // to log.txt
+  void write_given_up(const StepRecord& record);  // to given_up.jsonl
+  void write_step(const StepRecord& record);
+  void write_sft(int64_t step, const MetricList& metrics);
+  void write_eval(int64_t step, const MetricList& metrics);
+  // After it a power cut does not take lines away.
+  void sync() const;
+  // Sample rollouts of a step: `groups` groups (0: all), evenly spread.
+  void write_rollouts(const StepRecord& record, const RunSetup& setup, const LossSpec& spec,
+                      int64_t groups);
+  void write_batch(const StepRecord& record);  // to batches/step_N.json, whole
+  // To weights/step_N, with the tokenizer beside them, so that the folder loads anywhere, and the
+  // sums of its files. Its name. From any thread, one call at a time.
+  std::string save_weights(const Parameters& weights, int64_t step, const RunSetup& setup) const;
+  void write_report() const;  // report.html, of what the folder holds now
+
+ private:
+  void open(const Config& config, const std::string& objective);
+  void remove_temporary_files();
+  void set_aside_after(const Checkpoint& from);
+  void set_aside_lines(const std::string& name, int64_t step, Superseded& superseded);
+  void append(AppendFile& file, const std::string& name, const std::string& text);
+  void append_metrics(AppendFile& file, const std::string& name, int64_t step,
+                      const MetricList& metrics);
+
+  std::string folder_;
+  FolderHold hold_;
+  RunIdentity identity_;
+  std::string moved_;
+  std::vector<std::string> environment_ids_;
+  int64_t rollouts_keep_ = 0;
+  AppendFile metrics_, sft_, eval_, given_up_;
+  LogFile log_;
+  std::unique_ptr<TensorBoardWriter> tensorboard_;
+};
+
+std::string weights_folder(const std::string& run_folder, int64_t step);
+
+// An evaluation in the run folder `folder`: its step and metrics.
+using Evaluation = std::pair<int64_t, MetricList>;
+std::optional<Evaluation> last_evaluation(const std::string& folder);
+std::optional<Evaluation> first_evaluation(const std::string& folder);
+
+}  // namespace leeway

@@ -1,0 +1,185 @@
+#include "run/run_setup.h"
+
+#include <fmt/format.h>
+
+#include <initializer_list>
+#include <optional>
+#include <utility>
+
+#include "leeway/error.h"
+#include "orchestrator/demonstrations.h"
+#include "run/configured_renderer.h"
+#include "run/devices.h"
+
+namespace leeway {
+namespace {
+
+ModelConfig scratch_config(const ModelTable& table, int64_t tokenizer_size) {
+  ModelConfig config;
+  config.family = table.model_type == "qwen3"   ? Family::qwen3
+                  : table.model_type == "qwen2" ? Family::qwen2
+                                                : Family::llama;
+  config.vocab_size = table.vocab_size > 0 ? table.vocab_size : tokenizer_size;
+  config.hidden_size = table.hidden_size;
+  config.intermediate_size = table.intermediate_size;
+  config.num_hidden_layers = table.num_hidden_layers;
+  config.num_attention_heads = table.num_attention_heads;
+  config.num_key_value_heads = table.num_key_value_heads;
+  config.head_dim = table.head_dim;
+  config.max_position_embeddings = table.max_position_embeddings;
+  config.rms_norm_eps = table.rms_norm_eps;
+  config.rope_theta = table.rope_theta;
+  config.tie_word_embeddings = table.tie_word_embeddings;
+  config.qk_norm = config.family == Family::qwen3;
+  config.qkv_bias = config.family == Family::qwen2;
+  check_model_config("[model]", config);
+  return config;
+}
+
+// Said before anything is read: weights take their time.
+Config with_its_device(Config config) {
+  check_device(config);
+  return config;
+}
+
+Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer) {
+  if (!run.model.path.empty()) return load_parameters(run.model.path);
+  Parameters weights(scratch_config(run.model, tokenizer.vocab_size()));
+  initialise(weights, static_cast<uint64_t>(run.seed));
+  return weights;
+}
+
+// A folder of weights knows the chat format it was trained with; a configuration that names none
+// takes it.
+Config with_renderer_of_model(Config config) {
+  if (config.run.model.path.empty() || !config.renderer.name.empty()) return config;
+  const std::optional<PolicyCard> card = read_policy_card(config.run.model.path);
+  if (!card || card->renderer.name.empty()) return config;
+  config.renderer = card->renderer;
+  const std::string origin = config.run.model.path + "/leeway.json";
+  const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
+  const std::string table = "orchestrator.renderer.";
+  std::erase_if(config.effective,
+                [&](const EffectiveValue& value) { return value.key.starts_with(table); });
+  const RendererConfig& renderer = config.renderer;
+  for (const auto& [key, value] : std::initializer_list<std::pair<const char*, std::string>>{
+           {"name", "\"" + renderer.name + "\""},
+           {"preserve_all_thinking", flag(renderer.preserve_all_thinking)},
+           {"preserve_thinking_between_tool_calls",
+            flag(renderer.preserve_thinking_between_tool_calls)}}) {
+    config.effective.push_back({table + key, value, origin});
+  }
+  return config;
+}
+
+// How text becomes tokens: the card of the policy's folders.
+PolicyCard make_card(const Config& config) {
+  const ModelTable& model = config.run.model;
+  PolicyCard card{.renderer = config.renderer};
+  const std::optional<PolicyCard> known =
+      model.path.empty() ? std::nullopt : read_policy_card(model.path);
+  const bool named = !model.tokenizer.empty();
+  card.byte = named ? model.tokenizer == "byte" : known ? known->byte : model.path.empty();
+  if (!card.byte) return card;
+  // The ids of a model that was trained before are its own; a new model of bytes gets the control
+  // tokens of its chat format.
+  if (known && known->byte) {
+    card.control_tokens = known->control_tokens;
+  } else if (!config.renderer.name.empty()) {
+    card.control_tokens = control_tokens_of(config.renderer.name);
+  }
+  return card;
+}
+
+std::string tokenizer_file_of(const RunConfig& run, const PolicyCard& card) {
+  if (card.byte) return "";
+  return run.model.tokenizer.empty() ? run.model.path + "/tokenizer.json" : run.model.tokenizer;
+}
+
+}  // namespace
+
+RunSetup::RunSetup(Config configuration, bool needs_environments)
+    : config(with_renderer_of_model(with_its_device(std::move(configuration)))),
+      card(make_card(config)),
+      tokenizer_file(tokenizer_file_of(config.run, card)),
+      tokenizer(card.byte ? make_byte_tokenizer(card.control_tokens)
+                          : load_tokenizer(tokenizer_file)),
+      weights(make_weights(config.run, *tokenizer)) {
+  const RunConfig& run = config.run;
+  if (!config.renderer.name.empty()) {
+    renderer = make_configured_renderer(config.renderer, tokenizer.get());
+  }
+  conversation = std::make_unique<Conversation>(*tokenizer, renderer.get(), run.rollout.stop,
+                                                weights.config().eos_token_id);
+  for (int32_t id : conversation->stop_ids()) {
+    if (id < weights.config().vocab_size) continue;
+    throw Error(fmt::format("model.vocab_size = {}: the tokenizer's stop token has the id {}",
+                            weights.config().vocab_size, id));
+  }
+  if (run.sft.enabled && !run.sft.data.empty()) read_demonstrations();
+  if (run.environments.empty()) {
+    if (!needs_environments) return;
+    throw Error(
+        "the configuration has no [[environment]]; give one with name = \"sort\", \"arithmetic\", "
+        "\"calculator\", \"jsonl\" or \"process\"");
+  }
+  environments = std::make_unique<EnvironmentMix>(
+      make_environments(run.environments, static_cast<uint64_t>(run.seed)));
+  for (const EnvironmentMix::Member& member : environments->members()) {
+    environment_ids.push_back(member.id);
+    if (member.environment->needs_renderer() && renderer == nullptr) {
+      throw Error(
+          fmt::format("environment {}: has several turns and needs a chat format; give "
+                      "orchestrator.renderer.name, one of {}",
+                      member.id, fmt::join(renderer_names(), ", ")));
+    }
+    if (run.sft.enabled && run.sft.data.empty() &&
+        member.environment->example(Split::train, 0).demonstration.empty()) {
+      throw Error(fmt::format(
+          "[sft]: the environment {} has no demonstrations; give sft.data, a JSONL file of them",
+          member.id));
+    }
+  }
+}
+
+void RunSetup::read_demonstrations() {
+  const std::string& file = config.run.sft.data;
+  const int64_t positions = weights.config().max_position_embeddings;
+  for (const Example& example : load_demonstrations(file)) {
+    demonstrations.push_back(conversation->demonstration(example));
+    const auto size = static_cast<int64_t>(demonstrations.back().ids.size());
+    if (size <= positions) continue;
+    throw Error(fmt::format("{}: demonstration {} has {} tokens, the model {} positions", file,
+                            example.index + 1, size, positions));
+  }
+}
+
+EngineOptions RunSetup::engine_options(int threads) const {
+  const RolloutTable& table = config.run.rollout;
+  EngineOptions options;
+  options.precision = table.precision == "bf16"   ? Precision::bf16
+                      : table.precision == "int8" ? Precision::int8
+                                                  : Precision::float32;
+  options.threads = table.threads > 0 ? static_cast<int>(table.threads) : threads;
+  options.kv_bytes = table.kv_bytes;
+  options.max_sequences = table.max_sequences;
+  options.kv_after_swap =
+      table.kv_after_swap == "recompute" ? KvAfterSwap::recompute : KvAfterSwap::keep;
+  options.backend = sampling_backend(config.run);
+  return options;
+}
+
+RolloutSettings RunSetup::rollout_settings(float temperature) const {
+  RolloutSettings settings;
+  settings.temperature = temperature;
+  settings.max_new_tokens = config.run.rollout.max_new_tokens;
+  settings.max_turns = config.run.orchestrator.max_turns;
+  settings.top_k = config.run.rollout.top_k;
+  settings.top_p = static_cast<float>(config.run.rollout.top_p);
+  settings.min_p = static_cast<float>(config.run.rollout.min_p);
+  settings.timeout = config.run.orchestrator.rollout_timeout;
+  settings.max_length = weights.config().max_position_embeddings;
+  return settings;
+}
+
+}  // namespace leeway

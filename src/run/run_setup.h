@@ -1,0 +1,45 @@
+// What a run is made of, from its configuration: model, tokenizer, renderer, environments.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "engine/engine.h"
+#include "model/parameters.h"
+#include "orchestrator/conversation.h"
+#include "orchestrator/environment.h"
+#include "orchestrator/rollouts.h"
+#include "run/policy_card.h"
+
+namespace leeway {
+
+struct RunSetup {
+  // `needs_environments`: whether the job is nothing without one. Throws Error: none where one is
+  // needed, a file that cannot be read, an environment that needs a renderer where none is
+  // configured, a device that is not there, a stop token outside the model's vocabulary, an [sft]
+  // table without demonstrations or with one that is longer than the model.
+  explicit RunSetup(Config configuration, bool needs_environments = true);
+
+  // Of a model's folder that knows its chat format (policy_card.h), where the file names none.
+  Config config;
+  PolicyCard card;             // of the policy's folders
+  std::string tokenizer_file;  // empty: bytes
+  std::unique_ptr<Tokenizer> tokenizer;
+  Parameters weights;                  // of the policy before anything is trained
+  std::unique_ptr<Renderer> renderer;  // may be null
+  std::unique_ptr<Conversation> conversation;
+  std::unique_ptr<EnvironmentMix> environments;  // null where none are configured
+  std::vector<std::string> environment_ids;
+  std::vector<TrainingSample> demonstrations;  // of the file sft.data; empty: the environments'
+
+  // `threads` where the table says 0.
+  EngineOptions engine_options(int threads) const;
+  RolloutSettings rollout_settings(float temperature) const;
+
+ private:
+  void read_demonstrations();
+};
+
+}  // namespace leeway

@@ -1,0 +1,151 @@
+#include "run/trainer_learner.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+
+#include "base/start_thread.h"
+#include "leeway/error.h"
+#include "run/failure.h"
+
+namespace leeway {
+namespace {
+
+double ratio(double a, double b) { return b > 0 ? a / b : std::nan(""); }
+
+LearnerResult learn(Trainer& trainer, const LearnerBatch& batch, int64_t version,
+                    int64_t& trained_tokens) {
+  const auto begin = std::chrono::steady_clock::now();
+  LearnerResult result;
+  BatchResult trained = trainer.train_batch(samples_of(batch));
+  if (!trained.failure.empty()) {
+    result.failure = fmt::format("step {}: {}", batch.step, trained.failure);
+    return result;
+  }
+  // Finite gradients may make numbers that are not: a tiny epsilon divides by zero.
+  if (const std::string bad = not_finite_text(trainer.parameters()); !bad.empty()) {
+    result.failure =
+        fmt::format("step {}: the weights are not finite after the update: {}", batch.step, bad);
+    return result;
+  }
+  result.version = version;
+  result.weights = std::make_shared<const Parameters>(trainer.parameters());
+  result.metrics = metrics_of(trainer.spec(), trained);
+  result.prox = trained.streams.prox_is_pi ? trained.passes.logprobs : trained.streams.prox;
+  result.ref = std::move(trained.streams.ref);
+  result.teacher = std::move(trained.streams.teacher);
+  result.logprobs = std::move(trained.passes.logprobs);
+  result.busy_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  trained_tokens += trained.passes.tokens;
+  result.metrics.emplace_back("progress/trained_tokens", static_cast<double>(trained_tokens));
+  result.metrics.emplace_back(
+      "perf/trained_tokens_per_second",
+      ratio(static_cast<double>(trained.passes.tokens), result.busy_seconds));
+  return result;
+}
+
+}  // namespace
+
+std::vector<Sample> samples_of(const LearnerBatch& batch) {
+  std::vector<Sample> samples(batch.samples.size());
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const LearnerSample& from = batch.samples[i];
+    Sample& to = samples[i];
+    to.ids = from.sample.ids;
+    to.loss_mask = from.sample.loss_mask;
+    to.rollout = from.sample.logprobs;
+    to.versions = from.sample.versions;
+    to.advantages = {static_cast<float>(from.advantage)};
+    to.temperature = from.temperature;
+    to.rollout_id = from.rollout_id;
+  }
+  return samples;
+}
+
+MetricList metrics_of(const LossSpec& spec, const BatchResult& result) {
+  MetricList out;
+  const PassResult& passes = result.passes;
+  out.emplace_back("loss", result.loss);
+  out.emplace_back("entropy", ratio(passes.entropy, static_cast<double>(passes.trained_tokens)));
+  out.emplace_back("grad_norm", result.grad_norm);
+  out.emplace_back("learning_rate", result.learning_rate);
+  for (const auto& [name, value] : finalize_metrics(
+           spec, passes.metrics, true, spec.reads(Stream::ref), spec.reads(Stream::teacher))) {
+    out.emplace_back(name == "mismatch_kl"       ? "mismatch_kl/all/mean"
+                     : name == "mismatch_kl_max" ? "mismatch_kl/all/max"
+                                                 : name,
+                     value);
+  }
+  const auto number = [&](const char* name, auto value) {
+    out.emplace_back(name, static_cast<double>(value));
+  };
+  number("batch/tokens", passes.tokens);
+  number("batch/trained_tokens", passes.trained_tokens);
+  number("batch/micro_batches", passes.micro_batches);
+  number("batch/optimizer_steps", result.optimizer_steps);
+  number("packing/efficiency",
+         ratio(static_cast<double>(passes.tokens),
+               static_cast<double>(passes.micro_batches * passes.largest_micro_batch)));
+  number("time/forward_backward", result.pass_seconds);
+  number("time/optim_step", result.step_seconds);
+  number("time/prox_forward", result.prox_seconds);
+  number("time/ref_forward", result.ref_seconds);
+  number("time/teacher_forward", result.teacher_seconds);
+  return out;
+}
+
+TrainerLearner::TrainerLearner(Trainer& trainer, int64_t version, int64_t trained_tokens)
+    : trainer_(trainer),
+      version_(version),
+      trained_tokens_(trained_tokens),
+      thread_(start_thread([this] { work(); })) {}
+
+TrainerLearner::~TrainerLearner() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void TrainerLearner::start(LearnerBatch batch) {
+  const std::lock_guard lock(mutex_);
+  LEEWAY_CHECK(!batch_ && !result_, "one update at a time");
+  batch_ = std::move(batch);
+  changed_.notify_all();
+}
+
+std::optional<LearnerResult> TrainerLearner::poll(double seconds) {
+  std::unique_lock lock(mutex_);
+  if (!result_ && seconds > 0.0) {
+    changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return bool(result_); });
+  }
+  return std::exchange(result_, std::nullopt);
+}
+
+void TrainerLearner::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stop_ || batch_; });
+    if (stop_) return;
+    const LearnerBatch batch = std::move(*batch_);
+    lock.unlock();
+    LearnerResult result;
+    try {
+      result = learn(trainer_, batch, version_ + 1, trained_tokens_);
+    } catch (...) {  // a mistake of ours too: what was learned before is saved first
+      result.failure =
+          fmt::format("step {}: {}", batch.step, failure_of(std::current_exception()).message);
+    }
+    lock.lock();
+    if (result.failure.empty()) ++version_;
+    batch_.reset();
+    result_ = std::move(result);
+    changed_.notify_all();
+  }
+}
+
+}  // namespace leeway

@@ -1,0 +1,76 @@
+// The head and its loss on tensors of one CUDA device: what the operators are made of, for C++
+// callers that have a LossSpec of their own. Work is queued on the current stream; nothing waits
+// for the device. Tensors that are not given or not wanted are undefined.
+//
+// N tokens, R rows, H hidden, V vocabulary, S sequences.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "cuda/policy_head.h"
+#include "leeway/loss.h"
+#include "torch/ops/torch_compat.h"
+
+namespace leeway::cuda {
+
+struct HeadTensors {
+  Tensor hidden;       // [N, H], float32 or bf16
+  Tensor weight;       // [V, H], of hidden's type
+  Tensor targets;      // int64 [N]
+  Tensor rows;         // int64 [R], rising; undefined: every token
+  Tensor temperature;  // float32 [1] or [N]; undefined: 1
+};
+
+// On the head's device.
+struct LossTensors {
+  Tensor cu_seqlens;  // int64 [S + 1]
+  Tensor mask;        // bool or uint8 [N]
+  Tensor advantages;  // float32 [N], as the streams
+  Tensor rollout, prox, ref, teacher, weights;
+  Tensor versions;          // int32 [N]
+  Tensor rollout_ids;       // int32 [S], equal numbers = samples of one rollout
+  bool prox_is_pi = false;  // the log-probabilities found here stand for prox
+};
+
+// A spec as the device computes it. Throws Error for one that it does not: a correction that is a
+// function of the host.
+struct PlannedSpec {
+  PlannedSpec(const LossSpec& spec) : preset(spec.preset), plan(make_loss_plan(spec)) {}
+  std::string preset;
+  LossPlan plan;
+};
+
+// logprobs, entropy: float32 [N].
+std::pair<Tensor, Tensor> head_logprobs(const HeadTensors& head, const HeadOptions& options);
+
+// From g (and g_entropy) float32 [N]: d_hidden [N, H] of hidden's type is written, d_weight [V, H],
+// float32 or of weight's type, is added to, or written with `d_weight_is_new`.
+void head_backward(const HeadTensors& head, const Tensor& g, const Tensor& g_entropy,
+                   const Tensor& d_hidden, const Tensor& d_weight, const HeadOptions& options,
+                   bool d_weight_is_new = false);
+
+struct HeadLoss {
+  Tensor loss;               // float32 []; NaN if a number that takes part is not finite
+  Tensor logprobs, entropy;  // float32 [N]
+  Tensor metrics;            // float64 [MetricSums::kFlatSize]
+};
+
+// Everything at once; see leeway::policy_head (core/cpu/policy_head.h).
+HeadLoss head_loss(const HeadTensors& head, const PlannedSpec& spec, const LossTensors& batch,
+                   std::optional<double> denominator, const Tensor& d_hidden,
+                   const Tensor& d_weight, const HeadOptions& options,
+                   bool d_weight_is_new = false);
+
+// The loss of log-probabilities float32 [N]: loss, g [N], metrics.
+struct TokenLoss {
+  Tensor loss, g, metrics;
+};
+TokenLoss token_loss(const Tensor& logprobs, const PlannedSpec& spec, const LossTensors& batch,
+                     std::optional<double> denominator);
+
+// gradient times factor [], in place; a factor of one is seen on the device and costs nothing.
+Tensor scaled(const Tensor& gradient, const Tensor& factor);
+
+}  // namespace leeway::cuda

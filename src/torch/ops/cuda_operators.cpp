@@ -1,0 +1,214 @@
+// The operators' kernels for CUDA tensors. Nothing here asks the device for a value: what the CPU
+// refuses by looking (rows or cu_seqlens out of order) is the caller's to keep; what is not finite,
+// and a trained token's target outside the vocabulary, make the loss NaN.
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "torch/ops/cuda_head.h"
+#include "torch/ops/spec_json.h"
+#include "torch/ops/tensors.h"
+
+namespace leeway::cuda {
+namespace {
+
+using TwoTensors = std::tuple<Tensor, Tensor>;
+using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
+using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using SixTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// Parsing a spec takes longer than some kernels: each text is read once.
+std::shared_ptr<const PlannedSpec> spec_of(const std::string& json) {
+  static std::mutex mutex;
+  static std::unordered_map<std::string, std::shared_ptr<const PlannedSpec>> known;
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(json);
+  if (found != known.end()) return found->second;
+  if (known.size() > 256) known.clear();
+  return known.emplace(json, std::make_shared<const PlannedSpec>(spec_from_json(json)))
+      .first->second;
+}
+
+Tensor tensor_of(const OptionalTensor& t) { return t ? *t : Tensor(); }
+
+void check_device(const Tensor& t, const char* name, const Tensor& like, const char* like_name) {
+  TORCH_CHECK_VALUE(!t.defined() || t.device() == like.device(), name, " must be on ", like_name,
+                    "'s device ", like.device(), ", got ", t.device());
+}
+
+HeadTensors head_of(const Tensor& hidden, const Tensor& weight, const HeadArguments& arguments) {
+  check_head_tensors(hidden, weight, arguments);
+  HeadTensors head{hidden, weight, arguments.targets, tensor_of(arguments.rows),
+                   tensor_of(arguments.temperature)};
+  check_device(weight, "weight", hidden, "hidden");
+  check_device(head.targets, "targets", hidden, "hidden");
+  check_device(head.rows, "rows", hidden, "hidden");
+  check_device(head.temperature, "temperature", hidden, "hidden");
+  return head;
+}
+
+LossTensors batch_of(const LossArguments& a, const Tensor& like, int64_t tokens, const char* of) {
+  check_loss_tensors(a, tokens, of);
+  LossTensors batch;
+  batch.cu_seqlens = a.cu_seqlens.to(like.device(), at::kLong);
+  batch.mask = a.mask;
+  batch.advantages = a.advantages;
+  batch.rollout = a.rollout_logprobs;
+  batch.prox = tensor_of(a.prox_logprobs);
+  batch.ref = tensor_of(a.ref_logprobs);
+  batch.teacher = tensor_of(a.teacher_logprobs);
+  batch.weights = tensor_of(a.weights);
+  check_device(batch.mask, "mask", like, of);
+  check_device(batch.advantages, "advantages", like, of);
+  check_device(batch.rollout, "rollout_logprobs", like, of);
+  check_device(batch.prox, "prox_logprobs", like, of);
+  check_device(batch.ref, "ref_logprobs", like, of);
+  check_device(batch.teacher, "teacher_logprobs", like, of);
+  check_device(batch.weights, "weights", like, of);
+  if (a.versions) {
+    check_device(*a.versions, "versions", like, of);
+    batch.versions = a.versions->to(at::kInt);
+  }
+  return batch;
+}
+
+Tensor weight_gradient_for(const Tensor& weight, bool float32) {
+  return at::empty(weight.sizes(),
+                   weight.options().dtype(float32 ? at::kFloat : weight.scalar_type()));
+}
+
+std::optional<double> denominator_of(double value) {
+  return value < 0.0 ? std::nullopt : std::optional(value);
+}
+
+TwoTensors token_logprobs_cuda(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                               const OptionalTensor& rows, const OptionalTensor& temperature,
+                               int64_t chunk_bytes, bool invariant, bool float32_logits,
+                               bool float32_weight_gradient) {
+  const HeadSettings settings{chunk_bytes, invariant, float32_logits, float32_weight_gradient};
+  const auto [logprobs, entropy] =
+      head_logprobs(head_of(hidden, weight, {targets, rows, temperature, settings}),
+                    {chunk_bytes, invariant, float32_logits});
+  return {logprobs, entropy};
+}
+
+TwoTensors backward_cuda(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                         const OptionalTensor& g, const OptionalTensor& g_entropy,
+                         const OptionalTensor& rows, const OptionalTensor& temperature,
+                         int64_t chunk_bytes, bool invariant, bool float32_logits,
+                         bool float32_weight_gradient, bool want_hidden, bool want_weight) {
+  const HeadSettings settings{chunk_bytes, invariant, float32_logits, float32_weight_gradient};
+  const HeadTensors head = head_of(hidden, weight, {targets, rows, temperature, settings});
+  const int64_t tokens = hidden.size(0);
+  const Tensor by_logprob = g ? checked_stream(*g, "g", tokens, "hidden")
+                              : at::zeros({tokens}, hidden.options().dtype(at::kFloat));
+  const Tensor by_entropy =
+      g_entropy ? checked_stream(*g_entropy, "g_entropy", tokens, "hidden") : Tensor();
+  check_device(by_logprob, "g", hidden, "hidden");
+  Tensor d_hidden, d_weight;
+  if (want_hidden) d_hidden = at::empty(hidden.sizes(), hidden.options());
+  if (want_weight) d_weight = weight_gradient_for(weight, float32_weight_gradient);
+  if (want_hidden || want_weight) {
+    head_backward(head, by_logprob, by_entropy, d_hidden, d_weight,
+                  {chunk_bytes, invariant, float32_logits}, true);
+  }
+  return {d_hidden, d_weight};
+}
+
+TwoTensors head_backward_cuda(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                              const Tensor& g, const OptionalTensor& rows,
+                              const OptionalTensor& temperature, int64_t chunk_bytes,
+                              bool invariant, bool float32_logits, bool float32_weight_gradient) {
+  return backward_cuda(hidden, weight, targets, g, {}, rows, temperature, chunk_bytes, invariant,
+                       float32_logits, float32_weight_gradient, true, true);
+}
+
+ThreeTensors policy_loss_cuda(const Tensor& logprobs, const Tensor& cu_seqlens, const Tensor& mask,
+                              const Tensor& advantages, const Tensor& rollout_logprobs,
+                              const OptionalTensor& prox_logprobs,
+                              const OptionalTensor& ref_logprobs,
+                              const OptionalTensor& teacher_logprobs, const OptionalTensor& weights,
+                              const OptionalTensor& versions, std::string spec_json,
+                              double denominator) {
+  const auto spec = spec_of(spec_json);
+  TORCH_CHECK_VALUE(logprobs.dim() == 1, "logprobs must be [tokens], got ", logprobs.sizes());
+  checked_stream(logprobs, "logprobs", logprobs.size(0), "logprobs");
+  const LossTensors batch = batch_of({cu_seqlens,
+                                      mask,
+                                      advantages,
+                                      rollout_logprobs,
+                                      prox_logprobs,
+                                      ref_logprobs,
+                                      teacher_logprobs,
+                                      weights,
+                                      versions,
+                                      {},
+                                      denominator},
+                                     logprobs, logprobs.size(0), "logprobs");
+  const TokenLoss out = token_loss(logprobs, *spec, batch, denominator_of(denominator));
+  return {out.loss, out.g, out.metrics};
+}
+
+SixTensors with_gradients_cuda(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                               const OptionalTensor& rows, const Tensor& cu_seqlens,
+                               const Tensor& mask, const Tensor& advantages,
+                               const Tensor& rollout_logprobs, const OptionalTensor& prox_logprobs,
+                               const OptionalTensor& ref_logprobs,
+                               const OptionalTensor& teacher_logprobs,
+                               const OptionalTensor& weights, const OptionalTensor& versions,
+                               const OptionalTensor& temperature, std::string spec_json,
+                               double denominator, int64_t chunk_bytes, bool invariant,
+                               bool float32_logits, bool float32_weight_gradient, bool want_hidden,
+                               bool want_weight) {
+  const auto spec = spec_of(spec_json);
+  const HeadSettings settings{chunk_bytes, invariant, float32_logits, float32_weight_gradient};
+  const HeadTensors head = head_of(hidden, weight, {targets, rows, temperature, settings});
+  const LossTensors batch = batch_of({cu_seqlens,
+                                      mask,
+                                      advantages,
+                                      rollout_logprobs,
+                                      prox_logprobs,
+                                      ref_logprobs,
+                                      teacher_logprobs,
+                                      weights,
+                                      versions,
+                                      {},
+                                      denominator},
+                                     hidden, hidden.size(0), "hidden");
+  Tensor d_hidden, d_weight;
+  if (want_hidden) d_hidden = at::empty(hidden.sizes(), hidden.options());
+  if (want_weight) d_weight = weight_gradient_for(weight, float32_weight_gradient);
+  const HeadLoss out = head_loss(head, *spec, batch, denominator_of(denominator), d_hidden,
+                                 d_weight, {chunk_bytes, invariant, float32_logits}, true);
+  return {out.loss, out.logprobs, out.entropy, out.metrics, d_hidden, d_weight};
+}
+
+FourTensors policy_head_cuda(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                             const OptionalTensor& rows, const Tensor& cu_seqlens,
+                             const Tensor& mask, const Tensor& advantages,
+                             const Tensor& rollout_logprobs, const OptionalTensor& prox_logprobs,
+                             const OptionalTensor& ref_logprobs,
+                             const OptionalTensor& teacher_logprobs, const OptionalTensor& weights,
+                             const OptionalTensor& versions, const OptionalTensor& temperature,
+                             std::string spec_json, double denominator, int64_t chunk_bytes,
+                             bool invariant, bool float32_logits, bool float32_weight_gradient) {
+  const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] = with_gradients_cuda(
+      hidden, weight, targets, rows, cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs,
+      ref_logprobs, teacher_logprobs, weights, versions, temperature, std::move(spec_json),
+      denominator, chunk_bytes, invariant, float32_logits, float32_weight_gradient, false, false);
+  return {loss, logprobs, entropy, metrics};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(leeway, CUDA, m) {
+  m.impl("token_logprobs", token_logprobs_cuda);
+  m.impl("head_backward", head_backward_cuda);
+  m.impl("_head_backward", backward_cuda);
+  m.impl("policy_loss", policy_loss_cuda);
+  m.impl("policy_head", policy_head_cuda);
+  m.impl("_policy_head", with_gradients_cuda);
+}
+
+}  // namespace leeway::cuda

@@ -1,0 +1,102 @@
+// Tensors as the core sees them: checked, laid out as it reads them where that costs a copy of no
+// more than a few bytes a token, and held as long as spans of them are in use.
+//
+// A mistake is torch's ValueError and names the argument, what it must be and what it is. Errors of
+// the core pass as they are.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/cpu/policy_head.h"
+#include "leeway/loss.h"
+#include "torch/ops/torch_compat.h"
+
+namespace leeway {
+
+// How the head computes; see library.cpp.
+struct HeadSettings {
+  int64_t chunk_bytes = 0;
+  bool invariant = false, float32_logits = false, float32_weight_gradient = false;
+};
+
+// What the operators of the head take beside hidden states [N, H] and weight [V, H].
+struct HeadArguments {
+  Tensor targets;              // int64 [N]
+  OptionalTensor rows;         // int64 [R], rising
+  OptionalTensor temperature;  // float32 [], [1] or [N]
+  HeadSettings settings;
+};
+
+// Types and shapes of all, on any device.
+void check_head_tensors(const Tensor& hidden, const Tensor& weight, const HeadArguments& arguments);
+
+// What the operators with a loss take beside the log-probabilities. Streams are float32 [N].
+struct LossArguments {
+  Tensor cu_seqlens;  // int32 or int64 [S + 1], from 0 to N
+  Tensor mask;        // bool or uint8 [N]
+  Tensor advantages, rollout_logprobs;
+  OptionalTensor prox_logprobs, ref_logprobs, teacher_logprobs, weights;
+  OptionalTensor versions;  // int32 or int64 [N]
+  std::string spec_json;
+  double denominator;  // negative: the batch's own
+};
+
+// The same for a loss over `tokens` tokens, as `of` (the name of an argument) has it.
+void check_loss_tensors(const LossArguments& arguments, int64_t tokens, const char* of);
+
+// On the CPU.
+class HeadTensors {
+ public:
+  HeadTensors(const Tensor& hidden, const Tensor& weight, const HeadArguments& arguments);
+  const HeadProblem& problem() const { return problem_; }
+
+ private:
+  Tensor hidden_, weight_, targets_, rows_, temperature_;
+  HeadProblem problem_;
+};
+
+class BatchTensors {
+ public:
+  BatchTensors(const LossArguments& arguments, int64_t tokens, const char* of);
+  // Without `pi`.
+  const BatchView<float>& view() const { return view_; }
+  std::optional<double> denominator() const { return denominator_; }
+
+ private:
+  std::vector<Tensor> held_;
+  std::vector<int64_t> offsets_;
+  std::vector<int32_t> versions_;
+  BatchView<float> view_;
+  std::optional<double> denominator_;
+};
+
+// A float32 tensor [tokens], contiguous.
+Tensor checked_stream(const Tensor& values, const char* name, int64_t tokens, const char* of);
+
+std::span<const float> floats_of(const Tensor& values);
+std::span<float> writable_floats_of(const Tensor& values);
+
+// What a row of metrics holds, as float64. A mean over a stream the batch lacks is NaN: it is the
+// row alone that knows.
+Tensor metrics_tensor(const MetricSums& sums, const BatchView<float>& batch);
+
+// The threads of the operators, for as long as this lives. Operators have no object to hold a pool,
+// so that the process has one: made when first asked for, with as many threads as
+// at::get_num_threads() says, and made anew when that has changed. One operator computes at a time;
+// others wait here.
+class PoolLease {
+ public:
+  PoolLease();
+  ThreadPool& operator*() const;
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+};
+
+// Throws if a second derivative is asked for: what backward returns is no function of its inputs.
+void refuse_second_derivative(const char* op);
+
+}  // namespace leeway
