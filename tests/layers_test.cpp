@@ -1,5 +1,6 @@
-// The rules of the source tree: which layer may include which, what a file may look like, and where
-// tests lie. The build's target links keep most of this too; here a mistake is named.
+// The rules of the source tree: which layer may include which, what a file may look like, where
+// tests lie, and that a type's name means one type. The build's target links keep most of this too;
+// here a mistake is named.
 
 #include <gtest/gtest.h>
 
@@ -10,6 +11,7 @@
 #include <set>
 
 #include "run_program.h"
+#include "type_definitions.h"
 
 namespace leeway {
 namespace {
@@ -127,6 +129,21 @@ bool lies_beside_its_source(const fs::path& test, const std::set<std::string>& p
   }
 }
 
+// Two types of one name in one namespace are undefined behaviour as soon as a program has both, and
+// the linker does not say so. Types of anonymous namespaces are each file's own.
+void check_type_names(const std::vector<SourceFile>& files, std::vector<std::string>& problems) {
+  std::map<std::string, std::string> known;  // name -> path of the first definition
+  for (const SourceFile& file : files) {
+    if (!is_code(file.path)) continue;
+    for (const TypeDefinition& type : type_definitions(file.text)) {
+      const auto [first, is_new] = known.emplace(type.name, file.path);
+      if (is_new || first->second == file.path) continue;
+      problems.push_back(file.path + ":" + std::to_string(type.line) + ": " + type.name +
+                         " is defined in " + first->second + " too");
+    }
+  }
+}
+
 // Every broken rule, as "path:line: what".
 std::vector<std::string> problems_of(const std::vector<SourceFile>& files) {
   std::vector<std::string> problems;
@@ -163,6 +180,7 @@ std::vector<std::string> problems_of(const std::vector<SourceFile>& files) {
       problems.push_back(file.path + ": what it is named after does not lie beside it");
     }
   }
+  check_type_names(files, problems);
   return problems;
 }
 
@@ -273,6 +291,58 @@ TEST(LayerChecker, FindsATestThatIsNotBesideItsSource) {
   EXPECT_TRUE(problems_of({{"src/core/a_b_test.cpp", ""}, {"src/core/a.cpp", ""}}).empty());
   EXPECT_TRUE(problems_of({{"src/core/core_test.cpp", ""}}).empty());
   EXPECT_EQ(problems_of({{"src/core/a_test.cpp", ""}, {"src/base/a.cpp", ""}}).size(), 1u);
+}
+
+TEST(LayerChecker, FindsATypeNameThatIsDefinedTwice) {
+  const std::string first = "namespace leeway {\nstruct Twice {\n  int a;\n};\n}\n";
+  for (const char* text :
+       {"namespace leeway {\nclass Twice {};\n}", "namespace leeway {\nenum class Twice { a };\n}",
+        "namespace leeway {\nclass Twice final : public Base, Other<int, 2> {};\n}",
+        "namespace leeway {\ntemplate <class T, int n> struct Twice {};\n}",
+        "namespace leeway {\nenum Twice : int { a };\n}",
+        "namespace leeway {\nstruct [[nodiscard]] alignas(16) Twice {};\n}",
+        "namespace leeway { namespace { struct A { int b; }; }\nunion Twice { int a; };\n}",
+        "namespace leeway { extern \"C\" { void f(); }\nstruct Twice {};\n}",
+        "namespace leeway { char c = '{', *s = \"{\", *r = R\"x({)x\"; /* { */ // {\nstruct Twice "
+        "{};\n}",
+        "namespace leeway { constexpr int n = 1'000; const char* f() { return \"'\"; }\nstruct "
+        "Twice "
+        "{};\n}",
+        "namespace leeway {\n#define OPEN { \\\n  {\nstruct Twice {};\n}"}) {
+    const auto problems = problems_of({{"src/core/a.cpp", first}, {"src/run/b.cpp", text}});
+    ASSERT_EQ(problems.size(), 1u) << text << "\n" << joined(problems);
+    EXPECT_TRUE(problems[0].starts_with("src/run/b.cpp:")) << problems[0];
+    EXPECT_TRUE(contains(problems[0], "leeway::Twice is defined in src/core/a.cpp too"))
+        << problems[0];
+  }
+  EXPECT_TRUE(contains(joined(problems_of({{"src/core/a.cpp", first},
+                                           {"tests/b.cpp",
+                                            "\n\nnamespace leeway {\nstruct Twice "
+                                            "{};\n}\n"}})),
+                       "tests/b.cpp:4: "));
+}
+
+TEST(LayerChecker, LetsTypesShareANameWhereTheyAreNotTheSame) {
+  const std::string first = "namespace leeway {\nstruct Once {\n  struct Inner {};\n};\n}\n";
+  for (const char* text :
+       {"namespace leeway { namespace {\nstruct Once {};\n} }",
+        "namespace leeway::other {\nstruct Once {};\n}",
+        "namespace leeway { namespace other {\nstruct Once {};\n} }", "struct Once {};",
+        "namespace leeway {\nstruct Once;\nclass Once; enum class Mode : int;\n}",
+        "namespace leeway {\nstruct Outer {\n  struct Once {};\n};\nstruct Outer2 { struct Inner "
+        "{}; };\n}",
+        "namespace leeway {\nvoid f() {\n  struct Once {};\n}\n}",
+        "namespace leeway {\nstruct Once make(struct Once a, int b) { return a; }\n}",
+        "namespace leeway {\nstruct Once value = {};\ntemplate <class Once> void g() {}\n}",
+        "namespace leeway {\ntemplate <>\nstruct Once<int> {};\n}",
+        "namespace leeway {\n// struct Once {};\n/* struct Once {}; */\n}",
+        "namespace leeway {\nconst char* s = \"struct Once {\";\n}"}) {
+    const auto problems = problems_of({{"src/core/a.cpp", first}, {"src/run/b.cpp", text}});
+    EXPECT_TRUE(problems.empty()) << text << "\n" << joined(problems);
+  }
+  // Behind #if a file may have it twice.
+  EXPECT_TRUE(
+      problems_in("src/core/a.cpp", "#if A\nstruct B {};\n#else\nstruct B {};\n#endif\n").empty());
 }
 
 // ---------------------------------------------------------------------------------------------

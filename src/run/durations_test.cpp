@@ -1,4 +1,4 @@
-// Times as a person says them, and what is made of them while a sweep runs.
+// Times as a person says them.
 
 #include "run/durations.h"
 
@@ -6,8 +6,6 @@
 
 #include <cmath>
 #include <limits>
-
-#include "sweep/sweep_progress.h"
 
 namespace leeway {
 namespace {
@@ -58,13 +56,6 @@ TEST(Rates, AreOfTheSmallestTimeInWhichSomethingHappens) {
   EXPECT_EQ(rate_text(1, 1800, "runs"), "2.0 runs/h");
   EXPECT_EQ(rate_text(1, 43200, "runs"), "2.0 runs/d");
   EXPECT_EQ(rate_text(0, 10, "runs"), "0 runs/s");
-}
-
-TEST(SweepProgress, CountsWhatRunningRunsHaveDone) {
-  // A sweep that was begun with 2 of 12 finished, and has done one and a half since in 9 minutes.
-  EXPECT_EQ(sweep_progress_text(12, 2, 3, 2, 0.5, 540),
-            "3/12 runs done, 2 running, 29 %, 10.0 runs/h, 51 min left");
-  EXPECT_EQ(sweep_progress_text(12, 2, 2, 2, 0.0, 540), "2/12 runs done, 2 running, 17 %");
 }
 
 }  // namespace

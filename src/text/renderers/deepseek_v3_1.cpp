@@ -25,10 +25,10 @@ constexpr const char* kOutputEnd = "<" BAR "tool" GAP "output" GAP "end" BAR ">"
 #undef BAR
 #undef GAP
 
-class DeepSeekV31 : public Family {
+class DeepSeekV31 : public FamilyRenderer {
  public:
   DeepSeekV31(const Tokenizer* tokenizer, const ThinkingRetention& retention)
-      : Family(
+      : FamilyRenderer(
             {.name = "deepseek-v3.1",
              .has_thinking = true,
              .controls = {{kBegin, true},
@@ -50,23 +50,23 @@ class DeepSeekV31 : public Family {
             tokenizer, retention) {}
 
  protected:
-  static bool thinks(const Conversation& c) {
+  static bool thinks(const TemplateInput& c) {
     const JsonValue* thinking = c.extra.find("thinking");
     return thinking ? thinking->truthy() : c.options.enable_thinking.value_or(false);
   }
 
   // The message before `i`, system messages aside; -1 if there is none.
-  static int previous(const Conversation& c, size_t i) {
+  static int previous(const TemplateInput& c, size_t i) {
     int before = static_cast<int>(i) - 1;
     while (before >= 0 && c[static_cast<size_t>(before)].role == Role::system) --before;
     return before;
   }
-  static bool comes_after(const Conversation& c, size_t i, Role role) {
+  static bool comes_after(const TemplateInput& c, size_t i, Role role) {
     const int before = previous(c, i);
     return before >= 0 && c[static_cast<size_t>(before)].role == role;
   }
 
-  void write_opening(Script& script, const Conversation& c) const override {
+  void write_opening(Script& script, const TemplateInput& c) const override {
     script.literal(kBegin);
     bool first = true;
     for (size_t i = 0; i < c.size(); ++i) {
@@ -79,7 +79,7 @@ class DeepSeekV31 : public Family {
     }
   }
 
-  void write_message(Script& script, const Conversation& c, size_t i) const override {
+  void write_message(Script& script, const TemplateInput& c, size_t i) const override {
     const Message& message = c[i];
     switch (message.role) {
       case Role::system:
@@ -98,7 +98,7 @@ class DeepSeekV31 : public Family {
     }
   }
 
-  void write_assistant(Script& script, const Conversation& c, size_t i) const {
+  void write_assistant(Script& script, const TemplateInput& c, size_t i) const {
     const Message& message = c[i];
     const bool plain = message.tool_calls.empty();
     if (plain) refuse_null(c, i);
@@ -135,7 +135,7 @@ class DeepSeekV31 : public Family {
     script.literal(kEnd);
   }
 
-  void write_generation_prompt(Script& script, const Conversation& c) const override {
+  void write_generation_prompt(Script& script, const TemplateInput& c) const override {
     // After a tool's output the model goes on without a header.
     if (!comes_after(c, c.size(), Role::user)) return;
     script.literal(kAssistant);
@@ -143,9 +143,9 @@ class DeepSeekV31 : public Family {
     if (!thinks(c)) script.literal("</think>");
   }
 
-  bool prompt_opens_thinking(const Conversation& c) const override { return thinks(c); }
+  bool prompt_opens_thinking(const TemplateInput& c) const override { return thinks(c); }
 
-  void parse(const Completion& completion, const Conversation& c,
+  void parse(const Completion& completion, const TemplateInput& c,
              ParsedResponse& out) const override {
     // A finished turn without </think> followed a tool's output, where no prompt opens the
     // thinking.

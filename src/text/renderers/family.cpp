@@ -30,7 +30,8 @@ Parts split_thinking(const Message& message, std::string_view content) {
           lstrip_newlines(after_last(content, "</think>"))};
 }
 
-Family::Family(FamilySpec spec, const Tokenizer* tokenizer, const ThinkingRetention& retention)
+FamilyRenderer::FamilyRenderer(FamilySpec spec, const Tokenizer* tokenizer,
+                               const ThinkingRetention& retention)
     : spec_(std::move(spec)), tokenizer_(tokenizer), retention_(retention) {
   const bool asked =
       retention.preserve_all_thinking || retention.preserve_thinking_between_tool_calls;
@@ -53,16 +54,16 @@ Family::Family(FamilySpec spec, const Tokenizer* tokenizer, const ThinkingRetent
   }
 }
 
-int32_t Family::control_id(std::string_view text) const {
+int32_t FamilyRenderer::control_id(std::string_view text) const {
   for (const Control& control : spec_.controls) {
     if (control.text == text) return control.id;
   }
   return -1;
 }
 
-Conversation Family::open(const std::vector<Message>& messages,
-                          const RenderOptions& options) const {
-  Conversation c{.messages = messages, .options = options};
+TemplateInput FamilyRenderer::open(const std::vector<Message>& messages,
+                                   const RenderOptions& options) const {
+  TemplateInput c{.messages = messages, .options = options};
   if (!options.tools_json.empty()) {
     JsonValue tools = read_json("tools", options.tools_json);
     if (!tools.is(JsonValue::Kind::array)) throw Error("tools must be a list");
@@ -72,8 +73,9 @@ Conversation Family::open(const std::vector<Message>& messages,
   return c;
 }
 
-Script Family::write(const std::vector<Message>& messages, const RenderOptions& options) const {
-  Conversation c = open(messages, options);
+Script FamilyRenderer::write(const std::vector<Message>& messages,
+                             const RenderOptions& options) const {
+  TemplateInput c = open(messages, options);
   prepare(c);
   Script script(spec_.controls);
   write_opening(script, c);
@@ -87,20 +89,21 @@ Script Family::write(const std::vector<Message>& messages, const RenderOptions& 
   return script;
 }
 
-std::string Family::render_text(const std::vector<Message>& messages,
-                                const RenderOptions& options) const {
+std::string FamilyRenderer::render_text(const std::vector<Message>& messages,
+                                        const RenderOptions& options) const {
   return write(messages, options).text();
 }
 
-Rendered Family::render(const std::vector<Message>& messages, const RenderOptions& options) const {
+Rendered FamilyRenderer::render(const std::vector<Message>& messages,
+                                const RenderOptions& options) const {
   LEEWAY_CHECK(tokenizer_, "a renderer without a tokenizer can only render text");
   Rendered rendered;
   write(messages, options).encode(*tokenizer_, rendered);
   return rendered;
 }
 
-ParsedResponse Family::parse_response(std::span<const int32_t> ids,
-                                      const RenderOptions& options) const {
+ParsedResponse FamilyRenderer::parse_response(std::span<const int32_t> ids,
+                                              const RenderOptions& options) const {
   LEEWAY_CHECK(tokenizer_, "a renderer without a tokenizer can only render text");
   const Completion completion(ids, *tokenizer_, spec_.controls, stops_);
   ParsedResponse response;
@@ -110,12 +113,11 @@ ParsedResponse Family::parse_response(std::span<const int32_t> ids,
   return response;
 }
 
-bool Family::can_follow(int32_t, const Message&) const { return true; }
+bool FamilyRenderer::can_follow(int32_t, const Message&) const { return true; }
 
-std::optional<Rendered> Family::bridge_to_next_turn(std::span<const int32_t> prompt,
-                                                    std::span<const int32_t> completion,
-                                                    const std::vector<Message>& new_messages,
-                                                    const RenderOptions& options) const {
+std::optional<Rendered> FamilyRenderer::bridge_to_next_turn(
+    std::span<const int32_t> prompt, std::span<const int32_t> completion,
+    const std::vector<Message>& new_messages, const RenderOptions& options) const {
   LEEWAY_CHECK(tokenizer_, "a renderer without a tokenizer can only render text");
   const bool has_assistant =
       std::any_of(new_messages.begin(), new_messages.end(),
@@ -131,7 +133,7 @@ std::optional<Rendered> Family::bridge_to_next_turn(std::span<const int32_t> pro
   for (const ParsedToolCall& call : turn.tool_calls) messages[0].tool_calls.push_back(call.call);
   messages.insert(messages.end(), new_messages.begin(), new_messages.end());
 
-  Conversation c = open(messages, options);
+  TemplateInput c = open(messages, options);
   c.written = 1;
   Rendered out;
   try {
@@ -175,8 +177,8 @@ std::optional<Rendered> Family::bridge_to_next_turn(std::span<const int32_t> pro
   return out;
 }
 
-bool Family::can_close(const Completion& read, const ParsedResponse& turn,
-                       const Conversation& c) const {
+bool FamilyRenderer::can_close(const Completion& read, const ParsedResponse& turn,
+                               const TemplateInput& c) const {
   for (const auto& [open_token, close_token] : spec_.blocks) {
     bool inside = std::string_view(open_token) == "<think>" && prompt_opens_thinking(c);
     for (size_t at = 0; at != Completion::kNone;) {
@@ -192,7 +194,7 @@ bool Family::can_close(const Completion& read, const ParsedResponse& turn,
   return !ends_inside_character(read.text());
 }
 
-bool Family::keeps_thinking(const Conversation& c, size_t i) const {
+bool FamilyRenderer::keeps_thinking(const TemplateInput& c, size_t i) const {
   if (retention_.preserve_all_thinking) return true;
   if (!retention_.preserve_thinking_between_tool_calls) return false;
   size_t after_last_user = c.size();
@@ -204,24 +206,25 @@ bool Family::keeps_thinking(const Conversation& c, size_t i) const {
   return false;
 }
 
-void Family::refuse(size_t message, const std::string& why) const {
+void FamilyRenderer::refuse(size_t message, const std::string& why) const {
   throw Error(fmt::format("messages[{}]: {} (renderer {})", message, why, spec_.name));
 }
 
-void Family::refuse_null(const Conversation& c, size_t i) const {
+void FamilyRenderer::refuse_null(const TemplateInput& c, size_t i) const {
   if (c[i].content_is_null) refuse(i, "the template takes no null content; give a string");
 }
 
-const std::string& Family::arguments_json(size_t i, const ToolCall& call) const {
+const std::string& FamilyRenderer::arguments_json(size_t i, const ToolCall& call) const {
   if (call.arguments.empty()) refuse(i, fmt::format("call of {} without arguments", call.name));
   return call.arguments;
 }
 
-JsonValue Family::arguments_of(const Conversation&, size_t i, const ToolCall& call) const {
+JsonValue FamilyRenderer::arguments_of(const TemplateInput&, size_t i, const ToolCall& call) const {
   return read_json(fmt::format("messages[{}]: arguments of {}", i, call.name), call.arguments);
 }
 
-std::string Family::arguments_text(const Conversation& c, size_t i, const ToolCall& call) const {
+std::string FamilyRenderer::arguments_text(const TemplateInput& c, size_t i,
+                                           const ToolCall& call) const {
   const std::string& json = arguments_json(i, call);
   if (!json.starts_with('"')) return json;
   return arguments_of(c, i, call).text;

@@ -14,7 +14,7 @@
 namespace leeway {
 
 // Everything a template reads, parsed once.
-struct Conversation {
+struct TemplateInput {
   const std::vector<Message>& messages;
   const RenderOptions& options;
   std::vector<JsonValue> tools;
@@ -59,9 +59,9 @@ struct FamilySpec {
   std::vector<std::pair<const char*, const char*>> blocks;
 };
 
-class Family : public Renderer {
+class FamilyRenderer : public Renderer {
  public:
-  Family(FamilySpec spec, const Tokenizer* tokenizer, const ThinkingRetention& retention);
+  FamilyRenderer(FamilySpec spec, const Tokenizer* tokenizer, const ThinkingRetention& retention);
 
   const char* name() const override { return spec_.name; }
   bool has_thinking() const override { return spec_.has_thinking; }
@@ -79,38 +79,38 @@ class Family : public Renderer {
 
  protected:
   // The template, top to bottom.
-  virtual void prepare(Conversation&) const {}
-  virtual void write_opening(Script& script, const Conversation& c) const = 0;
-  virtual void write_message(Script& script, const Conversation& c, size_t i) const = 0;
-  virtual void write_generation_prompt(Script& script, const Conversation& c) const = 0;
+  virtual void prepare(TemplateInput&) const {}
+  virtual void write_opening(Script& script, const TemplateInput& c) const = 0;
+  virtual void write_message(Script& script, const TemplateInput& c, size_t i) const = 0;
+  virtual void write_generation_prompt(Script& script, const TemplateInput& c) const = 0;
   // What stands between a turn's close token and the next message.
   virtual void write_turn_end(Script&) const {}
 
   // Fills in all but `closed`.
-  virtual void parse(const Completion& completion, const Conversation& c,
+  virtual void parse(const Completion& completion, const TemplateInput& c,
                      ParsedResponse& out) const = 0;
   // Whether the close token that `completion` ends with leads to `next`, and whether `next` may
   // follow at all.
   virtual bool can_follow(int32_t close_id, const Message& next) const;
   // Whether the generation prompt ends inside <think>.
-  virtual bool prompt_opens_thinking(const Conversation&) const { return false; }
+  virtual bool prompt_opens_thinking(const TemplateInput&) const { return false; }
 
   // The rule of the two flags: past thinking of this message stays, whatever the template says.
-  bool keeps_thinking(const Conversation& c, size_t i) const;
+  bool keeps_thinking(const TemplateInput& c, size_t i) const;
   int32_t control_id(std::string_view text) const;
   [[noreturn]] void refuse(size_t message, const std::string& why) const;
   // Null content, where the template would fail on it.
-  void refuse_null(const Conversation& c, size_t i) const;
+  void refuse_null(const TemplateInput& c, size_t i) const;
   // The value that the template sees as the call's arguments; Error for text that is no JSON.
-  JsonValue arguments_of(const Conversation& c, size_t i, const ToolCall& call) const;
+  JsonValue arguments_of(const TemplateInput& c, size_t i, const ToolCall& call) const;
   // `arguments | tojson`: JSON text stays as it was written.
   const std::string& arguments_json(size_t i, const ToolCall& call) const;
   // The same where the template writes strings as they are.
-  std::string arguments_text(const Conversation& c, size_t i, const ToolCall& call) const;
+  std::string arguments_text(const TemplateInput& c, size_t i, const ToolCall& call) const;
 
  private:
-  bool can_close(const Completion& read, const ParsedResponse& turn, const Conversation& c) const;
-  Conversation open(const std::vector<Message>& messages, const RenderOptions& options) const;
+  bool can_close(const Completion& read, const ParsedResponse& turn, const TemplateInput& c) const;
+  TemplateInput open(const std::vector<Message>& messages, const RenderOptions& options) const;
   Script write(const std::vector<Message>& messages, const RenderOptions& options) const;
 
   FamilySpec spec_;

@@ -8,42 +8,42 @@
 namespace leeway {
 namespace {
 
-class Glm46 : public Family {
+class Glm46 : public FamilyRenderer {
  public:
   Glm46(const Tokenizer* tokenizer, const ThinkingRetention& retention)
-      : Family({.name = "glm4.6",
-                .has_thinking = true,
-                .controls = {{"[gMASK]", true},
-                             {"<sop>", true},
-                             {"<|system|>", true},
-                             {"<|user|>", true},
-                             {"<|assistant|>", true},
-                             {"<|observation|>", true},
-                             {"<|endoftext|>"},
-                             {"<think>"},
-                             {"</think>"},
-                             {"<tool_call>"},
-                             {"</tool_call>"},
-                             {"<tool_response>"},
-                             {"</tool_response>"},
-                             {"<arg_key>"},
-                             {"</arg_key>"},
-                             {"<arg_value>"},
-                             {"</arg_value>"},
-                             {"/nothink"}},
-                .stops = {"<|endoftext|>", "<|user|>", "<|observation|>"},
-                .close = "",
-                .blocks = {{"<think>", "</think>"}, {"<tool_call>", "</tool_call>"}}},
-               tokenizer, retention) {}
+      : FamilyRenderer({.name = "glm4.6",
+                        .has_thinking = true,
+                        .controls = {{"[gMASK]", true},
+                                     {"<sop>", true},
+                                     {"<|system|>", true},
+                                     {"<|user|>", true},
+                                     {"<|assistant|>", true},
+                                     {"<|observation|>", true},
+                                     {"<|endoftext|>"},
+                                     {"<think>"},
+                                     {"</think>"},
+                                     {"<tool_call>"},
+                                     {"</tool_call>"},
+                                     {"<tool_response>"},
+                                     {"</tool_response>"},
+                                     {"<arg_key>"},
+                                     {"</arg_key>"},
+                                     {"<arg_value>"},
+                                     {"</arg_value>"},
+                                     {"/nothink"}},
+                        .stops = {"<|endoftext|>", "<|user|>", "<|observation|>"},
+                        .close = "",
+                        .blocks = {{"<think>", "</think>"}, {"<tool_call>", "</tool_call>"}}},
+                       tokenizer, retention) {}
 
  protected:
-  void prepare(Conversation& c) const override {
+  void prepare(TemplateInput& c) const override {
     for (size_t i = 0; i < c.size(); ++i) {
       if (c[i].role == Role::user) c.last_query = static_cast<int>(i);
     }
   }
 
-  void write_opening(Script& script, const Conversation& c) const override {
+  void write_opening(Script& script, const TemplateInput& c) const override {
     script.literal("[gMASK]<sop>");
     if (c.tools.empty()) return;
     script.literal(
@@ -62,7 +62,7 @@ class Glm46 : public Family {
   }
 
   // The marker of a role that the model itself writes to end its turn.
-  void write_stop(Script& script, const Conversation& c, size_t i, const char* marker) const {
+  void write_stop(Script& script, const TemplateInput& c, size_t i, const char* marker) const {
     const bool joins = c.written > 0 && i == c.written;
     if (joins && c.close_is_written) return;
     const bool is_stop = c.follows(i, Role::assistant) && !joins;
@@ -73,7 +73,7 @@ class Glm46 : public Family {
     script.at(static_cast<int>(c.written > 0 ? i - c.written : i));
   }
 
-  void write_message(Script& script, const Conversation& c, size_t i) const override {
+  void write_message(Script& script, const TemplateInput& c, size_t i) const override {
     const Message& message = c[i];
     switch (message.role) {
       case Role::user:
@@ -99,7 +99,7 @@ class Glm46 : public Family {
     }
   }
 
-  void write_assistant(Script& script, const Conversation& c, size_t i) const {
+  void write_assistant(Script& script, const TemplateInput& c, size_t i) const {
     const auto [reasoning, content] = split_thinking(c[i], printed_content(c[i]));
     const bool kept =
         !reasoning.empty() && (static_cast<int>(i) > c.last_query || keeps_thinking(c, i));
@@ -117,7 +117,7 @@ class Glm46 : public Family {
     for (const ToolCall& call : c[i].tool_calls) write_call(script, c, i, call);
   }
 
-  void write_call(Script& script, const Conversation& c, size_t i, const ToolCall& call) const {
+  void write_call(Script& script, const TemplateInput& c, size_t i, const ToolCall& call) const {
     script.literal("\n<tool_call>");
     script.words(call.name);
     script.literal("\n");
@@ -137,7 +137,7 @@ class Glm46 : public Family {
     script.literal("</tool_call>");
   }
 
-  void write_generation_prompt(Script& script, const Conversation& c) const override {
+  void write_generation_prompt(Script& script, const TemplateInput& c) const override {
     script.literal("<|assistant|>");
     if (c.thinking_disabled()) script.literal("\n<think></think>");
   }
@@ -148,7 +148,7 @@ class Glm46 : public Family {
     return close_id == control_id("<|observation|>") && next.role == Role::tool;
   }
 
-  void parse(const Completion& completion, const Conversation& c,
+  void parse(const Completion& completion, const TemplateInput& c,
              ParsedResponse& out) const override {
     const Thinking thinking = find_thinking(completion, false);
     const std::string_view reasoning = strip(thinking.reasoning.value_or(""));

@@ -17,32 +17,32 @@ constexpr const char* kCallBegin = "<|tool_call_begin|>";
 constexpr const char* kCallEnd = "<|tool_call_end|>";
 constexpr const char* kArguments = "<|tool_call_argument_begin|>";
 
-class KimiK2Thinking : public Family {
+class KimiK2Thinking : public FamilyRenderer {
  public:
   KimiK2Thinking(const Tokenizer* tokenizer, const ThinkingRetention& retention)
-      : Family({.name = "kimi-k2-thinking",
-                .has_thinking = true,
-                .controls = {{"<|im_user|>", true},
-                             {"<|im_assistant|>", true},
-                             {"<|im_system|>", true},
-                             {"<|im_middle|>", true},
-                             {"<|im_end|>", true},
-                             {kSectionBegin},
-                             {kSectionEnd},
-                             {kCallBegin},
-                             {kCallEnd},
-                             {kArguments},
-                             {"<think>"},
-                             {"</think>"}},
-                .stops = {"<|im_end|>"},
-                .close = "<|im_end|>",
-                .blocks = {{"<think>", "</think>"},
-                           {kSectionBegin, kSectionEnd},
-                           {kCallBegin, kCallEnd}}},
-               tokenizer, retention) {}
+      : FamilyRenderer({.name = "kimi-k2-thinking",
+                        .has_thinking = true,
+                        .controls = {{"<|im_user|>", true},
+                                     {"<|im_assistant|>", true},
+                                     {"<|im_system|>", true},
+                                     {"<|im_middle|>", true},
+                                     {"<|im_end|>", true},
+                                     {kSectionBegin},
+                                     {kSectionEnd},
+                                     {kCallBegin},
+                                     {kCallEnd},
+                                     {kArguments},
+                                     {"<think>"},
+                                     {"</think>"}},
+                        .stops = {"<|im_end|>"},
+                        .close = "<|im_end|>",
+                        .blocks = {{"<think>", "</think>"},
+                                   {kSectionBegin, kSectionEnd},
+                                   {kCallBegin, kCallEnd}}},
+                       tokenizer, retention) {}
 
  protected:
-  void prepare(Conversation& c) const override {
+  void prepare(TemplateInput& c) const override {
     // The template means the last plain answer, but its search runs on to the first.
     for (size_t i = c.size(); i-- > 0;) {
       if (c[i].role == Role::assistant && c[i].tool_calls.empty()) {
@@ -73,7 +73,7 @@ class KimiK2Thinking : public Family {
     }
   }
 
-  void write_opening(Script& script, const Conversation& c) const override {
+  void write_opening(Script& script, const TemplateInput& c) const override {
     if (!c.tools.empty()) {
       script.literal("<|im_system|>tool_declare<|im_middle|>");
       script.words(to_json({.kind = JsonValue::Kind::array, .items = c.tools}));
@@ -86,7 +86,7 @@ class KimiK2Thinking : public Family {
     }
   }
 
-  void write_message(Script& script, const Conversation& c, size_t i) const override {
+  void write_message(Script& script, const TemplateInput& c, size_t i) const override {
     const Message& message = c[i];
     script.literal(message.role == Role::user        ? "<|im_user|>"
                    : message.role == Role::assistant ? "<|im_assistant|>"
@@ -106,7 +106,7 @@ class KimiK2Thinking : public Family {
     script.literal("<|im_end|>");
   }
 
-  void write_assistant(Script& script, const Conversation& c, size_t i) const {
+  void write_assistant(Script& script, const TemplateInput& c, size_t i) const {
     const Message& message = c[i];
     const std::string reasoning = message.reasoning.value_or("");
     const bool kept =
@@ -130,11 +130,11 @@ class KimiK2Thinking : public Family {
     script.literal(kSectionEnd);
   }
 
-  void write_generation_prompt(Script& script, const Conversation&) const override {
+  void write_generation_prompt(Script& script, const TemplateInput&) const override {
     script.literal("<|im_assistant|>assistant<|im_middle|>");
   }
 
-  void parse(const Completion& completion, const Conversation&,
+  void parse(const Completion& completion, const TemplateInput&,
              ParsedResponse& out) const override {
     const Thinking thinking = find_thinking(completion, false);
     if (!thinking.reasoning.value_or("").empty()) out.reasoning = *thinking.reasoning;

@@ -14,22 +14,22 @@ constexpr std::string_view kCallFormat =
     "Respond in the format {\"name\": function name, \"parameters\": dictionary of argument name "
     "and its value}.Do not use variables.\n\n";
 
-class Llama3 : public Family {
+class Llama3 : public FamilyRenderer {
  public:
   Llama3(const Tokenizer* tokenizer, const ThinkingRetention& retention)
-      : Family({.name = "llama3",
-                .has_thinking = false,
-                .controls = {{"<|begin_of_text|>", true},
-                             {"<|start_header_id|>", true},
-                             {"<|end_header_id|>", true},
-                             {"<|eot_id|>", true},
-                             {"<|eom_id|>"},
-                             {"<|end_of_text|>"},
-                             {"<|python_tag|>"}},
-                .stops = {"<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"},
-                .close = "<|eot_id|>",
-                .blocks = {}},
-               tokenizer, retention) {}
+      : FamilyRenderer({.name = "llama3",
+                        .has_thinking = false,
+                        .controls = {{"<|begin_of_text|>", true},
+                                     {"<|start_header_id|>", true},
+                                     {"<|end_header_id|>", true},
+                                     {"<|eot_id|>", true},
+                                     {"<|eom_id|>"},
+                                     {"<|end_of_text|>"},
+                                     {"<|python_tag|>"}},
+                        .stops = {"<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"},
+                        .close = "<|eot_id|>",
+                        .blocks = {}},
+                       tokenizer, retention) {}
 
  protected:
   // What the options say beside the messages; the template's names.
@@ -46,7 +46,7 @@ class Llama3 : public Family {
     }
   };
 
-  static Settings settings_of(const Conversation& c) {
+  static Settings settings_of(const TemplateInput& c) {
     Settings settings{.has_tools = !c.options.tools_json.empty(), .tools = &c.tools};
     if (const JsonValue* custom = c.extra.find("custom_tools")) {
       settings.has_tools = !custom->is(JsonValue::Kind::null);
@@ -63,7 +63,7 @@ class Llama3 : public Family {
   }
 
   // How many messages the opening takes up: a system message, and the one that carries the tools.
-  static size_t first_plain_message(const Conversation& c, const Settings& settings) {
+  static size_t first_plain_message(const TemplateInput& c, const Settings& settings) {
     if (c.written > 0) return c.written;
     return (c.role_is(0, Role::system) ? 1 : 0) +
            (settings.has_tools && settings.tools_in_user_message ? 1 : 0);
@@ -83,7 +83,7 @@ class Llama3 : public Family {
     }
   }
 
-  void write_opening(Script& script, const Conversation& c) const override {
+  void write_opening(Script& script, const TemplateInput& c) const override {
     if (c.size() == 0) refuse(0, "there are no messages");
     const Settings settings = settings_of(c);
     const bool has_system = c.role_is(0, Role::system);
@@ -124,7 +124,7 @@ class Llama3 : public Family {
     script.literal("<|eot_id|>");
   }
 
-  void write_message(Script& script, const Conversation& c, size_t i) const override {
+  void write_message(Script& script, const TemplateInput& c, size_t i) const override {
     const Settings settings = settings_of(c);
     if (i < first_plain_message(c, settings)) return;
     const Message& message = c[i];
@@ -147,7 +147,8 @@ class Llama3 : public Family {
   }
 
   // The content of a message that calls a tool is not written.
-  void write_call(Script& script, const Conversation& c, size_t i, const Settings& settings) const {
+  void write_call(Script& script, const TemplateInput& c, size_t i,
+                  const Settings& settings) const {
     const ToolCall& call = c[i].tool_calls.front();
     if (!settings.is_builtin(call.name)) {
       script.words(fmt::format("{{\"name\": \"{}\", \"parameters\": {}}}", call.name,
@@ -170,11 +171,11 @@ class Llama3 : public Family {
     script.words(fmt::format("{}.call({})", call.name, fmt::join(words, ", ")));
   }
 
-  void write_generation_prompt(Script& script, const Conversation&) const override {
+  void write_generation_prompt(Script& script, const TemplateInput&) const override {
     write_header(script, "assistant");
   }
 
-  void parse(const Completion& completion, const Conversation&,
+  void parse(const Completion& completion, const TemplateInput&,
              ParsedResponse& out) const override {
     const std::string_view text = strip(completion.text());
     const size_t begin = static_cast<size_t>(text.data() - completion.text().data());

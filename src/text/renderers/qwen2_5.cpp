@@ -7,19 +7,19 @@ namespace {
 constexpr std::string_view kDefaultSystem =
     "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.";
 
-class Qwen25 : public Family {
+class Qwen25 : public FamilyRenderer {
  public:
   Qwen25(const Tokenizer* tokenizer, const ThinkingRetention& retention)
-      : Family({.name = "qwen2.5",
-                .has_thinking = false,
-                .controls = qwen_controls(false),
-                .stops = {"<|im_end|>", "<|endoftext|>"},
-                .close = "<|im_end|>",
-                .blocks = {{"<tool_call>", "</tool_call>"}}},
-               tokenizer, retention) {}
+      : FamilyRenderer({.name = "qwen2.5",
+                        .has_thinking = false,
+                        .controls = qwen_controls(false),
+                        .stops = {"<|im_end|>", "<|endoftext|>"},
+                        .close = "<|im_end|>",
+                        .blocks = {{"<tool_call>", "</tool_call>"}}},
+                       tokenizer, retention) {}
 
  protected:
-  void write_opening(Script& script, const Conversation& c) const override {
+  void write_opening(Script& script, const TemplateInput& c) const override {
     if (c.size() == 0) refuse(0, "there are no messages");
     const bool has_system = c.role_is(0, Role::system);
     script.at(has_system ? 0 : -1);
@@ -32,7 +32,7 @@ class Qwen25 : public Family {
     write_json_tools(script, c);
   }
 
-  void write_message(Script& script, const Conversation& c, size_t i) const override {
+  void write_message(Script& script, const TemplateInput& c, size_t i) const override {
     const Message& message = c[i];
     if (message.role == Role::tool) {
       return write_tool_response(script, c, i, !c.follows(i, Role::tool), printed_content(message));
@@ -59,12 +59,12 @@ class Qwen25 : public Family {
     script.literal("\n");
   }
 
-  void write_generation_prompt(Script& script, const Conversation&) const override {
+  void write_generation_prompt(Script& script, const TemplateInput&) const override {
     script.literal("<|im_start|>assistant\n");
   }
   void write_turn_end(Script& script) const override { script.literal("\n"); }
 
-  void parse(const Completion& completion, const Conversation&,
+  void parse(const Completion& completion, const TemplateInput&,
              ParsedResponse& out) const override {
     parse_json_calls(completion, {}, out);
   }

@@ -5,23 +5,23 @@
 namespace leeway {
 namespace {
 
-class Qwen3 : public Family {
+class Qwen3 : public FamilyRenderer {
  public:
   Qwen3(const Tokenizer* tokenizer, const ThinkingRetention& retention)
-      : Family({.name = "qwen3",
-                .has_thinking = true,
-                .controls = qwen_controls(true),
-                .stops = {"<|im_end|>", "<|endoftext|>"},
-                .close = "<|im_end|>",
-                .blocks = {{"<think>", "</think>"}, {"<tool_call>", "</tool_call>"}}},
-               tokenizer, retention) {}
+      : FamilyRenderer({.name = "qwen3",
+                        .has_thinking = true,
+                        .controls = qwen_controls(true),
+                        .stops = {"<|im_end|>", "<|endoftext|>"},
+                        .close = "<|im_end|>",
+                        .blocks = {{"<think>", "</think>"}, {"<tool_call>", "</tool_call>"}}},
+                       tokenizer, retention) {}
 
  protected:
-  void prepare(Conversation& c) const override {
+  void prepare(TemplateInput& c) const override {
     c.last_query = last_query_index(c, false, static_cast<int>(c.size()) - 1);
   }
 
-  void write_opening(Script& script, const Conversation& c) const override {
+  void write_opening(Script& script, const TemplateInput& c) const override {
     if (c.size() == 0) refuse(0, "there are no messages");
     const bool has_system = c.role_is(0, Role::system);
     if (!has_system && c.tools.empty()) return;
@@ -37,7 +37,7 @@ class Qwen3 : public Family {
     write_json_tools(script, c);
   }
 
-  void write_message(Script& script, const Conversation& c, size_t i) const override {
+  void write_message(Script& script, const TemplateInput& c, size_t i) const override {
     const Message& message = c[i];
     if (message.role == Role::tool) {
       return write_tool_response(script, c, i, !c.follows(i, Role::tool), printed_content(message));
@@ -57,7 +57,7 @@ class Qwen3 : public Family {
     script.literal("\n");
   }
 
-  void write_assistant(Script& script, const Conversation& c, size_t i) const {
+  void write_assistant(Script& script, const TemplateInput& c, size_t i) const {
     const auto [reasoning, content] = split_thinking(c[i], c[i].content);
     const bool template_keeps =
         static_cast<int>(i) > c.last_query && (c.is_last(i) || !reasoning.empty());
@@ -84,13 +84,13 @@ class Qwen3 : public Family {
     }
   }
 
-  void write_generation_prompt(Script& script, const Conversation& c) const override {
+  void write_generation_prompt(Script& script, const TemplateInput& c) const override {
     script.literal("<|im_start|>assistant\n");
     if (c.thinking_disabled()) script.literal("<think>\n\n</think>\n\n");
   }
   void write_turn_end(Script& script) const override { script.literal("\n"); }
 
-  void parse(const Completion& completion, const Conversation&,
+  void parse(const Completion& completion, const TemplateInput&,
              ParsedResponse& out) const override {
     const Thinking thinking = find_thinking(completion, false);
     const std::string_view reasoning = strip_newlines(thinking.reasoning.value_or(""));

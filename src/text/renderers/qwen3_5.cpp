@@ -5,24 +5,24 @@
 namespace leeway {
 namespace {
 
-class Qwen35 : public Family {
+class Qwen35 : public FamilyRenderer {
  public:
   Qwen35(const Tokenizer* tokenizer, const ThinkingRetention& retention)
-      : Family({.name = "qwen3.5",
-                .has_thinking = true,
-                .controls = qwen_controls(true),
-                .stops = {"<|im_end|>", "<|endoftext|>"},
-                .close = "<|im_end|>",
-                .blocks = {{"<think>", "</think>"}, {"<tool_call>", "</tool_call>"}}},
-               tokenizer, retention) {}
+      : FamilyRenderer({.name = "qwen3.5",
+                        .has_thinking = true,
+                        .controls = qwen_controls(true),
+                        .stops = {"<|im_end|>", "<|endoftext|>"},
+                        .close = "<|im_end|>",
+                        .blocks = {{"<think>", "</think>"}, {"<tool_call>", "</tool_call>"}}},
+                       tokenizer, retention) {}
 
  protected:
-  void prepare(Conversation& c) const override {
+  void prepare(TemplateInput& c) const override {
     c.last_query = last_query_index(c, true, -1);
     if (c.last_query < 0 && c.written == 0) refuse(0, "there is no user message");
   }
 
-  void write_opening(Script& script, const Conversation& c) const override {
+  void write_opening(Script& script, const TemplateInput& c) const override {
     const bool has_system = c.role_is(0, Role::system);
     const std::string_view system = has_system ? strip(c[0].content) : std::string_view();
     if (c.tools.empty() && !has_system) return;
@@ -35,7 +35,7 @@ class Qwen35 : public Family {
     script.literal("<|im_end|>\n");
   }
 
-  void write_tools(Script& script, const Conversation& c) const {
+  void write_tools(Script& script, const TemplateInput& c) const {
     script.literal("# Tools\n\nYou have access to the following functions:\n\n<tools>");
     for (const JsonValue& tool : c.tools) {
       script.literal("\n");
@@ -55,7 +55,7 @@ class Qwen35 : public Family {
         "and do not tell the user about function calls\n</IMPORTANT>");
   }
 
-  void write_message(Script& script, const Conversation& c, size_t i) const override {
+  void write_message(Script& script, const TemplateInput& c, size_t i) const override {
     const Message& message = c[i];
     switch (message.role) {
       case Role::system:
@@ -78,7 +78,7 @@ class Qwen35 : public Family {
     script.literal("\n");
   }
 
-  void write_assistant(Script& script, const Conversation& c, size_t i) const {
+  void write_assistant(Script& script, const TemplateInput& c, size_t i) const {
     const Parts parts = split_thinking(c[i], strip(c[i].content));
     const std::string_view content = parts.content;
     const std::string_view reasoning = strip(parts.reasoning);
@@ -99,7 +99,7 @@ class Qwen35 : public Family {
     }
   }
 
-  void write_call(Script& script, const Conversation& c, size_t i, const ToolCall& call) const {
+  void write_call(Script& script, const TemplateInput& c, size_t i, const ToolCall& call) const {
     script.literal("<tool_call>\n<function=");
     script.words(call.name);
     script.literal(">\n");
@@ -120,17 +120,17 @@ class Qwen35 : public Family {
     script.literal("</function>\n</tool_call>");
   }
 
-  void write_generation_prompt(Script& script, const Conversation& c) const override {
+  void write_generation_prompt(Script& script, const TemplateInput& c) const override {
     script.literal("<|im_start|>assistant\n<think>\n");
     if (c.thinking_disabled()) script.literal("\n</think>\n\n");
   }
   void write_turn_end(Script& script) const override { script.literal("\n"); }
 
-  bool prompt_opens_thinking(const Conversation& c) const override {
+  bool prompt_opens_thinking(const TemplateInput& c) const override {
     return !c.thinking_disabled();
   }
 
-  void parse(const Completion& completion, const Conversation& c,
+  void parse(const Completion& completion, const TemplateInput& c,
              ParsedResponse& out) const override {
     const Thinking thinking = find_thinking(completion, prompt_opens_thinking(c));
     const std::string_view reasoning = strip(thinking.reasoning.value_or(""));

@@ -15,7 +15,7 @@ std::vector<Control> qwen_controls(bool has_thinking) {
   return controls;
 }
 
-void write_json_tools(Script& script, const Conversation& c) {
+void write_json_tools(Script& script, const TemplateInput& c) {
   script.literal(
       "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
       "You are provided with function signatures within <tools></tools> XML tags:\n<tools>");
@@ -29,7 +29,7 @@ void write_json_tools(Script& script, const Conversation& c) {
       "{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n");
 }
 
-void write_tool_response(Script& script, const Conversation& c, size_t i, bool opens,
+void write_tool_response(Script& script, const TemplateInput& c, size_t i, bool opens,
                          std::string_view content) {
   if (opens) script.literal("<|im_start|>user");
   script.literal("\n<tool_response>\n");
@@ -38,7 +38,7 @@ void write_tool_response(Script& script, const Conversation& c, size_t i, bool o
   if (!c.precedes(i, Role::tool)) script.literal("<|im_end|>\n");
 }
 
-int last_query_index(const Conversation& c, bool trimmed, int none) {
+int last_query_index(const TemplateInput& c, bool trimmed, int none) {
   for (size_t i = c.size(); i-- > 0;) {
     if (c[i].role != Role::user) continue;
     const std::string_view content = trimmed ? strip(c[i].content) : c[i].content;

@@ -12,12 +12,12 @@ namespace leeway {
 std::vector<Control> qwen_controls(bool has_thinking);
 
 // The JSON-style tool list of Qwen2.5 and Qwen3, up to the end of the system block.
-void write_json_tools(Script& script, const Conversation& c);
+void write_json_tools(Script& script, const TemplateInput& c);
 // A tool's result: consecutive ones share one user turn.
-void write_tool_response(Script& script, const Conversation& c, size_t i, bool opens,
+void write_tool_response(Script& script, const TemplateInput& c, size_t i, bool opens,
                          std::string_view content);
 // The last user message that is no tool's result in disguise; `none` where there is none.
-int last_query_index(const Conversation& c, bool trimmed, int none);
+int last_query_index(const TemplateInput& c, bool trimmed, int none);
 
 // Content and <tool_call> blocks with JSON in them, after the thinking.
 void parse_json_calls(const Completion& completion, const Thinking& thinking, ParsedResponse& out);
