@@ -21,12 +21,17 @@ function(leeway_layer name)
   target_link_libraries(leeway_${name} PUBLIC leeway_options ${ARG_LINKS})
 endfunction()
 
-# leeway_test(NAME SOURCES .. LINKS ..): one gtest program; each of its tests is a ctest test.
+# leeway_test(NAME [SERIAL] SOURCES .. LINKS ..): one gtest program; each of its tests is a ctest test.
+# SERIAL: they run while no other test does.
 function(leeway_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL" "" "SOURCES;LINKS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINKS} GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE LEEWAY_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                              LEEWAY_BINARY_DIR="${CMAKE_BINARY_DIR}")
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 600)
+  set(properties TIMEOUT 600)
+  if(ARG_SERIAL)
+    set(properties TIMEOUT 900 RUN_SERIAL TRUE)
+  endif()
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 120 PROPERTIES ${properties})
 endfunction()
