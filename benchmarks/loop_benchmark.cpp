@@ -57,7 +57,7 @@ void scheduler_overhead() {
   table.group_size = 8;
   table.max_off_policy_steps = 4;
   table.max_inflight = 1000;
-  table.schedule = "free";
+  table.schedule = RolloutSchedule::free;
   EnvironmentTable sort;
   sort.name = sort.id = "sort";
   EnvironmentMix mix = make_environments({sort}, 1);
@@ -70,7 +70,7 @@ void scheduler_overhead() {
   SteadyClock clock;
   RolloutDriver driver(conversation, sampler, clock, settings);
   constexpr int64_t kBatches = 40;
-  RolloutScheduler scheduler(table, 1, kBatches, mix, driver, sampler);
+  RolloutScheduler scheduler(table, 1, kBatches, mix, driver, sampler, clock);
   const double begin = now();
   int64_t batches = 0, most = 0;
   while (batches < kBatches) {

@@ -17,7 +17,7 @@ using namespace leeway::testing;
 constexpr double kForEver = std::numeric_limits<double>::infinity();
 
 OrchestratorTable one_group(int64_t group_size, std::optional<int64_t> cap,
-                            const std::string& schedule = "free") {
+                            RolloutSchedule schedule = RolloutSchedule::free) {
   OrchestratorTable table;
   table.prompts_per_batch = 1;
   table.group_size = group_size;
@@ -100,7 +100,7 @@ struct OneEnvironment {
 };
 
 TEST(FailureMode, N01_OneBadMomentIsOneRound) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     for (const int64_t failures : {1, 3, 8, 16}) {
       FakeSystem system({.table = one_group(16, 3, schedule), .max_batches = 1},
                         failing([=](int64_t request, int64_t sample) {
@@ -118,7 +118,7 @@ TEST(FailureMode, N01_OneBadMomentIsOneRound) {
 
 // Rounds of a group add up, whatever completes between them; those of others do not count.
 TEST(FailureMode, N02_RoundsOfAGroupAddUpAsTheManualSays) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     for (int64_t rounds = 1; rounds <= 4; ++rounds) {
       OrchestratorTable table = one_group(3, 3, schedule);
       table.prompts_per_batch = 2;
@@ -159,7 +159,7 @@ TEST(FailureMode, N03_ExceptionsGoTheWayOfErrorResults) {
     std::string reply, failure;
     bool submit_throws = false, start_throws = false, hangs = false;
   };
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     for (const int64_t cap : {1, 2}) {
       for (const Case& c : std::vector<Case>{{FailureKind::sampler_error, "abc", "no route"},
                                              {FailureKind::environment_error, "Fa", ""},
@@ -169,7 +169,7 @@ TEST(FailureMode, N03_ExceptionsGoTheWayOfErrorResults) {
                                              {FailureKind::exception, "abc", "", true},
                                              {FailureKind::exception, "abc", "", false, true},
                                              {FailureKind::timeout, "a", "", false, false, true}}) {
-        SCOPED_TRACE(fmt::format("{} {} {:?}", schedule, cap, c.reply));
+        SCOPED_TRACE(fmt::format("{} {} {:?}", name_of(schedule), cap, c.reply));
         bool down = true;
         OneEnvironment environment(0);
         environment.at->on_start = [&](const Example&) {
@@ -222,7 +222,7 @@ TEST(FailureMode, N04_ARetryIsANewRequest) {
 }
 
 TEST(FailureMode, N05_TheWaitBeforeARetryDoubles) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     OrchestratorTable table = one_group(1, std::nullopt, schedule);
     table.retry_backoff = 0.5;
     table.zero_progress_batches = 100.0;
@@ -244,7 +244,7 @@ TEST(FailureMode, N05_TheWaitBeforeARetryDoubles) {
 }
 
 TEST(FailureMode, N06_SurvivorsAreTrainedIfTheyAreEnough) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     for (const int64_t enough : {0, 2, 3, 4}) {
       OrchestratorTable table = one_group(4, 1, schedule);
       table.min_group_size = enough;
@@ -283,7 +283,7 @@ TEST(FailureMode, N06_RolloutsThatEndWithAGroupAreCounted) {
 }
 
 TEST(FailureMode, N07_APoisonousPromptIsLeftOutAlsoAfterAResume) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     OrchestratorTable table = one_group(2, 2, schedule);
     table.max_prompt_failures = 2;
     int64_t starts = 0;
@@ -352,7 +352,7 @@ TEST(FailureMode, N08_DroppedGroupsAreReportedOnce) {
 }
 
 TEST(FailureMode, N09_UnlimitedRetriesOfAPoisonousPromptEnd) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     for (const int64_t off_policy : {0, 2}) {
       OrchestratorTable table = one_group(2, std::nullopt, schedule);
       table.prompts_per_batch = 3;
@@ -365,7 +365,7 @@ TEST(FailureMode, N09_UnlimitedRetriesOfAPoisonousPromptEnd) {
       FakeOptions options{.table = table, .max_batches = 1000};
       options.members = environment.members();
       FakeSystem system(std::move(options), replies([](FakeReply&, int64_t, int64_t) {}));
-      if (schedule == std::string("free") && off_policy > 0) {
+      if (schedule == RolloutSchedule::free && off_policy > 0) {
         // Others are trained meanwhile, and it becomes too old.
         EXPECT_EQ(play(system, 20).result.end, LoopResult::End::finished);
         EXPECT_EQ(system.scheduler.totals().groups_stale, 1);
@@ -384,10 +384,10 @@ TEST(FailureMode, N09_UnlimitedRetriesOfAPoisonousPromptEnd) {
 }
 
 TEST(FailureMode, N10_ARunWhoseGroupsAllFailEnds) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     for (const int64_t cap : {1, 3}) {
       for (const bool some_complete : {false, true}) {
-        SCOPED_TRACE(fmt::format("{} {} {}", schedule, cap, some_complete));
+        SCOPED_TRACE(fmt::format("{} {} {}", name_of(schedule), cap, some_complete));
         OrchestratorTable table = one_group(3, cap, schedule);
         table.prompts_per_batch = 2;
         table.max_off_policy_steps = 1;
@@ -414,7 +414,7 @@ TEST(FailureMode, N10_ARunWhoseGroupsAllFailEnds) {
 }
 
 TEST(FailureMode, N11_OneFailingMemberDoesNotDiscardTheOthers) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     FakeSystem system({.table = one_group(4, 3, schedule), .max_batches = 1},
                       failing([](int64_t request, int64_t sample) {
                         return request == 0 ? sample == 2 : request == 1;
@@ -518,7 +518,8 @@ TEST(FailureMode, AHangIsATimeoutWithAName) {
 
 TEST(FailureMode, NoFailureIsEverAReward) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
-    OrchestratorTable table = one_group(3, 2, seed % 2 == 0 ? "free" : "lockstep");
+    OrchestratorTable table =
+        one_group(3, 2, seed % 2 == 0 ? RolloutSchedule::free : RolloutSchedule::lockstep);
     table.min_group_size = 1;
     table.prompts_per_batch = 3;
     FakeSystem system({.table = table, .max_batches = 6, .seed = seed}, [&](const FakeTalk& talk) {
@@ -542,9 +543,9 @@ TEST(FailureMode, NoFailureIsEverAReward) {
 }
 
 TEST(FailureMode, WithoutAPromptLeftTheRunEnds) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     for (const int64_t off_policy : {0, 1, 3}) {
-      SCOPED_TRACE(fmt::format("{} {}", schedule, off_policy));
+      SCOPED_TRACE(fmt::format("{} {}", name_of(schedule), off_policy));
       OrchestratorTable table = one_group(2, 1, schedule);
       table.prompts_per_batch = 2;
       table.max_off_policy_steps = off_policy;

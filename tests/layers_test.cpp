@@ -32,7 +32,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"base", {}},
     {"kernels", {"base"}},
     {"core", {"kernels", "base"}},
-    {"config", {"core", "base"}},
+    {"config", {"core", "kernels", "base"}},
     {"text", {"base"}},
     {"report", {"base"}},
     {"cuda", {"core", "kernels", "base"}},

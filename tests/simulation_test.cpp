@@ -32,7 +32,7 @@ struct Plan {
     const auto number = [&](int64_t from, int64_t to) {
       return from + static_cast<int64_t>(rng.below(static_cast<uint64_t>(to - from + 1)));
     };
-    table.schedule = number(0, 1) == 0 ? "free" : "lockstep";
+    table.schedule = number(0, 1) == 0 ? RolloutSchedule::free : RolloutSchedule::lockstep;
     table.max_off_policy_steps = number(0, 3);
     table.group_size = number(1, 4);
     table.prompts_per_batch = number(1, 4);
@@ -63,13 +63,13 @@ struct Plan {
     interruptions = number(0, 3);
     if (number(0, 9) == 0) learner_fails = number(1, steps);
   }
-  bool lockstep() const { return table.schedule == "lockstep"; }
+  bool lockstep() const { return table.schedule == RolloutSchedule::lockstep; }
   std::string text() const {
     return fmt::format(
         "{}, {} steps of {} x {}, off-policy {}, in flight {}, cap {}, at least {}, quarantine {}, "
         "zero progress {}, back-off {}; {} prompts, turns {}, trouble {}, hangs {}, poison {}, "
         "slow answers {}, checkpoint every {}, {} interruptions, learner fails {}",
-        table.schedule, steps, table.prompts_per_batch, table.group_size,
+        name_of(table.schedule), steps, table.prompts_per_batch, table.group_size,
         table.max_off_policy_steps, table.max_inflight,
         table.max_error_reschedule_attempts.value_or(0), table.min_group_size,
         table.max_prompt_failures, table.zero_progress_batches, table.retry_backoff, prompts, turns,

@@ -23,7 +23,8 @@ namespace {
 constexpr double kGibi = 1024.0 * 1024.0 * 1024.0;
 
 struct Options {
-  std::string device = "cuda", model = "0.6B", only;
+  Device device = Device::cuda;
+  std::string model = "0.6B", only;
   int repeats = 5;
 };
 
@@ -85,7 +86,7 @@ std::vector<int32_t> random_ids(const ModelConfig& config, int64_t count, Rng& r
 // Waits for the device, so that a clock read next has all of its work behind it.
 void finish_device_work(const Options& options) {
 #ifdef LEEWAY_CUDA
-  if (options.device != "cpu") cudaDeviceSynchronize();
+  if (options.device != Device::cpu) cudaDeviceSynchronize();
 #endif
   static_cast<void>(options);
 }
@@ -95,7 +96,7 @@ void finish_device_work(const Options& options) {
 double used_gib(const Options& options) {
 #ifdef LEEWAY_CUDA
   size_t free = 0, total = 0;
-  if (options.device != "cpu" && cudaMemGetInfo(&free, &total) == cudaSuccess) {
+  if (options.device != Device::cpu && cudaMemGetInfo(&free, &total) == cudaSuccess) {
     return static_cast<double>(total - free) / kGibi;
   }
 #endif
@@ -178,7 +179,7 @@ void train_case(const Options& options, const Workload& work, Trainer& trainer,
 }
 
 void train(const Options& options, const Workload& work, const Parameters& weights) {
-  const MakeTrainingBackend backend = training_backend(options.device, "bf16");
+  const MakeTrainingBackend backend = training_backend(options.device, TrainingPrecision::bf16);
   TrainerTable table;
   table.max_tokens = work.sequences * work.length;  // one pass
   table.optimizer.learning_rate = 1e-6;             // the policy stays where the rollouts are
@@ -238,7 +239,7 @@ void sample(const Options& options, const Workload& work, const Parameters& weig
   const int64_t positions = work.prompts * (work.prompt_length + work.new_tokens + 64);
   engine_options.kv_bytes = positions * config.num_hidden_layers * config.num_key_value_heads *
                             config.head_dim * 2 * static_cast<int64_t>(sizeof(float));
-  engine_options.backend = sampling_backend(options.device, "bf16");
+  engine_options.backend = sampling_backend(options.device, Precision::bf16);
   Engine engine(weights, 0, engine_options);
   std::vector<double> whole, decode;
   for (int round = -1; round < std::min(options.repeats, 3); ++round) {
@@ -263,7 +264,7 @@ Options parse(int argc, char** argv) {
   for (int i = 1; i < argc; i += 2) {
     const std::string name = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
     if (name == "--device" && (value == "cuda" || value == "cpu")) {
-      options.device = value;
+      options.device = *value_named<Device>(value);
     } else if (name == "--model" && (value == "0.6B" || value == "tiny")) {
       options.model = value;
     } else if (name == "--repeats" && std::atoi(value.c_str()) > 0) {
@@ -280,7 +281,7 @@ Options parse(int argc, char** argv) {
 }
 
 void run(const Options& options) {
-  check_device(options.device, "--device " + options.device);
+  check_device(options.device, std::string("--device ") + name_of(options.device));
   const Workload work = workload_of(options);
   const Parameters weights = weights_of(work.config);
   if (options.only != "sample") train(options, work, weights);

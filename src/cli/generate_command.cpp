@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "base/json.h"
+#include "cli/choice_option.h"
 #include "cli/commands.h"
 #include "cli/seed_option.h"
 #include "cli/token_lists.h"
@@ -17,7 +18,8 @@ namespace leeway {
 namespace {
 
 struct Options {
-  std::string model, tokens, precision = "float32", device = "cpu";
+  std::string model, tokens;
+  Device device = Device::cpu;
   int64_t max_new_tokens = 0, samples = 1;
   SamplingSettings sampling;
   uint64_t seed = 0;
@@ -25,10 +27,6 @@ struct Options {
   std::vector<int32_t> stop_ids;
   EngineOptions engine;
 };
-
-Precision precision_of(const std::string& name) {
-  return name == "bf16" ? Precision::bf16 : name == "int8" ? Precision::int8 : Precision::float32;
-}
 
 void write_completions(const std::vector<FinishedSample>& completions) {
   JsonWriter json;
@@ -55,14 +53,13 @@ void write_completions(const std::vector<FinishedSample>& completions) {
 void run(const Options& options) {
   check_sampling(options.sampling);
   check_device(options.device, "--device cuda");
-  if (options.device == "cuda" && options.precision == "int8") {
+  if (options.device == Device::cuda && options.engine.precision == Precision::int8) {
     throw Error("--precision int8: is of the CPU alone; with --device cuda take bf16 or float32");
   }
   const Parameters parameters = load_parameters(options.model);
   const auto prompts = read_token_lists(options.tokens, parameters.config());
   EngineOptions engine_options = options.engine;
-  engine_options.precision = precision_of(options.precision);
-  engine_options.backend = sampling_backend(options.device, options.precision);
+  engine_options.backend = sampling_backend(options.device, engine_options.precision);
   Engine engine(parameters, 0, engine_options);
   std::vector<int32_t> stop_ids = options.stop_ids;
   if (options.stop_at_eos) {
@@ -141,12 +138,8 @@ void add_generate(CLI::App& app, Program&) {
       ->capture_default_str();
   command->add_option("--stop-id", options->stop_ids, "Ids that end a completion");
   command->add_flag("--stop-at-eos", options->stop_at_eos, "End at the model's eos_token_id");
-  command->add_option("--precision", options->precision, "Of the weights while sampling")
-      ->check(CLI::IsMember({"float32", "bf16", "int8"}))
-      ->capture_default_str();
-  command->add_option("--device", options->device, "What computes; cuda needs a GPU")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+  add_choice(*command, "--precision", options->engine.precision, "Of the weights while sampling");
+  add_choice(*command, "--device", options->device, "What computes; cuda needs a GPU");
   command
       ->add_option("--kv-bytes", options->engine.kv_bytes,
                    "Memory for keys and values; requests beyond it wait")

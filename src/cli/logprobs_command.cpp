@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/json.h"
+#include "cli/choice_option.h"
 #include "cli/commands.h"
 #include "cli/token_lists.h"
 #include "core/cpu/policy_head.h"
@@ -18,7 +19,10 @@ namespace leeway {
 namespace {
 
 struct Options {
-  std::string model, tokens, numerics = "exact", device = "cpu", precision = "float32";
+  std::string model, tokens;
+  Numerics numerics = Numerics::exact;
+  Device device = Device::cpu;
+  TrainingPrecision precision = TrainingPrecision::float32;
   int threads = 0;
 };
 
@@ -61,7 +65,7 @@ std::vector<float> score(ThreadPool& pool, const Parameters& parameters, const M
 }
 
 void check_options(const Options& options) {
-  if (options.device == "cpu" && options.precision == "bf16") {
+  if (options.device == Device::cpu && options.precision == TrainingPrecision::bf16) {
     throw Error("--precision bf16: is of the GPU alone; the CPU computes in float32");
   }
   check_device(options.device, "--device cuda");
@@ -71,8 +75,7 @@ void run(const Options& options) {
   check_options(options);
   const Parameters parameters = load_parameters(options.model);
   const auto lists = read_token_lists(options.tokens, parameters.config());
-  const TrainingOptions training{.numerics =
-                                     options.numerics == "fast" ? Numerics::fast : Numerics::exact};
+  const TrainingOptions training{.numerics = options.numerics};
   ThreadPool pool(options.threads);
   std::unique_ptr<TrainingBackend> gpu;
   if (const auto make = training_backend(options.device, options.precision)) {
@@ -130,18 +133,11 @@ void add_logprobs(CLI::App& app, Program&) {
       ->required();
   command->add_option("--tokens", options->tokens, "JSON file with token ids, or - for stdin")
       ->required();
-  command
-      ->add_option(
-          "--numerics", options->numerics,
-          "On the CPU. exact: bit for bit what sampling records; fast: products by the BLAS")
-      ->check(CLI::IsMember({"exact", "fast"}))
-      ->capture_default_str();
-  command->add_option("--device", options->device, "What computes; cuda needs a GPU")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
-  command->add_option("--precision", options->precision, "Of the passes on cuda")
-      ->check(CLI::IsMember({"float32", "bf16"}))
-      ->capture_default_str();
+  add_choice(*command, "--numerics", options->numerics,
+             "On the CPU. exact: bit for bit what sampling records; fast: products by the BLAS");
+  add_choice(*command, "--device", options->device, "What computes; cuda needs a GPU");
+  add_choice(*command, "--precision", options->precision, "Of the passes on cuda",
+             {"float32", "bf16"});
   command->add_option("--threads", options->threads, "0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

@@ -147,15 +147,14 @@ std::string summary_text(const RunSummary& summary, bool quick_start) {
 // What is said of settings that are new.
 void note_new_steps(const ResumedConfig& config, Resumption& resumption) {
   const RunConfig& run = config.now.run;
-  const auto add = [&](const char* table, int64_t before, int64_t now,
-                       const std::string& schedule) {
+  const auto add = [&](const char* table, int64_t before, int64_t now, RateSchedule schedule) {
     if (before == now) return;
     std::string note = fmt::format("{}.max_steps is {} now, {} before", table, now, before);
-    if (schedule != "constant") {
+    if (schedule != RateSchedule::constant) {
       note += fmt::format(
           "; {}.schedule = \"{}\" ends with it: from here on the learning rate follows the course "
           "to the new end",
-          table, schedule);
+          table, name_of(schedule));
     }
     resumption.notes.push_back(note);
   };

@@ -21,6 +21,9 @@ template <class T>
 bool is(const Field& field) {
   return std::holds_alternative<T*>(field.target);
 }
+bool is_text(const Field& field) {
+  return is<std::string>(field) || std::holds_alternative<EnumTarget>(field.target);
+}
 
 }  // namespace
 
@@ -48,12 +51,12 @@ const Field* Section::find(const std::string& key) const {
 std::string type_text(const Field& field) {
   if (is<bool>(field)) return "true or false";
   if (is<double>(field) || is<AutoNumber>(field)) return "number";
-  return is<std::string>(field) ? "text" : "integer";
+  return is_text(field) ? "text" : "integer";
 }
 
 std::string values_text(const Field& field) {
   if (is<bool>(field)) return "";
-  if (is<std::string>(field)) {
+  if (is_text(field)) {
     if (!field.choices.empty()) return fmt::format("one of {}", fmt::join(field.choices, ", "));
     return field.may_be_empty ? "" : "not empty";
   }
@@ -73,6 +76,7 @@ std::string demand(const Field& field) {
 
 std::string toml_text(const Field& field) {
   struct Writer {
+    const Field& field;
     std::string operator()(const bool* value) const { return *value ? "true" : "false"; }
     std::string operator()(const int64_t* value) const { return fmt::format("{}", *value); }
     std::string operator()(const double* value) const { return fmt::format("{}", *value); }
@@ -84,8 +88,11 @@ std::string toml_text(const Field& field) {
       const bool undecided = number->automatic && number->value == 0.0;
       return undecided ? "\"auto\"" : fmt::format("{}", number->value);
     }
+    std::string operator()(const EnumTarget& target) const {
+      return toml_string(field.choices.at(target.get(target.value)));
+    }
   };
-  return std::visit(Writer{}, field.target);
+  return std::visit(Writer{field}, field.target);
 }
 
 }  // namespace leeway

@@ -24,17 +24,24 @@ struct Range {
   std::string text() const;  // "at least 0", "above 0", "0 to 1", "0 to below 1"; "" if unbounded
 };
 
+// Where a value of some enum lives; the value is known by its place in the enum.
+struct EnumTarget {
+  void* value;
+  size_t (*get)(const void* value);
+  void (*set)(void* value, size_t place);
+};
+
 // One key. `target` is where its value lives; it must outlive the field.
 struct Field {
   // An optional integer is "unlimited" for none.
-  using Target =
-      std::variant<bool*, int64_t*, double*, std::string*, std::optional<int64_t>*, AutoNumber*>;
+  using Target = std::variant<bool*, int64_t*, double*, std::string*, std::optional<int64_t>*,
+                              AutoNumber*, EnumTarget>;
 
   std::string key;
   Target target;
   std::string meaning;               // one sentence
   Range range;                       // of numbers
-  std::vector<std::string> choices;  // of text; none: any
+  std::vector<std::string> choices;  // of text, none: any; of an enum, the names of its values
   bool may_be_empty = true;          // text
   std::vector<std::string> owners;   // [[environment]]: names that have the key; none: all
   // Why the key has no effect beside the values that the others have now, with the remedy. Such a

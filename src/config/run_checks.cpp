@@ -28,7 +28,7 @@ class Checks {
             fmt::format("model.num_attention_heads ({}) must be a multiple of "
                         "model.num_key_value_heads ({})",
                         m.num_attention_heads, m.num_key_value_heads));
-    require(m.model_type != "llama" || m.hidden_size % m.num_attention_heads == 0,
+    require(m.model_type != ModelType::llama || m.hidden_size % m.num_attention_heads == 0,
             {"model.num_attention_heads", "model.hidden_size", "model.model_type"},
             fmt::format("with model.model_type = \"llama\", model.hidden_size ({}) must be a "
                         "multiple of model.num_attention_heads ({})",
@@ -39,15 +39,16 @@ class Checks {
   void trainer() {
     const TrainerTable& t = run_.trainer;
     effective(
-        t.optimizer_steps != "minibatch" || t.minibatches > 1, "trainer.optimizer_steps",
-        {"trainer.minibatches"},
+        t.optimizer_steps != OptimizerSteps::minibatch || t.minibatches > 1,
+        "trainer.optimizer_steps", {"trainer.minibatches"},
         "trainer.optimizer_steps = \"minibatch\" is inert with trainer.minibatches = 1; raise "
         "minibatches or leave optimizer_steps out");
-    const bool on_gpu = run_.model.device == "cuda";
-    require(on_gpu || t.precision != "bf16", {"trainer.precision", "model.device"},
+    const bool on_gpu = run_.model.device == Device::cuda;
+    require(on_gpu || t.precision != TrainingPrecision::bf16, {"trainer.precision", "model.device"},
             "the CPU trains in float32; leave trainer.precision out, or set model.device = "
             "\"cuda\"");
-    require(!on_gpu || run_.rollout.precision != "int8", {"rollout.precision", "model.device"},
+    require(!on_gpu || run_.rollout.precision != Precision::int8,
+            {"rollout.precision", "model.device"},
             "int8 is of the CPU alone; with model.device = \"cuda\" take bf16 or float32");
   }
 
@@ -67,7 +68,8 @@ class Checks {
               fmt::format("inert: trainer.loss.preset = \"{}\" reads no ref with these keys; take "
                           "a loss that does (grpo with ref_kl), or leave it out",
                           loss_->preset));
-    effective(t.prox_forward == "auto" || loss_->reads(Stream::prox), "trainer.prox_forward", keys,
+    effective(t.prox_forward == ProxForward::automatic || loss_->reads(Stream::prox),
+              "trainer.prox_forward", keys,
               fmt::format("inert: trainer.loss.preset = \"{}\" reads no prox with these keys; take "
                           "a loss that does (ppo), or leave it out",
                           loss_->preset));

@@ -48,9 +48,16 @@ Field text(const char* key, std::string& value, const char* meaning) {
 Field word(const char* key, std::string& value, const char* meaning) {
   return {.key = key, .target = &value, .meaning = meaning, .may_be_empty = false};
 }
-Field choice(const char* key, std::string& value, std::vector<std::string> choices,
-             const char* meaning) {
-  return {.key = key, .target = &value, .meaning = meaning, .choices = std::move(choices)};
+template <NamedEnum E>
+Field choice(const char* key, E& value, const char* meaning) {
+  const EnumTarget target{
+      .value = &value,
+      .get = [](const void* at) { return static_cast<size_t>(*static_cast<const E*>(at)); },
+      .set = [](void* at, size_t place) { *static_cast<E*>(at) = static_cast<E>(place); }};
+  return {.key = key,
+          .target = target,
+          .meaning = meaning,
+          .choices = {kNames<E>.begin(), kNames<E>.end()}};
 }
 
 // A key that the value of the key `by` leaves without effect if `condition` holds.
@@ -74,7 +81,7 @@ std::vector<Field> model_fields(ModelTable& t) {
                  "`byte`, or a tokenizer.json; empty takes that of `path`, and `byte` from "
                  "scratch."),
             "byte"),
-      choice("device", t.device, {"cpu", "cuda"},
+      choice("device", t.device,
              "What trains and samples; cuda needs a GPU and a build with PyTorch for CUDA."),
   };
   const std::string reason = fmt::format(
@@ -82,7 +89,7 @@ std::vector<Field> model_fields(ModelTable& t) {
       "of the two",
       toml_string(t.path));
   for (Field& field : std::vector<Field>{
-           choice("model_type", t.model_type, {"llama", "qwen2", "qwen3"},
+           choice("model_type", t.model_type,
                   "Family of the decoder; qwen2 has biases on queries, keys and values, qwen3 "
                   "norms on queries and keys."),
            integer("vocab_size", t.vocab_size, 0, 0x1p30,
@@ -124,9 +131,9 @@ std::vector<Field> optimizer_fields(OptimizerTable& t, const std::string& path) 
                             .range = kNotNegative},
       integer("warmup_steps", t.warmup_steps, 0, kMostSteps,
               "Optimizer steps over which the rate rises from 0 to `learning_rate`."),
-      choice("schedule", t.schedule, {"constant", "linear", "cosine"},
+      choice("schedule", t.schedule,
              "How the rate goes on after the warm-up, down to `final_rate` at the last step."),
-      inert_if(t.schedule == "constant", path + ".schedule",
+      inert_if(t.schedule == RateSchedule::constant, path + ".schedule",
                fmt::format("inert with {}.schedule = \"constant\"; set schedule to \"linear\" or "
                            "\"cosine\", or leave final_rate out",
                            path),
@@ -167,19 +174,19 @@ std::vector<Field> sft_fields(SftTable& t) {
   return fields;
 }
 
-std::vector<Field> trainer_fields(TrainerTable& t, const std::string& device) {
-  const bool on_gpu = device == "cuda";
+std::vector<Field> trainer_fields(TrainerTable& t, Device device) {
+  const bool on_gpu = device == Device::cuda;
   const std::string of_cpu =
       "is of the CPU alone and inert with model.device = \"cuda\"; leave it out";
   std::vector<Field> fields = {
       integer("max_steps", t.max_steps, 1, kMostSteps, "Batches of rollouts to train on."),
       integer("epochs", t.epochs, 1, 1000, "Passes over each batch."),
       integer("minibatches", t.minibatches, 1, kMostPrompts, "Parts that a batch is cut into."),
-      choice("optimizer_steps", t.optimizer_steps, {"batch", "minibatch"},
+      choice("optimizer_steps", t.optimizer_steps,
              "One optimizer step after all parts of a pass, or one after each part."),
       integer("max_tokens", t.max_tokens, 1, kMostTokens,
               "Tokens of one forward and backward pass at most."),
-      choice("prox_forward", t.prox_forward, {"auto", "always", "never"},
+      choice("prox_forward", t.prox_forward,
              "Whether the policy before the update is evaluated for losses that read `prox`; auto "
              "does so when more than one optimizer step follows."),
       input(word("reference", t.reference,
@@ -192,10 +199,10 @@ std::vector<Field> trainer_fields(TrainerTable& t, const std::string& device) {
       number("entropy_bonus", t.entropy_bonus, kNotNegative,
              "Times the mean entropy, taken off the loss."),
       inert_if(on_gpu, "model.device", of_cpu,
-               choice("numerics", t.numerics, {"exact", "fast"},
+               choice("numerics", t.numerics,
                       "Exact gives the sampler's bits whatever is computed side by side; fast uses "
                       "the BLAS; on the CPU.")),
-      choice("precision", t.precision, {"auto", "float32", "bf16"},
+      choice("precision", t.precision,
              "Of the trainer's passes, whose weights and optimizer are float32; auto is bf16 on "
              "cuda and float32 on cpu, which has no other."),
       flag("recompute_activations", t.recompute_activations,
@@ -214,7 +221,7 @@ std::vector<Field> orchestrator_fields(OrchestratorTable& t) {
       integer("group_size", t.group_size, 1, kMostRollouts, "Rollouts of a prompt."),
       integer("max_off_policy_steps", t.max_off_policy_steps, 0, kMostSteps,
               "How many updates a trained token may be behind; 0 is strictly on-policy."),
-      choice("schedule", t.schedule, {"lockstep", "free"},
+      choice("schedule", t.schedule,
              "Lockstep repeats a run bit for bit; free lets sampling run ahead as it can."),
       integer("max_inflight", t.max_inflight, 0, kMostPrompts,
               "Rollouts under way at most; 0 for as many as staleness allows."),
@@ -236,9 +243,7 @@ std::vector<Field> orchestrator_fields(OrchestratorTable& t) {
              "Seconds before a group's first retry; doubles every round, up to a minute."),
       number("rollout_timeout", t.rollout_timeout, kNotNegative,
              "Seconds from a rollout's start to its end; 0 waits for ever."),
-      choice("advantage", t.advantage,
-             {"group_mean", "group_deviation", "leave_one_out", "max_rl", "reinforce_pp"},
-             "How the rewards of a group become advantages."),
+      choice("advantage", t.advantage, "How the rewards of a group become advantages."),
       number("length_penalty", t.length_penalty, kWeightOrNone,
              "Taken off the longest of a group's best rollouts, less off shorter ones; 0 is off."),
       flag("filter_zero_advantages", t.filter_zero_advantages,
@@ -275,8 +280,8 @@ std::vector<Field> rollout_fields(RolloutTable& t) {
       number("min_p", t.min_p, kShare,
              "Samples among tokens of at least this share of the likeliest one's probability; "
              "training needs 0."),
-      choice("precision", t.precision, {"float32", "bf16", "int8"}, "Of the sampler's weights."),
-      choice("kv_after_swap", t.kv_after_swap, {"keep", "recompute"},
+      choice("precision", t.precision, "Of the sampler's weights."),
+      choice("kv_after_swap", t.kv_after_swap,
              "What becomes of the keys and values of unfinished rollouts when weights change."),
       text("stop", t.stop,
            "Text whose last token ends a completion; empty leaves it to renderer and model."),
@@ -404,8 +409,10 @@ Section describe(EnvironmentTable& t, size_t index) {
   section.path = fmt::format("environment.{}", index);
   section.about = "Where prompts and rewards come from: one table for each environment.";
   section.fields = {
-      choice("name", t.name, {"sort", "arithmetic", "calculator", "jsonl", "process"},
-             "The kind of environment; must be given."),
+      {.key = "name",
+       .target = &t.name,
+       .meaning = "The kind of environment; must be given.",
+       .choices = {"sort", "arithmetic", "calculator", "jsonl", "process"}},
       text("id", t.id,
            "Its name in metrics, unlike all others; empty takes `name`, numbered from 1 if that "
            "comes twice."),
@@ -421,8 +428,8 @@ Section describe(EnvironmentTable& t, size_t index) {
       of(files,
          input(text("eval_data", t.eval_data,
                     "File of held-out prompts; empty keeps some of `data` out of training."))),
-      of({"jsonl"}, choice("verifier", t.verifier, {"exact", "numeric", "regex", "choice"},
-                           "How an answer is compared with the expected one.")),
+      of({"jsonl"},
+         choice("verifier", t.verifier, "How an answer is compared with the expected one.")),
       of(files, word("prompt_key", t.prompt_key, "Key of the prompt in a line.")),
       of({"jsonl"}, word("answer_key", t.answer_key, "Key of the expected answer in a line.")),
       of({"calculator", "jsonl"},

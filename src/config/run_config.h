@@ -10,15 +10,17 @@
 #include <string>
 #include <vector>
 
+#include "config/settings.h"
+
 namespace leeway {
 
 // [model]: a Hugging Face folder, or the shape of a model made from scratch (never both).
 struct ModelTable {
-  std::string path;            // empty: from scratch
-  std::string tokenizer;       // "byte", a tokenizer.json; empty: that of `path`, else "byte"
-  std::string device = "cpu";  // cpu | cuda, of trainer and sampler
+  std::string path;             // empty: from scratch
+  std::string tokenizer;        // "byte", a tokenizer.json; empty: that of `path`, else "byte"
+  Device device = Device::cpu;  // of trainer and sampler
   // From scratch, keys of config.json. vocab_size 0: what the tokenizer needs.
-  std::string model_type = "llama";
+  ModelType model_type = ModelType::llama;
   int64_t vocab_size = 0;
   int64_t hidden_size = 96;
   int64_t intermediate_size = 192;
@@ -51,9 +53,9 @@ inline AutoNumber auto_number() {
 // Keys that [trainer] and [sft] share.
 struct OptimizerTable {
   AutoNumber learning_rate = 1e-3;
-  int64_t warmup_steps = 0;           // optimizer steps from 0 to the full rate
-  std::string schedule = "constant";  // constant | linear | cosine, from the end of the warm-up on
-  double final_rate = 0.0;            // share of learning_rate at the end of linear and cosine
+  int64_t warmup_steps = 0;                        // optimizer steps from 0 to the full rate
+  RateSchedule schedule = RateSchedule::constant;  // from the end of the warm-up on
+  double final_rate = 0.0;  // share of learning_rate at the end of linear and cosine
   double beta1 = 0.9;
   double beta2 = 0.95;
   double epsilon = 1e-8;
@@ -76,17 +78,17 @@ struct SftTable {
 
 // [trainer]
 struct TrainerTable {
-  int64_t max_steps = 100;                // rollout batches trained
-  int64_t epochs = 1;                     // passes over each batch
-  int64_t minibatches = 1;                // parts of a batch
-  std::string optimizer_steps = "batch";  // batch | minibatch: one step after all parts, or each
-  int64_t max_tokens = 16384;             // of one forward and backward pass
-  std::string prox_forward = "auto";      // auto | always | never
-  std::string reference = "initial";      // the policy at step 0, or a Hugging Face folder
-  std::string teacher;                    // a Hugging Face folder; for teacher_tau
+  int64_t max_steps = 100;  // rollout batches trained
+  int64_t epochs = 1;       // passes over each batch
+  int64_t minibatches = 1;  // parts of a batch
+  OptimizerSteps optimizer_steps = OptimizerSteps::batch;
+  int64_t max_tokens = 16384;  // of one forward and backward pass
+  ProxForward prox_forward = ProxForward::automatic;
+  std::string reference = "initial";  // the policy at step 0, or a Hugging Face folder
+  std::string teacher;                // a Hugging Face folder; for teacher_tau
   double entropy_bonus = 0.0;
-  std::string numerics = "exact";  // exact | fast
-  std::string precision = "auto";  // auto | float32 | bf16, of the passes; weights are float32
+  Numerics numerics = Numerics::exact;
+  TrainingPrecision precision = TrainingPrecision::automatic;
   bool recompute_activations = false;
   int64_t threads = 0;  // 0: by plan
   // Keys stand in [trainer] itself. A policy that can do something loses it to steps of a careless
@@ -101,19 +103,19 @@ double automatic_learning_rate(int64_t hidden_size);
 // [orchestrator]
 struct OrchestratorTable {
   int64_t prompts_per_batch = 32;
-  int64_t group_size = 8;             // rollouts of a prompt
-  int64_t max_off_policy_steps = 1;   // 0: strictly on-policy
-  std::string schedule = "lockstep";  // lockstep | free
-  int64_t max_inflight = 0;           // rollouts; 0: as many as staleness allows
-  int64_t max_turns = 8;              // of a rollout
+  int64_t group_size = 8;            // rollouts of a prompt
+  int64_t max_off_policy_steps = 1;  // 0: strictly on-policy
+  RolloutSchedule schedule = RolloutSchedule::lockstep;
+  int64_t max_inflight = 0;  // rollouts; 0: as many as staleness allows
+  int64_t max_turns = 8;     // of a rollout
   std::optional<int64_t> max_error_reschedule_attempts = 3;  // "unlimited": none
-  int64_t min_group_size = 0;            // rollouts a group given up is trained with; 0: all
-  int64_t max_prompt_failures = 3;       // groups of a prompt given up before it is left out
-  double zero_progress_batches = 4.0;    // batches' worth of failures in a row that end the run
-  double retry_backoff = 0.1;            // seconds before the first retry; doubles every round
-  double rollout_timeout = 600.0;        // seconds; 0: none
-  std::string advantage = "group_mean";  // advantages.h
-  double length_penalty = 0.0;           // length shaping; 0: off
+  int64_t min_group_size = 0;          // rollouts a group given up is trained with; 0: all
+  int64_t max_prompt_failures = 3;     // groups of a prompt given up before it is left out
+  double zero_progress_batches = 4.0;  // batches' worth of failures in a row that end the run
+  double retry_backoff = 0.1;          // seconds before the first retry; doubles every round
+  double rollout_timeout = 600.0;      // seconds; 0: none
+  AdvantageKind advantage = AdvantageKind::group_mean;
+  double length_penalty = 0.0;  // length shaping; 0: off
   bool filter_zero_advantages = false;
 };
 
@@ -125,9 +127,9 @@ struct RolloutTable {
   int64_t top_k = 0;
   double top_p = 1.0;
   double min_p = 0.0;
-  std::string precision = "float32";   // float32 | bf16 | int8
-  std::string kv_after_swap = "keep";  // keep | recompute
-  std::string stop;                    // text whose last token ends a completion; "": renderer, eos
+  Precision precision = Precision::float32;
+  KvAfterSwap kv_after_swap = KvAfterSwap::keep;
+  std::string stop;  // text whose last token ends a completion; "": renderer, eos
   int64_t kv_bytes = int64_t{1} << 30;
   int64_t max_sequences = 256;
   int64_t threads = 0;  // 0: by plan
@@ -164,12 +166,12 @@ struct EnvironmentTable {
   std::string name;     // sort | arithmetic | calculator | jsonl | process
   std::string id;       // in metric names; empty: the name, numbered if it comes twice
   double weight = 1.0;  // share of prompts
-  int64_t min_length = 4, max_length = 8;  // sort: letters
-  int64_t max_operand = 99;                // arithmetic, calculator
-  int64_t terms = 2;                       // arithmetic, calculator: numbers in a sum
-  std::string operators = "+-";            // arithmetic, calculator: of + - *
-  std::string data, eval_data;             // jsonl, process: files
-  std::string verifier = "exact";          // jsonl: exact | numeric | regex | choice
+  int64_t min_length = 4, max_length = 8;       // sort: letters
+  int64_t max_operand = 99;                     // arithmetic, calculator
+  int64_t terms = 2;                            // arithmetic, calculator: numbers in a sum
+  std::string operators = "+-";                 // arithmetic, calculator: of + - *
+  std::string data, eval_data;                  // jsonl, process: files
+  VerifierKind verifier = VerifierKind::exact;  // jsonl
   std::string prompt_key = "prompt", answer_key = "answer";  // jsonl
   double format_weight = 0.0;  // calculator, jsonl: reward part for a well-formed answer; 0: off
   std::string command;         // process: run by /bin/sh

@@ -60,7 +60,15 @@ class Assign {
     if (!field_.range.holds(value)) refuse(given_, demand(field_));
     *target = value;
   }
-  void operator()(std::string* target) const {
+  void operator()(std::string* target) const { *target = text(); }
+  void operator()(const EnumTarget& target) const {
+    const auto place = std::find(field_.choices.begin(), field_.choices.end(), text());
+    target.set(target.value, static_cast<size_t>(place - field_.choices.begin()));
+  }
+
+ private:
+  // Checked: one of the choices, where there are some.
+  const std::string& text() const {
     const auto* text = std::get_if<std::string>(&given_.value);
     if (text == nullptr) {
       refuse(given_, demand(field_) + "; write it in quotes, as in \"" +
@@ -76,10 +84,9 @@ class Assign {
       const std::string near = nearest_name(*text, field_.choices);
       refuse(given_, demand(field_) + (near.empty() ? "" : "; did you mean " + near + "?"));
     }
-    *target = *text;
+    return *text;
   }
 
- private:
   const Field& field_;
   const Given& given_;
 };

@@ -17,17 +17,13 @@
 #include <memory>
 #include <vector>
 
+#include "config/settings.h"
 #include "engine/backend.h"
 #include "engine/request.h"
 #include "kernels/matmul.h"
 #include "model/parameters.h"
 
 namespace leeway {
-
-// What becomes of the keys and values of running requests when weights are swapped: kept (the field
-// does this; the next tokens are sampled from a mixture of both policies' states), or computed
-// again with the new weights (the next tokens are exactly the new policy's).
-enum class KvAfterSwap { keep, recompute };
 
 struct EngineOptions {
   Precision precision = Precision::float32;

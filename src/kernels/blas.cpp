@@ -35,8 +35,6 @@ Sgemm* sgemm() {
 
 }  // namespace
 
-const char* name_of(Numerics numerics) { return numerics == Numerics::exact ? "exact" : "fast"; }
-
 void require_blas() {
   if (sgemm() == nullptr) {
     throw Error(

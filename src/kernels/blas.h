@@ -9,11 +9,6 @@
 
 namespace leeway {
 
-// `exact`: every product is ours, with one fixed order (kernels/matmul.h). `fast`: products of
-// training passes go to the BLAS.
-enum class Numerics { exact, fast };
-const char* name_of(Numerics numerics);
-
 // Throws Error with the remedy if the machine has no BLAS that can be loaded. Call before a pass
 // that uses `multiply` with `fast`.
 void require_blas();

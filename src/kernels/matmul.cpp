@@ -222,15 +222,6 @@ void pack_panel(const Operand& b, int64_t k0, int64_t depth, int64_t n0, int64_t
 
 }  // namespace
 
-const char* name_of(Precision precision) {
-  switch (precision) {
-    case Precision::float32: return "float32";
-    case Precision::bf16: return "bf16";
-    case Precision::int8: return "int8";
-  }
-  return "?";
-}
-
 void gemm(Team& team, int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, float* c,
           int64_t ldc, Start start) {
   LEEWAY_CHECK(!a.bf16, "the left operand of gemm is float32");

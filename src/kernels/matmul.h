@@ -16,11 +16,9 @@
 
 #include "base/aligned.h"
 #include "base/thread_pool.h"
+#include "kernels/numerics.h"
 
 namespace leeway {
-
-enum class Precision { float32, bf16, int8 };
-const char* name_of(Precision precision);
 
 // Element (i, j) of a matrix of float32 or, with `bf16`, of the upper halves of float32.
 struct Operand {

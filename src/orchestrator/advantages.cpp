@@ -1,26 +1,15 @@
 #include "orchestrator/advantages.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <utility>
 
 #include "leeway/error.h"
-#include "leeway/presets.h"
 
 namespace leeway {
 namespace {
-
-constexpr std::array<std::pair<const char*, AdvantageKind>, 5> kKinds{{
-    {"group_mean", AdvantageKind::group_mean},
-    {"group_deviation", AdvantageKind::group_deviation},
-    {"leave_one_out", AdvantageKind::leave_one_out},
-    {"max_rl", AdvantageKind::max_rl},
-    {"reinforce_pp", AdvantageKind::reinforce_pp},
-}};
 
 // In ascending order, so that the sum does not depend on the order in which rollouts finished.
 double sum(std::vector<double> values) {
@@ -101,23 +90,6 @@ void scale_by_batch(std::vector<std::vector<double>>& groups) {
 }
 
 }  // namespace
-
-AdvantageKind parse_advantage_kind(std::string_view name) {
-  for (const auto& [known, kind] : kKinds) {
-    if (name == known) return kind;
-  }
-  const std::vector<std::string> names = advantage_kind_names();
-  const std::string near = nearest_name(name, names);
-  throw Error(fmt::format("no advantage is called \"{}\"{}; there are: {}", name,
-                          near.empty() ? "" : fmt::format("; did you mean {}?", near),
-                          fmt::join(names, ", ")));
-}
-
-std::vector<std::string> advantage_kind_names() {
-  std::vector<std::string> names;
-  for (const auto& [name, kind] : kKinds) names.emplace_back(name);
-  return names;
-}
 
 AdvantageResult compute_advantages(std::span<const GroupRewards> groups,
                                    const AdvantageOptions& options) {

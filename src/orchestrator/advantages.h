@@ -13,16 +13,11 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
-namespace leeway {
+#include "config/settings.h"
 
-enum class AdvantageKind { group_mean, group_deviation, leave_one_out, max_rl, reinforce_pp };
-// Throws Error for an unknown name, with the nearest.
-AdvantageKind parse_advantage_kind(std::string_view name);
-std::vector<std::string> advantage_kind_names();
+namespace leeway {
 
 struct AdvantageOptions {
   AdvantageKind kind = AdvantageKind::group_mean;

@@ -276,12 +276,13 @@ TEST(Advantages, RefuseWhatIsNoReward) {
 }
 
 TEST(AdvantageKinds, AreKnownByName) {
-  const std::vector<std::string> names = advantage_kind_names();
-  ASSERT_EQ(names.size(), std::size(kAll));
-  for (size_t i = 0; i < names.size(); ++i) EXPECT_EQ(parse_advantage_kind(names[i]), kAll[i]);
-  expect_refused([] { parse_advantage_kind("group_men"); },
-                 {"group_men", "did you mean group_mean", "reinforce_pp"});
-  expect_refused([] { parse_advantage_kind(""); }, {"there are: group_mean"});
+  ASSERT_EQ(kNames<AdvantageKind>.size(), std::size(kAll));
+  for (const AdvantageKind kind : kAll) {
+    EXPECT_EQ(value_named<AdvantageKind>(name_of(kind)), kind);
+  }
+  EXPECT_STREQ(name_of(AdvantageKind::leave_one_out), "leave_one_out");
+  EXPECT_EQ(value_named<AdvantageKind>("group_men"), std::nullopt);
+  EXPECT_EQ(value_named<AdvantageKind>(""), std::nullopt);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "leeway/error.h"
-#include "leeway/presets.h"
 #include "orchestrator/environment_factories.h"
 #include "orchestrator/jsonl_prompts.h"
 #include "orchestrator/verifiers.h"
@@ -15,20 +14,6 @@ namespace leeway {
 namespace {
 
 using Kind = JsonValue::Kind;
-
-enum class VerifierKind { exact, numeric, regex, choice };
-
-VerifierKind verifier_of(const std::string& name) {
-  if (name == "exact") return VerifierKind::exact;
-  if (name == "numeric") return VerifierKind::numeric;
-  if (name == "regex") return VerifierKind::regex;
-  if (name == "choice") return VerifierKind::choice;
-  const std::string near = nearest_name(name, {"exact", "numeric", "regex", "choice"});
-  throw Error(
-      fmt::format("verifier = \"{}\" is not known{}; there are: exact, numeric, regex, "
-                  "choice",
-                  name, near.empty() ? "" : fmt::format("; did you mean {}?", near)));
-}
 
 std::string answer_of(const JsonValue& object, const std::string& key, VerifierKind verifier) {
   const JsonValue& value = jsonl_member(object, key, "answer_key");
@@ -54,7 +39,7 @@ class JsonlEpisode : public Episode {
  public:
   JsonlEpisode(const EnvironmentTable& table, VerifierKind verifier, std::string answer,
                std::optional<AnswerPattern> pattern)
-      : part_(table.verifier),
+      : part_(name_of(table.verifier)),
         format_weight_(table.format_weight),
         verifier_(verifier),
         answer_(std::move(answer)),
@@ -92,7 +77,7 @@ class JsonlEpisode : public Episode {
 class JsonlEnvironment : public Environment {
  public:
   explicit JsonlEnvironment(const EnvironmentTable& table)
-      : table_(table), verifier_(verifier_of(table.verifier)) {
+      : table_(table), verifier_(table.verifier) {
     prompts_ =
         read_jsonl_prompts(table.data, table.eval_data,
                            {.prompt_key = table.prompt_key,

@@ -18,7 +18,7 @@ using ::leeway::testing::rendered_reply;
 using ::leeway::testing::TestFolder;
 
 EnvironmentTable table(const std::string& data, const std::string& eval_data = "",
-                       const std::string& verifier = "exact") {
+                       VerifierKind verifier = VerifierKind::exact) {
   EnvironmentTable t;
   t.name = "jsonl";
   t.data = data;
@@ -118,24 +118,28 @@ TEST(JsonlEnvironment, ReadsConversationsKeysOfOtherNamesAndDemonstrations) {
 TEST(JsonlEnvironment, RewardsByItsVerifierAndForTheFormat) {
   const TestFolder folder;
   struct Case {
-    const char *verifier, *answer;
+    VerifierKind verifier;
+    const char* answer;
     Reply reply;
     const char* parts;
   };
   const std::vector<Case> cases{
-      {"exact", "Paris", plain_reply("Paris\n"), "exact 1 * 1, format 0.5 * 1"},
-      {"exact", "Paris", plain_reply("Paris", true), "exact 1 * 1, format 0.5 * 0"},
-      {"exact", "Paris", plain_reply("Rome\n"), "exact 1 * 0, format 0.5 * 1"},
-      {"exact", "Paris", plain_reply(""), "exact 1 * 0, format 0.5 * 0"},
-      {"numeric", "1,000", rendered_reply("It is 1000."), "numeric 1 * 1, format 0.5 * 1"},
-      {"numeric", "1", rendered_reply("unknown"), "numeric 1 * 0, format 0.5 * 0"},
-      {"numeric", "1", rendered_reply("", false), "numeric 1 * 0, format 0.5 * 0"},
-      {"regex", "^(yes|ja)\\\\b", plain_reply("yes!"), "regex 1 * 1, format 0.5 * 1"},
-      {"regex", "^(yes|ja)\\\\b", plain_reply("yes!", true), "regex 1 * 1, format 0.5 * 0"},
-      {"regex", "^(yes|ja)\\\\b", plain_reply("no"), "regex 1 * 0, format 0.5 * 0"},
-      {"choice", "B", rendered_reply("(B)"), "choice 1 * 1, format 0.5 * 1"},
-      {"choice", "A", rendered_reply("The answer is B"), "choice 1 * 0, format 0.5 * 1"},
-      {"choice", "A", rendered_reply("unknown"), "choice 1 * 0, format 0.5 * 0"}};
+      {VerifierKind::exact, "Paris", plain_reply("Paris\n"), "exact 1 * 1, format 0.5 * 1"},
+      {VerifierKind::exact, "Paris", plain_reply("Paris", true), "exact 1 * 1, format 0.5 * 0"},
+      {VerifierKind::exact, "Paris", plain_reply("Rome\n"), "exact 1 * 0, format 0.5 * 1"},
+      {VerifierKind::exact, "Paris", plain_reply(""), "exact 1 * 0, format 0.5 * 0"},
+      {VerifierKind::numeric, "1,000", rendered_reply("It is 1000."),
+       "numeric 1 * 1, format 0.5 * 1"},
+      {VerifierKind::numeric, "1", rendered_reply("unknown"), "numeric 1 * 0, format 0.5 * 0"},
+      {VerifierKind::numeric, "1", rendered_reply("", false), "numeric 1 * 0, format 0.5 * 0"},
+      {VerifierKind::regex, "^(yes|ja)\\\\b", plain_reply("yes!"), "regex 1 * 1, format 0.5 * 1"},
+      {VerifierKind::regex, "^(yes|ja)\\\\b", plain_reply("yes!", true),
+       "regex 1 * 1, format 0.5 * 0"},
+      {VerifierKind::regex, "^(yes|ja)\\\\b", plain_reply("no"), "regex 1 * 0, format 0.5 * 0"},
+      {VerifierKind::choice, "B", rendered_reply("(B)"), "choice 1 * 1, format 0.5 * 1"},
+      {VerifierKind::choice, "A", rendered_reply("The answer is B"),
+       "choice 1 * 0, format 0.5 * 1"},
+      {VerifierKind::choice, "A", rendered_reply("unknown"), "choice 1 * 0, format 0.5 * 0"}};
   for (const Case& c : cases) {
     EnvironmentTable t = table(folder.write("data.jsonl", line("p", c.answer)), "", c.verifier);
     const auto bare = make_jsonl_environment(t);
@@ -151,50 +155,58 @@ TEST(JsonlEnvironment, RewardsByItsVerifierAndForTheFormat) {
 TEST(JsonlEnvironment, SaysWhichLineIsWrongAndWhy) {
   const TestFolder folder;
   struct Case {
-    std::string verifier, text;
+    VerifierKind verifier;
+    std::string text;
     std::vector<std::string> words;
   };
   const std::string good = line("p", "1");
   const std::vector<Case> cases{
-      {"exact", good + "\n{\"prompt\": }", {"data.jsonl line 3, column 12: "}},
-      {"exact", good + "[1]", {"data.jsonl line 2: ", "object", "list"}},
-      {"exact", "7", {"data.jsonl line 1: ", "object"}},
-      {"exact", good + "{\"prompt\": \"x\"} trailing", {"line 2, column 17"}},
-      {"exact", good + std::string("{\"a\": \"\0\"}", 10), {"line 2, column "}},
-      {"exact",
+      {VerifierKind::exact, good + "\n{\"prompt\": }", {"data.jsonl line 3, column 12: "}},
+      {VerifierKind::exact, good + "[1]", {"data.jsonl line 2: ", "object", "list"}},
+      {VerifierKind::exact, "7", {"data.jsonl line 1: ", "object"}},
+      {VerifierKind::exact, good + "{\"prompt\": \"x\"} trailing", {"line 2, column 17"}},
+      {VerifierKind::exact, good + std::string("{\"a\": \"\0\"}", 10), {"line 2, column "}},
+      {VerifierKind::exact,
        good + "{\"question\": \"x\", \"answer\": \"1\"}",
        {"line 2: ", "\"prompt\" is missing", "prompt_key", "question, answer"}},
-      {"exact",
+      {VerifierKind::exact,
        good + "{\"prompt\": \"x\"}",
        {"line 2: ", "\"answer\" is missing", "answer_key", "prompt"}},
-      {"exact", good + "{\"prompt\": 7, \"answer\": \"1\"}", {"line 2: prompt", "a number"}},
-      {"exact", good + line("", "1"), {"line 2: prompt is empty"}},
-      {"exact", good + "{\"prompt\": [], \"answer\": \"1\"}", {"line 2: prompt is empty"}},
-      {"exact",
+      {VerifierKind::exact,
+       good + "{\"prompt\": 7, \"answer\": \"1\"}",
+       {"line 2: prompt", "a number"}},
+      {VerifierKind::exact, good + line("", "1"), {"line 2: prompt is empty"}},
+      {VerifierKind::exact,
+       good + "{\"prompt\": [], \"answer\": \"1\"}",
+       {"line 2: prompt is empty"}},
+      {VerifierKind::exact,
        good + "{\"prompt\": [{\"role\": \"usr\", \"content\": \"\"}], \"answer\": 1}",
        {"line 2: prompt", "messages[0]", "usr"}},
-      {"exact",
+      {VerifierKind::exact,
        good + "{\"prompt\": [{\"role\": \"assistant\", \"content\": \"x\"}], \"answer\": 1}",
        {"line 2: prompt", "assistant"}},
-      {"exact", good + "{\"prompt\": \"x\", \"answer\": null}", {"line 2: answer", "null"}},
-      {"exact", good + "{\"prompt\": \"x\", \"answer\": [1]}", {"line 2: answer", "list"}},
-      {"exact", good + line("x", " "), {"line 2: answer is empty"}},
-      {"numeric", good + line("x", "seven"), {"line 2: answer \"seven\"", "number"}},
-      {"choice", line("x", "A") + line("y", "Z"), {"line 2: answer \"Z\"", "A to J"}},
-      {"regex", good + line("x", "(a"), {"line 2: ", "\"(a\"", "regular expression"}},
-      {"exact",
+      {VerifierKind::exact,
+       good + "{\"prompt\": \"x\", \"answer\": null}",
+       {"line 2: answer", "null"}},
+      {VerifierKind::exact,
+       good + "{\"prompt\": \"x\", \"answer\": [1]}",
+       {"line 2: answer", "list"}},
+      {VerifierKind::exact, good + line("x", " "), {"line 2: answer is empty"}},
+      {VerifierKind::numeric, good + line("x", "seven"), {"line 2: answer \"seven\"", "number"}},
+      {VerifierKind::choice, line("x", "A") + line("y", "Z"), {"line 2: answer \"Z\"", "A to J"}},
+      {VerifierKind::regex, good + line("x", "(a"), {"line 2: ", "\"(a\"", "regular expression"}},
+      {VerifierKind::exact,
        good + R"({"prompt": "x", "answer": "1", "completion": 5})",
        {"line 2: completion", "a string"}},
-      {"exact",
+      {VerifierKind::exact,
        good + R"({"prompt": "x", "answer": "1", "demonstration": ""})",
        {"line 2: demonstration is empty"}},
-      {"exact",
+      {VerifierKind::exact,
        good + R"({"prompt": "x", "answer": "1", "demonstration": "a", "completion": "b"})",
        {"line 2: ", "give one"}},
-      {"exact", "", {"data.jsonl: ", "no examples"}},
-      {"exact", "\n \n", {"data.jsonl: ", "no examples"}},
-      {"exact", good + std::string(100'000, '['), {"line 2"}},
-      {"nunmeric", good, {"verifier = \"nunmeric\"", "did you mean numeric", "choice"}}};
+      {VerifierKind::exact, "", {"data.jsonl: ", "no examples"}},
+      {VerifierKind::exact, "\n \n", {"data.jsonl: ", "no examples"}},
+      {VerifierKind::exact, good + std::string(100'000, '['), {"line 2"}}};
   for (const Case& c : cases) {
     const EnvironmentTable t = table(folder.write("data.jsonl", c.text), "", c.verifier);
     expect_refused([&] { make_jsonl_environment(t); }, c.words);
@@ -267,7 +279,8 @@ TEST(JsonlEnvironment, SurvivesAnyLine) {
         default: broken.insert(at, broken.substr(rng.below(broken.size()), rng.below(12)));
       }
     }
-    constexpr const char* kVerifiers[] = {"exact", "numeric", "regex", "choice"};
+    constexpr VerifierKind kVerifiers[] = {VerifierKind::exact, VerifierKind::numeric,
+                                           VerifierKind::regex, VerifierKind::choice};
     const EnvironmentTable t = table(folder.write("data.jsonl", line("p", "(B) 1") + broken), "",
                                      kVerifiers[rng.below(4)]);
     try {

@@ -18,7 +18,7 @@ struct Played {
   std::vector<StepRecord> steps;
 };
 
-OrchestratorTable loop_table(const std::string& schedule, int64_t off_policy) {
+OrchestratorTable loop_table(RolloutSchedule schedule, int64_t off_policy) {
   OrchestratorTable table;
   table.prompts_per_batch = 2;
   table.group_size = 3;
@@ -83,7 +83,8 @@ TEST(Loop, MakesTheStepsAskedForInEveryHistory) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Rng rng(mixed_seed({seed, 4}));
     const OrchestratorTable table =
-        loop_table(seed % 2 == 0 ? "free" : "lockstep", static_cast<int64_t>(rng.below(4)));
+        loop_table(seed % 2 == 0 ? RolloutSchedule::free : RolloutSchedule::lockstep,
+                   static_cast<int64_t>(rng.below(4)));
     const int64_t steps = 1 + static_cast<int64_t>(rng.below(6));
     FakeSystem system({.table = table, .max_batches = steps, .seed = seed},
                       random_policy(seed, seed % 3 == 0 ? 0.04 : 0.0, 0.02 + rng.uniform()));
@@ -102,7 +103,7 @@ TEST(Loop, MakesTheStepsAskedForInEveryHistory) {
 }
 
 TEST(Loop, NeverOverlapsWhenStrictlyOnPolicy) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     FakeSystem system({.table = loop_table(schedule, 0), .max_batches = 6}, random_policy(3, 0.03));
     system.sampler.on_submit = [&](const SampleRequest&) { EXPECT_FALSE(system.learner.busy()); };
     system.learner.seconds_of = [&](int64_t) {
@@ -121,7 +122,7 @@ TEST(Loop, NeverOverlapsWhenStrictlyOnPolicy) {
 }
 
 TEST(Loop, SamplesWhileItLearns) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     const auto seconds = [&](int64_t off_policy) {
       FakeSystem system({.table = loop_table(schedule, off_policy), .max_batches = 10},
                         random_policy(3, 0.0));
@@ -129,13 +130,14 @@ TEST(Loop, SamplesWhileItLearns) {
       EXPECT_EQ(play(system, 10).result.end, LoopResult::End::finished);
       return system.clock.now();
     };
-    EXPECT_LT(seconds(1), 0.8 * seconds(0)) << schedule;
+    EXPECT_LT(seconds(1), 0.8 * seconds(0)) << name_of(schedule);
   }
 }
 
 TEST(Loop, StopsAfterTheUpdateInProgress) {
   for (size_t after = 0; after < 4; ++after) {
-    FakeSystem system({.table = loop_table("free", 1), .max_batches = 10}, random_policy(3, 0.0));
+    FakeSystem system({.table = loop_table(RolloutSchedule::free, 1), .max_batches = 10},
+                      random_policy(3, 0.0));
     // Asked as soon as update `after` has begun; 0: from the start.
     const Played out = play(system, 10, [&] { return system.learner.batches().size() == after; });
     EXPECT_EQ(out.result.end, LoopResult::End::stopped);
@@ -146,7 +148,8 @@ TEST(Loop, StopsAfterTheUpdateInProgress) {
 }
 
 TEST(Loop, GivesUpWhenTheLearnerFails) {
-  FakeSystem system({.table = loop_table("lockstep", 1), .max_batches = 10}, random_policy(3, 0.0));
+  FakeSystem system({.table = loop_table(RolloutSchedule::lockstep, 1), .max_batches = 10},
+                    random_policy(3, 0.0));
   system.learner.failure_of = [](int64_t step) {
     return step == 3 ? std::string("step 3: the loss is not finite") : std::string();
   };
@@ -171,8 +174,8 @@ TEST(Loop, GivesUpWhenEveryGroupFails) {
            {"exception", "exception: the judge broke", {talk.reply_of("Xa")}},
            {"empty", "empty: the reply has no token", {.wait = 0.1}},
            {"refused", "exception: never", {}, true}}) {
-    for (const char* schedule : {"free", "lockstep"}) {
-      SCOPED_TRACE(c.name + " " + schedule);
+    for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
+      SCOPED_TRACE(c.name + " " + name_of(schedule));
       FakeSystem system({.table = loop_table(schedule, 1), .max_batches = 10},
                         [&](const FakeTalk&) {
                           return [&](const SampleRequest&, int64_t, int64_t) { return c.reply; };
@@ -196,7 +199,7 @@ TEST(Loop, GoesOnWhenSomeGroupsFail) {
   members.push_back(fake_member("letters", 1.0));
   members.push_back(
       fake_member("away", 1.0, [](const Reply&, int64_t) { return failed_turn("no"); }));
-  OrchestratorTable table = loop_table("free", 1);
+  OrchestratorTable table = loop_table(RolloutSchedule::free, 1);
   table.zero_progress_batches = 20;
   FakeSystem system({.table = table, .max_batches = 40, .members = std::move(members)},
                     random_policy(3, 0.0));
@@ -254,7 +257,8 @@ std::set<std::string> documented_metrics(const std::string& id) {
 }
 
 TEST(Loop, ReportsMetricsUnderTheNamesOfTheManual) {
-  FakeSystem system({.table = loop_table("free", 1), .max_batches = 2}, random_policy(3, 0.02));
+  FakeSystem system({.table = loop_table(RolloutSchedule::free, 1), .max_batches = 2},
+                    random_policy(3, 0.02));
   const Played out = play(system, 2);
   ASSERT_EQ(out.steps.size(), 2u);
   const std::set<std::string> documented = documented_metrics("letters");

@@ -15,7 +15,7 @@ using namespace leeway::testing;
 
 constexpr int64_t kVocabulary = 1 << 20;  // of the fake sampler's tokens: none is beyond
 
-OrchestratorTable table_of(const std::string& schedule) {
+OrchestratorTable table_of(RolloutSchedule schedule) {
   OrchestratorTable table;
   table.schedule = schedule;
   table.retry_backoff = 0.0;
@@ -41,7 +41,8 @@ std::unique_ptr<FakeSystem> system_of(const OrchestratorTable& table, double fai
 
 std::string error_of(const ScheduleState& state, int64_t step) {
   try {
-    check_schedule_state("schedule.json", state, table_of("lockstep"), step, kVocabulary);
+    check_schedule_state("schedule.json", state, table_of(RolloutSchedule::lockstep), step,
+                         kVocabulary);
   } catch (const Error& error) {
     return error.what();
   }
@@ -50,7 +51,7 @@ std::string error_of(const ScheduleState& state, int64_t step) {
 
 // A state after two batches, with finished and open groups.
 ScheduleState state_after_two_batches() {
-  auto system = system_of(table_of("free"), 0.0);
+  auto system = system_of(table_of(RolloutSchedule::free), 0.0);
   for (int64_t step = 1; step <= 2; ++step) {
     while (!system->scheduler.take_batch()) system->scheduler.pump(0.01);
     system->scheduler.offer_weights(nullptr, step);
@@ -62,9 +63,9 @@ ScheduleState state_after_two_batches() {
 }
 
 TEST(ScheduleChecks, EveryStateOfARunIsPossible) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     for (const double failing : {0.0, 0.05, 0.2}) {
-      SCOPED_TRACE(fmt::format("{} {}", schedule, failing));
+      SCOPED_TRACE(fmt::format("{} {}", name_of(schedule), failing));
       auto system = system_of(table_of(schedule), failing);
       int64_t step = 0, looks = 0;
       for (int pumps = 0; pumps < 3000 && step < 6; ++pumps) {
@@ -150,10 +151,10 @@ TEST(ScheduleChecks, WhatIsNotRefusedIsGoneOnFrom) {
       const char digit = static_cast<char>('0' + rng.below(10));
       rng.below(3) == 0 ? json.insert(at, 1, digit) : json.replace(at, 1, 1, digit);
     }
-    auto system = system_of(table_of("free"), 0.0);
+    auto system = system_of(table_of(RolloutSchedule::free), 0.0);
     try {
       ScheduleState state = parse_schedule_state("schedule.json", json, system->mix);
-      check_schedule_state("schedule.json", state, table_of("free"), 2, kVocabulary);
+      check_schedule_state("schedule.json", state, table_of(RolloutSchedule::free), 2, kVocabulary);
       system->scheduler.restore(state);
     } catch (const Error&) {
       ++refused;

@@ -159,7 +159,7 @@ class RolloutScheduler {
     int64_t round;
     int64_t member;
   };
-  bool lockstep() const { return table_.schedule == "lockstep"; }
+  bool lockstep() const { return table_.schedule == RolloutSchedule::lockstep; }
   int64_t batch_places() const { return table_.prompts_per_batch * table_.group_size; }
   int64_t places_taken() const;
   void admit();

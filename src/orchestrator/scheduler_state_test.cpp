@@ -57,7 +57,7 @@ class Half {
   FakeSystem system_;
 };
 
-OrchestratorTable table_of(const std::string& schedule) {
+OrchestratorTable table_of(RolloutSchedule schedule) {
   OrchestratorTable table;
   table.schedule = schedule;
   table.retry_backoff = 0.0;
@@ -94,8 +94,8 @@ std::string words_of(const ScheduleCounts& counts) {
 }
 
 TEST(ScheduleState, HoldsTheCountsThatWereNotTaken) {
-  for (const char* schedule : {"free", "lockstep"}) {
-    SCOPED_TRACE(schedule);
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
+    SCOPED_TRACE(name_of(schedule));
     Half first(table_of(schedule));
     first.sample_all();
     const std::string saved = first.state();
@@ -117,18 +117,18 @@ TEST(ScheduleState, HoldsTheCountsThatWereNotTaken) {
 
 // In lockstep an unfinished group begins anew, with all that happens to it.
 TEST(ScheduleState, CountsNoFailureTwiceInLockstep) {
-  Half whole(table_of("lockstep"));
+  Half whole(table_of(RolloutSchedule::lockstep));
   whole.sample_all();
   const std::string wanted = words_of(whole.scheduler().take_counts());
   int repeated = 0;  // states with failures that happen again
   for (int64_t ended = 1;; ++ended) {
-    Half first(table_of("lockstep"));
+    Half first(table_of(RolloutSchedule::lockstep));
     const bool going_on = first.sample_until([&](const RolloutScheduler& scheduler) {
       return scheduler.totals().completed + scheduler.totals().failed >= ended;
     });
     const ScheduleState state = first.scheduler().state();
     repeated += words_of(state.counts) != words_of(first.scheduler().take_counts()) ? 1 : 0;
-    Half second(table_of("lockstep"));
+    Half second(table_of(RolloutSchedule::lockstep));
     second.go_on(schedule_state_json(state, {"letters", "others"}));
     second.sample_all();
     ASSERT_EQ(words_of(second.scheduler().take_counts()), wanted) << ended;
@@ -139,7 +139,7 @@ TEST(ScheduleState, CountsNoFailureTwiceInLockstep) {
 
 // A state that is made by hand need not have vectors.
 TEST(ScheduleState, OfNothingIsAStart) {
-  Half whole(table_of("free")), restored(table_of("free"));
+  Half whole(table_of(RolloutSchedule::free)), restored(table_of(RolloutSchedule::free));
   restored.scheduler().restore(ScheduleState());
   whole.sample_all();
   restored.sample_all();

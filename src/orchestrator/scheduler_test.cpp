@@ -13,7 +13,7 @@ namespace {
 
 using namespace leeway::testing;
 
-OrchestratorTable small_table(const std::string& schedule, int64_t off_policy, int64_t prompts = 2,
+OrchestratorTable small_table(RolloutSchedule schedule, int64_t off_policy, int64_t prompts = 2,
                               int64_t group_size = 3) {
   OrchestratorTable table;
   table.retry_backoff = 0.0;
@@ -80,7 +80,8 @@ class History {
   void see_update() {
     for (const FakeSampler::Sent& sent : system_.sampler.sent()) {
       if (sent.open == 0) continue;
-      EXPECT_NE(table_.schedule, "lockstep") << "weights are swapped when all have ended";
+      EXPECT_NE(table_.schedule, RolloutSchedule::lockstep)
+          << "weights are swapped when all have ended";
       const int64_t age = static_cast<int64_t>(batches_.size()) - opened_.at(sent.request.prompt);
       EXPECT_LE(age, table_.max_off_policy_steps) << "stale work is cancelled before the swap";
     }
@@ -113,7 +114,7 @@ class History {
         EXPECT_GE(*versions.begin(), oldest);
         EXPECT_LE(*versions.rbegin(), number);
         mixed_ += versions.size() > 1 ? 1 : 0;
-        if (table_.schedule == "lockstep") {
+        if (table_.schedule == RolloutSchedule::lockstep) {
           EXPECT_EQ(versions, std::set<int32_t>{std::max(0, oldest)});
         }
       }
@@ -138,9 +139,10 @@ TEST(Scheduler, KeepsToItsBoundsInEveryHistory) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Rng rng(mixed_seed({seed, 2}));
     const int64_t group_size = 1 + static_cast<int64_t>(rng.below(4));
-    OrchestratorTable table = small_table(seed % 2 == 0 ? "free" : "lockstep",
-                                          std::vector<int64_t>{0, 1, 3, 8}[seed / 2 % 4],
-                                          1 + static_cast<int64_t>(rng.below(3)), group_size);
+    OrchestratorTable table =
+        small_table(seed % 2 == 0 ? RolloutSchedule::free : RolloutSchedule::lockstep,
+                    std::vector<int64_t>{0, 1, 3, 8}[seed / 2 % 4],
+                    1 + static_cast<int64_t>(rng.below(3)), group_size);
     if (rng.below(2) == 0) {
       table.max_inflight = group_size + static_cast<int64_t>(rng.below(9));
     }
@@ -154,7 +156,7 @@ TEST(Scheduler, KeepsToItsBoundsInEveryHistory) {
     dropped += totals.groups_dropped;
     failed += totals.failed;
     mixed += history.mixed_rollouts();
-    if (table.schedule == "lockstep") {
+    if (table.schedule == RolloutSchedule::lockstep) {
       EXPECT_EQ(totals.groups_stale, 0);
     }
     if (HasFailure()) return;
@@ -180,7 +182,8 @@ std::string summary_of(const Batches& batches) {
 
 TEST(Scheduler, GivesTheSameBatchesInLockstepWhateverTheDelays) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
-    OrchestratorTable table = small_table("lockstep", static_cast<int64_t>(seed % 4));
+    OrchestratorTable table =
+        small_table(RolloutSchedule::lockstep, static_cast<int64_t>(seed % 4));
     table.max_inflight = seed % 3 == 0 ? 7 : 0;
     const double trouble = seed % 2 == 0 ? 0.0 : 0.05;
     const std::string first = summary_of(History(table, 5, seed, 1, trouble).play());
@@ -223,10 +226,10 @@ TEST(Scheduler, CountsFailedRoundsNotFailedRollouts) {
   };
   for (const Case& c : std::vector<Case>{
            {1, 1, false}, {3, 1, true}, {3, 3, true}, {8, 3, true}, {8, 8, true}, {3, 16, true}}) {
-    for (const char* schedule : {"free", "lockstep"}) {
+    for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
       for (const double stagger : {0.0, 0.3}) {  // at once, or one after the other
-        SCOPED_TRACE(
-            fmt::format("cap {}, {} failures, {}, {}", c.cap, c.failures, schedule, stagger));
+        SCOPED_TRACE(fmt::format("cap {}, {} failures, {}, {}", c.cap, c.failures,
+                                 name_of(schedule), stagger));
         OrchestratorTable table = small_table(schedule, 0, 1, 16);
         table.max_error_reschedule_attempts = c.cap;
         FakeSystem system(
@@ -246,12 +249,12 @@ TEST(Scheduler, CountsFailedRoundsNotFailedRollouts) {
 }
 
 TEST(Scheduler, DropsAGroupAtTheCapOfFailedRounds) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     for (int64_t cap = 1; cap <= 4; ++cap) {
       for (int64_t rounds = 1; rounds <= 5; ++rounds) {
         for (const int64_t failures : {1, 2, 5}) {
-          SCOPED_TRACE(
-              fmt::format("{}: cap {}, {} in each of {} rounds", schedule, cap, failures, rounds));
+          SCOPED_TRACE(fmt::format("{}: cap {}, {} in each of {} rounds", name_of(schedule), cap,
+                                   failures, rounds));
           OrchestratorTable table = small_table(schedule, 0, 1, 5);
           table.max_error_reschedule_attempts = cap;
           // Retries are requests of one sample, `failures` of them in each round.
@@ -272,7 +275,7 @@ TEST(Scheduler, DropsAGroupAtTheCapOfFailedRounds) {
 }
 
 TEST(Scheduler, CancelsWhatIsLeftOfADroppedGroup) {
-  OrchestratorTable table = small_table("free", 0, 1, 4);
+  OrchestratorTable table = small_table(RolloutSchedule::free, 0, 1, 4);
   table.max_error_reschedule_attempts = 1;
   FakeSystem system(
       {.table = table, .max_batches = 1},
@@ -293,7 +296,7 @@ TEST(Scheduler, CancelsWhatIsLeftOfADroppedGroup) {
 
 // The first failure drops the group; what ended at the same moment was not cancelled.
 TEST(Scheduler, CountsWhatEndedWithTheFailureAsEnded) {
-  OrchestratorTable table = small_table("free", 0, 1, 4);
+  OrchestratorTable table = small_table(RolloutSchedule::free, 0, 1, 4);
   table.max_error_reschedule_attempts = 1;
   FakeSystem system({.table = table, .max_batches = 1},
                     scripted([](int64_t request, int64_t) { return request == 0; }));
@@ -304,7 +307,7 @@ TEST(Scheduler, CountsWhatEndedWithTheFailureAsEnded) {
 }
 
 TEST(Scheduler, RetriesWithoutEndWhereThatIsWritten) {
-  OrchestratorTable table = small_table("free", 0, 1, 2);
+  OrchestratorTable table = small_table(RolloutSchedule::free, 0, 1, 2);
   table.max_error_reschedule_attempts.reset();
   FakeSystem system(
       {.table = table, .max_batches = 1},
@@ -317,7 +320,7 @@ TEST(Scheduler, RetriesWithoutEndWhereThatIsWritten) {
 }
 
 TEST(Scheduler, ServesRetriesBeforeNewGroups) {
-  for (const char* schedule : {"free", "lockstep"}) {
+  for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     OrchestratorTable table = small_table(schedule, 0, 6, 2);
     table.max_inflight = 4;
     FakeSystem system({.table = table, .max_batches = 1},
@@ -334,7 +337,7 @@ TEST(Scheduler, ServesRetriesBeforeNewGroups) {
 }
 
 TEST(Scheduler, LetsRetriesWaitForRoom) {
-  OrchestratorTable table = small_table("free", 3, 2, 3);
+  OrchestratorTable table = small_table(RolloutSchedule::free, 3, 2, 3);
   table.max_inflight = 4;
   FakeSystem system({.table = table, .max_batches = 4},
                     scripted([](int64_t, int64_t) { return false; }));
@@ -356,7 +359,7 @@ TEST(Scheduler, LetsRetriesWaitForRoom) {
 TEST(Scheduler, GivesEachRetryASeedOfItsOwn) {
   // Three members fail one after the other: each is started again when it has failed.
   FakeSystem system(
-      {.table = small_table("free", 0, 1, 4), .max_batches = 1},
+      {.table = small_table(RolloutSchedule::free, 0, 1, 4), .max_batches = 1},
       scripted([](int64_t request, int64_t sample) { return request == 0 && sample < 3; }, 0.2));
   run_out(system);
   std::set<uint64_t> seeds;
@@ -366,7 +369,7 @@ TEST(Scheduler, GivesEachRetryASeedOfItsOwn) {
 }
 
 TEST(Scheduler, TakesGroupsAsTheyFinishOrByNumber) {
-  const auto first_batch = [](const std::string& schedule) {
+  const auto first_batch = [](RolloutSchedule schedule) {
     FakeSystem system(
         {.table = small_table(schedule, 1, 2, 1), .max_batches = 4}, [](const FakeTalk& talk) {
           return [&talk](const SampleRequest&, int64_t number, int64_t) {
@@ -385,15 +388,15 @@ TEST(Scheduler, TakesGroupsAsTheyFinishOrByNumber) {
     }
     return numbers;
   };
-  EXPECT_EQ(first_batch("free"), (std::vector<int64_t>{3, 2}));
-  EXPECT_EQ(first_batch("lockstep"), (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(first_batch(RolloutSchedule::free), (std::vector<int64_t>{3, 2}));
+  EXPECT_EQ(first_batch(RolloutSchedule::lockstep), (std::vector<int64_t>{0, 1}));
 }
 
 // One group begun with version 0 is slow: batches 0 and 1 are made without it, and its first token
 // is too old for batch 2.
 TEST(Scheduler, GivesUpWhatBecomesTooOld) {
   for (const bool ends_in_time : {false, true}) {  // before the swap to version 2, or not at all
-    FakeSystem system({.table = small_table("free", 1, 1, 1), .max_batches = 9},
+    FakeSystem system({.table = small_table(RolloutSchedule::free, 1, 1, 1), .max_batches = 9},
                       [&](const FakeTalk& talk) {
                         return [&](const SampleRequest&, int64_t number, int64_t) {
                           FakeReply reply{talk.reply_of("abc")};
@@ -427,7 +430,7 @@ TEST(Scheduler, GivesUpWhatBecomesTooOld) {
 }
 
 TEST(Scheduler, SwapsToTheNewestWeightsWhenFree) {
-  FakeSystem system({.table = small_table("free", 2), .max_batches = 9},
+  FakeSystem system({.table = small_table(RolloutSchedule::free, 2), .max_batches = 9},
                     scripted([](int64_t, int64_t) { return false; }));
   system.scheduler.offer_weights(nullptr, 1);
   EXPECT_EQ(system.scheduler.version(), 1) << "at once";
@@ -438,7 +441,7 @@ TEST(Scheduler, SwapsToTheNewestWeightsWhenFree) {
 
 // Printed for people; nothing is asserted of the time.
 TEST(Scheduler, TellsWhatItCostsWithAThousandRollouts) {
-  OrchestratorTable table = small_table("free", 0, 125, 8);
+  OrchestratorTable table = small_table(RolloutSchedule::free, 0, 125, 8);
   FakeSystem system({.table = table, .max_batches = 5}, [](const FakeTalk& talk) {
     return RandomPolicy{talk, 1, 0.01, 0.0, 5.0};
   });

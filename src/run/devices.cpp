@@ -48,37 +48,34 @@ const LoadedBackends& cuda_backends() {
 
 }  // namespace
 
-void check_device(const std::string& device, const std::string& where) {
-  if (device != "cuda") return;
+void check_device(Device device, const std::string& where) {
+  if (device != Device::cuda) return;
   const std::string& problem = cuda_backends().problem;
   if (!problem.empty()) throw Error(fmt::format("{}: {}, or take \"cpu\"", where, problem));
 }
 
 void check_device(const Config& config) {
-  const std::string& device = config.run.model.device;
-  if (device == "cuda") cuda::make_loss_plan(config.loss_spec);  // or says why there is none
-  check_device(device, "model.device = \"" + device + "\"");
+  const Device device = config.run.model.device;
+  if (device == Device::cuda) cuda::make_loss_plan(config.loss_spec);  // or says why there is none
+  check_device(device, fmt::format("model.device = \"{}\"", name_of(device)));
 }
 
-MakeSamplingBackend sampling_backend(const std::string& device, const std::string& precision) {
-  if (device == "cuda") return cuda_backends().backends->sampling(precision == "bf16");
-  LEEWAY_CHECK(device == "cpu", "a device that was checked");
-  return {};
+MakeSamplingBackend sampling_backend(Device device, Precision precision) {
+  if (device == Device::cpu) return {};
+  return cuda_backends().backends->sampling(precision == Precision::bf16);
 }
 
 MakeSamplingBackend sampling_backend(const RunConfig& run) {
   return sampling_backend(run.model.device, run.rollout.precision);
 }
 
-MakeTrainingBackend training_backend(const std::string& device, const std::string& precision) {
-  if (device == "cuda") return cuda_backends().backends->training(precision == "bf16");
-  LEEWAY_CHECK(device == "cpu", "a device that was checked");
-  return {};
+MakeTrainingBackend training_backend(Device device, TrainingPrecision precision) {
+  if (device == Device::cpu) return {};
+  return cuda_backends().backends->training(precision != TrainingPrecision::float32);
 }
 
 MakeTrainingBackend training_backend(const RunConfig& run) {
-  return training_backend(run.model.device,
-                          run.trainer.precision == "auto" ? "bf16" : run.trainer.precision);
+  return training_backend(run.model.device, run.trainer.precision);
 }
 
 }  // namespace leeway

@@ -12,15 +12,15 @@ namespace leeway {
 
 // Throws Error for a device that this program or this machine does not have. `where` is what named
 // it, for the message: `--device cuda`.
-void check_device(const std::string& device, const std::string& where);
+void check_device(Device device, const std::string& where);
 // Also for a loss that the device does not compute.
 void check_device(const Config& config);
 
-// The others take devices that have been checked. `precision`: of the passes on cuda, "float32" or
-// "bf16"; the engine on the CPU follows its own options.
-MakeSamplingBackend sampling_backend(const std::string& device, const std::string& precision);
+// The others take devices that have been checked. `precision`: of the passes on cuda, where there
+// is no int8; the engine on the CPU follows its own options.
+MakeSamplingBackend sampling_backend(Device device, Precision precision);
 MakeSamplingBackend sampling_backend(const RunConfig& run);
-MakeTrainingBackend training_backend(const std::string& device, const std::string& precision);
+MakeTrainingBackend training_backend(Device device, TrainingPrecision precision);
 MakeTrainingBackend training_backend(const RunConfig& run);
 
 }  // namespace leeway

@@ -28,7 +28,7 @@ TEST(Devices, TheCpuIsThereAndNeedsNoBackend) {
 
 TEST(Devices, CudaIsThereOrItsKeyAndTheRemedyAreNamed) {
   Config config;
-  config.run.model.device = "cuda";
+  config.run.model.device = Device::cuda;
   const std::string error = error_of([&] { check_device(config); });
   if (error.empty()) {
     EXPECT_TRUE(training_backend(config.run));
@@ -38,7 +38,8 @@ TEST(Devices, CudaIsThereOrItsKeyAndTheRemedyAreNamed) {
   EXPECT_TRUE(error.starts_with("model.device = \"cuda\": ")) << error;
   EXPECT_NE(error.find("take \"cpu\""), std::string::npos) << error;
   EXPECT_EQ(error_of([&] { RunSetup setup(config, false); }), error);
-  EXPECT_TRUE(error_of([] { check_device("cuda", "--device cuda"); }).starts_with("--device cuda"));
+  EXPECT_TRUE(
+      error_of([] { check_device(Device::cuda, "--device cuda"); }).starts_with("--device cuda"));
 }
 
 TEST(Devices, AnErrorThatTheLibraryForGpusThrowsIsCaughtHere) {
@@ -46,7 +47,7 @@ TEST(Devices, AnErrorThatTheLibraryForGpusThrowsIsCaughtHere) {
   ModelConfig model;
   model.num_hidden_layers = model.num_attention_heads = model.num_key_value_heads = 1;
   model.head_dim = 12;  // no multiple of 8
-  const MakeSamplingBackend make = sampling_backend("cuda", "float32");
+  const MakeSamplingBackend make = sampling_backend(Device::cuda, Precision::float32);
   const std::string error = error_of([&] { make(model, EngineOptions(), 1); });
   EXPECT_NE(error.find("head_dim"), std::string::npos) << error;
 }
@@ -55,7 +56,7 @@ TEST(Devices, ALossThatOnlyTheCpuComputesIsRefusedBeforeTheRun) {
   Config config;
   config.loss_spec = Catalog().make_spec("slime/ppo+mis", {});
   EXPECT_EQ(error_of([&] { check_device(config); }), "");
-  config.run.model.device = "cuda";
+  config.run.model.device = Device::cuda;
   const std::string error = error_of([&] { check_device(config); });
   EXPECT_NE(error.find("slime/ppo+mis"), std::string::npos) << error;
   EXPECT_NE(error.find("on the CPU"), std::string::npos) << error;

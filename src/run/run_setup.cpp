@@ -14,11 +14,18 @@
 namespace leeway {
 namespace {
 
+Family family_of(ModelType type) {
+  switch (type) {
+    case ModelType::llama: return Family::llama;
+    case ModelType::qwen2: return Family::qwen2;
+    case ModelType::qwen3: return Family::qwen3;
+  }
+  return Family::llama;
+}
+
 ModelConfig scratch_config(const ModelTable& table, int64_t tokenizer_size) {
   ModelConfig config;
-  config.family = table.model_type == "qwen3"   ? Family::qwen3
-                  : table.model_type == "qwen2" ? Family::qwen2
-                                                : Family::llama;
+  config.family = family_of(table.model_type);
   config.vocab_size = table.vocab_size > 0 ? table.vocab_size : tokenizer_size;
   config.hidden_size = table.hidden_size;
   config.intermediate_size = table.intermediate_size;
@@ -157,14 +164,11 @@ void RunSetup::read_demonstrations() {
 EngineOptions RunSetup::engine_options(int threads) const {
   const RolloutTable& table = config.run.rollout;
   EngineOptions options;
-  options.precision = table.precision == "bf16"   ? Precision::bf16
-                      : table.precision == "int8" ? Precision::int8
-                                                  : Precision::float32;
+  options.precision = table.precision;
   options.threads = table.threads > 0 ? static_cast<int>(table.threads) : threads;
   options.kv_bytes = table.kv_bytes;
   options.max_sequences = table.max_sequences;
-  options.kv_after_swap =
-      table.kv_after_swap == "recompute" ? KvAfterSwap::recompute : KvAfterSwap::keep;
+  options.kv_after_swap = table.kv_after_swap;
   options.backend = sampling_backend(config.run);
   return options;
 }

@@ -83,7 +83,7 @@ TrainerTable trainer_table(const RunConfig& run) {
   table.optimizer = run.sft.optimizer;
   table.epochs = 1;
   table.minibatches = 1;
-  table.optimizer_steps = "batch";
+  table.optimizer_steps = OptimizerSteps::batch;
   table.entropy_bonus = 0.0;
   return table;
 }

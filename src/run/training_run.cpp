@@ -214,9 +214,9 @@ class Run {
 
   void say_what_is_inert() {
     // On the CPU alone is it one piece of code that samples and trains.
-    const bool on_policy = run_.orchestrator.max_off_policy_steps == 0 &&
-                           run_.model.device == "cpu" && run_.trainer.numerics == "exact" &&
-                           run_.rollout.precision == "float32";
+    const bool on_policy =
+        run_.orchestrator.max_off_policy_steps == 0 && run_.model.device == Device::cpu &&
+        run_.trainer.numerics == Numerics::exact && run_.rollout.precision == Precision::float32;
     for (const std::string& part : inert_parts(setup_.config.loss_spec, run_.trainer, on_policy)) {
       progress_.note("note: " + part);
     }
@@ -258,8 +258,7 @@ class Run {
     LoopOptions options;
     options.max_steps = table.max_steps;
     options.steps_before = first;
-    options.batch.advantage = {parse_advantage_kind(run_.orchestrator.advantage),
-                               run_.orchestrator.length_penalty};
+    options.batch.advantage = {run_.orchestrator.advantage, run_.orchestrator.length_penalty};
     options.batch.filter_zero_advantages = run_.orchestrator.filter_zero_advantages;
     options.batch.temperature = static_cast<float>(run_.rollout.temperature);
     const double begin = clock_.now(), evaluated = summary_.eval_seconds;

@@ -61,7 +61,7 @@ struct Case {
 std::vector<Case> cases() {
   TrainerTable plain = small_table(), steps = plain, bonus = plain, recomputed = plain;
   steps.minibatches = 2;
-  steps.optimizer_steps = "minibatch";
+  steps.optimizer_steps = OptimizerSteps::minibatch;
   bonus.entropy_bonus = 0.01;
   recomputed.recompute_activations = true;
   recomputed.optimizer.weight_decay = 0.1;

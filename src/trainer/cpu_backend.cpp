@@ -22,8 +22,8 @@ class CpuBackend : public TrainingBackend {
         optimizer_(policy_.config()),
         reference_(std::move(weights.reference)),
         teacher_(std::move(weights.teacher)) {
-    if (table.numerics == "fast") require_blas();
-    options_.numerics = table.numerics == "fast" ? Numerics::fast : Numerics::exact;
+    if (table.numerics == Numerics::fast) require_blas();
+    options_.numerics = table.numerics;
     options_.recompute_activations = table.recompute_activations;
   }
 

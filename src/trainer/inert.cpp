@@ -33,7 +33,7 @@ std::string ratio_text(const Pair& pair) {
 std::vector<std::string> inert_parts(const LossSpec& spec, const TrainerTable& table,
                                      bool on_policy) {
   const bool one_step = optimizer_steps_per_batch(table) == 1;
-  const bool never = table.prox_forward == "never";
+  const bool never = table.prox_forward == ProxForward::never;
   Equalities same{};
   same.pi_is_rollout = on_policy && one_step;
   same.pi_is_prox = one_step && (!never || same.pi_is_rollout);

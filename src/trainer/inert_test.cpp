@@ -18,53 +18,74 @@ TEST(InertParts, AreNamedWithTheReason) {
   struct Case {
     testing::NamedPreset preset;
     int64_t steps;
-    std::string prox_forward;
+    ProxForward prox_forward;
     bool on_policy;
     std::vector<std::vector<std::string>> notes;  // words of each
   };
   const std::vector<Case> cases = {
-      {with("reinforce"), 1, "auto", true, {}},
-      {with("icepop"), 1, "auto", false, {}},
-      {with("icepop"), 2, "auto", true, {}},
-      {with("icepop"), 1, "auto", true, {{"pi/rollout", "mask drops no token", kOnPolicy}}},
-      {with("ppo"), 1, "auto", false, {{"pi/prox", "clip cannot act", kOneStep}}},
-      {with("ppo"), 1, "always", false, {{"pi/prox", "clip cannot act", kOneStep}}},
-      {with("ppo"), 1, "never", false, {}},
-      {with("ppo"), 1, "never", true, {{"pi/prox", "clip cannot act", kOneStep}}},
-      {with("ppo"), 2, "auto", true, {}},
-      {with("ppo", {{"anchor", std::string("rollout")}}), 1, "auto", false, {}},
+      {with("reinforce"), 1, ProxForward::automatic, true, {}},
+      {with("icepop"), 1, ProxForward::automatic, false, {}},
+      {with("icepop"), 2, ProxForward::automatic, true, {}},
+      {with("icepop"),
+       1,
+       ProxForward::automatic,
+       true,
+       {{"pi/rollout", "mask drops no token", kOnPolicy}}},
+      {with("ppo"), 1, ProxForward::automatic, false, {{"pi/prox", "clip cannot act", kOneStep}}},
+      {with("ppo"), 1, ProxForward::always, false, {{"pi/prox", "clip cannot act", kOneStep}}},
+      {with("ppo"), 1, ProxForward::never, false, {}},
+      {with("ppo"), 1, ProxForward::never, true, {{"pi/prox", "clip cannot act", kOneStep}}},
+      {with("ppo"), 2, ProxForward::automatic, true, {}},
+      {with("ppo", {{"anchor", std::string("rollout")}}), 1, ProxForward::automatic, false, {}},
       {with("ppo", {{"anchor", std::string("rollout")}}),
        1,
-       "auto",
+       ProxForward::automatic,
        true,
        {{"pi/rollout", "clip cannot act", kOnPolicy}}},
-      {with("grpo+tis"), 1, "auto", false, {{"pi/prox", "clip cannot act", kOneStep}}},
-      {with("grpo+tis"), 2, "auto", false, {}},
-      {with("grpo+tis"), 2, "never", false, {{"prox/rollout", "weight tis", kNever}}},
-      {with("grpo+tis"), 2, "auto", true, {{"prox/rollout", "weight tis", kOnPolicy}}},
       {with("grpo+tis"),
        1,
-       "auto",
+       ProxForward::automatic,
+       false,
+       {{"pi/prox", "clip cannot act", kOneStep}}},
+      {with("grpo+tis"), 2, ProxForward::automatic, false, {}},
+      {with("grpo+tis"), 2, ProxForward::never, false, {{"prox/rollout", "weight tis", kNever}}},
+      {with("grpo+tis"),
+       2,
+       ProxForward::automatic,
+       true,
+       {{"prox/rollout", "weight tis", kOnPolicy}}},
+      {with("grpo+tis"),
+       1,
+       ProxForward::automatic,
        true,
        {{"pi/prox", "clip cannot act", kOneStep}, {"prox/rollout", "weight tis", kOnPolicy}}},
-      {with("cispo"), 1, "auto", true, {{"pi/rollout", "clip cannot act", kOnPolicy}}},
-      {with("sapo"), 1, "auto", false, {{"pi/prox", "soft gate", kOneStep}}},
+      {with("cispo"),
+       1,
+       ProxForward::automatic,
+       true,
+       {{"pi/rollout", "clip cannot act", kOnPolicy}}},
+      {with("sapo"), 1, ProxForward::automatic, false, {{"pi/prox", "soft gate", kOneStep}}},
       {with("dppo_kl"),
        1,
-       "auto",
+       ProxForward::automatic,
        true,
        {{"pi/rollout", "mask drops no token"}, {"pi/rollout", "penalty", "gradient"}}},
-      {with("m2po"), 2, "auto", false, {}},
-      {with("m2po"), 2, "never", false, {{"prox/rollout", "M2PO", kNever}}},
-      {with("m2po"), 2, "auto", true, {{"prox/rollout", "M2PO", kOnPolicy}}},
-      {with("verl/geo_mean"), 1, "auto", false, {{"pi/prox", "clip cannot act", kOneStep}}},
+      {with("m2po"), 2, ProxForward::automatic, false, {}},
+      {with("m2po"), 2, ProxForward::never, false, {{"prox/rollout", "M2PO", kNever}}},
+      {with("m2po"), 2, ProxForward::automatic, true, {{"prox/rollout", "M2PO", kOnPolicy}}},
+      {with("verl/geo_mean"),
+       1,
+       ProxForward::automatic,
+       false,
+       {{"pi/prox", "clip cannot act", kOneStep}}},
   };
   for (const Case& c : cases) {
     TrainerTable table;
     table.epochs = c.steps;
     table.prox_forward = c.prox_forward;
-    const std::string where = fmt::format("{}, {} steps, prox {}, {}", c.preset.label(), c.steps,
-                                          c.prox_forward, c.on_policy ? "on-policy" : "off-policy");
+    const std::string where =
+        fmt::format("{}, {} steps, prox {}, {}", c.preset.label(), c.steps, name_of(c.prox_forward),
+                    c.on_policy ? "on-policy" : "off-policy");
     const std::vector<std::string> notes = inert_parts(spec_of(c.preset), table, c.on_policy);
     ASSERT_EQ(notes.size(), c.notes.size())
         << where << ": " << fmt::format("{}", fmt::join(notes, "; "));

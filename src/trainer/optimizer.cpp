@@ -27,11 +27,12 @@ double learning_rate(const OptimizerTable& table, int64_t step, int64_t total) {
     return table.learning_rate * static_cast<double>(step) /
            static_cast<double>(table.warmup_steps);
   }
-  if (table.schedule == "constant") return table.learning_rate;
+  if (table.schedule == RateSchedule::constant) return table.learning_rate;
   const double length = static_cast<double>(std::max<int64_t>(1, total - table.warmup_steps));
   const double way = std::min(1.0, static_cast<double>(step - table.warmup_steps) / length);
-  const double left =
-      table.schedule == "linear" ? 1.0 - way : 0.5 * (1.0 + std::cos(std::numbers::pi * way));
+  const double left = table.schedule == RateSchedule::linear
+                          ? 1.0 - way
+                          : 0.5 * (1.0 + std::cos(std::numbers::pi * way));
   return table.learning_rate * (table.final_rate + (1.0 - table.final_rate) * left);
 }
 

@@ -119,10 +119,10 @@ TEST(GradientNorm, IsNotFiniteIfANumberIsNot) {
   EXPECT_TRUE(std::isfinite(gradient_norm(pool, gradient)));
 }
 
-OptimizerTable schedule(const std::string& name, int64_t warmup, double final_rate) {
+OptimizerTable schedule(RateSchedule kind, int64_t warmup, double final_rate) {
   OptimizerTable table;
   table.learning_rate = 2.0;
-  table.schedule = name;
+  table.schedule = kind;
   table.warmup_steps = warmup;
   table.final_rate = final_rate;
   return table;
@@ -136,36 +136,37 @@ TEST(LearningRate, FollowsItsSchedule) {
   };
   const double half = 0.5 * (1.0 + std::cos(std::numbers::pi * 0.25));
   const std::vector<Case> cases = {
-      {schedule("constant", 0, 0.0), 1, 10, 2.0},
-      {schedule("constant", 0, 0.0), 99, 10, 2.0},
-      {schedule("constant", 4, 0.0), 1, 10, 0.5},
-      {schedule("constant", 4, 0.0), 4, 10, 2.0},
-      {schedule("constant", 4, 0.0), 5, 10, 2.0},
-      {schedule("linear", 0, 0.0), 1, 10, 1.8},
-      {schedule("linear", 0, 0.0), 10, 10, 0.0},
-      {schedule("linear", 0, 0.1), 10, 10, 0.2},
-      {schedule("linear", 0, 0.1), 50, 10, 0.2},
-      {schedule("linear", 4, 0.5), 2, 12, 1.0},
-      {schedule("linear", 4, 0.5), 8, 12, 1.5},
-      {schedule("cosine", 4, 0.0), 4, 12, 2.0},
-      {schedule("cosine", 4, 0.0), 6, 12, 2.0 * half},
-      {schedule("cosine", 4, 0.0), 8, 12, 1.0},
-      {schedule("cosine", 4, 0.5), 8, 12, 1.5},
-      {schedule("cosine", 4, 0.5), 12, 12, 1.0},
-      {schedule("cosine", 4, 0.5), 99, 12, 1.0},
-      {schedule("linear", 20, 0.0), 10, 5, 1.0},  // a warm-up longer than the run
-      {schedule("linear", 20, 0.0), 21, 5, 0.0},
+      {schedule(RateSchedule::constant, 0, 0.0), 1, 10, 2.0},
+      {schedule(RateSchedule::constant, 0, 0.0), 99, 10, 2.0},
+      {schedule(RateSchedule::constant, 4, 0.0), 1, 10, 0.5},
+      {schedule(RateSchedule::constant, 4, 0.0), 4, 10, 2.0},
+      {schedule(RateSchedule::constant, 4, 0.0), 5, 10, 2.0},
+      {schedule(RateSchedule::linear, 0, 0.0), 1, 10, 1.8},
+      {schedule(RateSchedule::linear, 0, 0.0), 10, 10, 0.0},
+      {schedule(RateSchedule::linear, 0, 0.1), 10, 10, 0.2},
+      {schedule(RateSchedule::linear, 0, 0.1), 50, 10, 0.2},
+      {schedule(RateSchedule::linear, 4, 0.5), 2, 12, 1.0},
+      {schedule(RateSchedule::linear, 4, 0.5), 8, 12, 1.5},
+      {schedule(RateSchedule::cosine, 4, 0.0), 4, 12, 2.0},
+      {schedule(RateSchedule::cosine, 4, 0.0), 6, 12, 2.0 * half},
+      {schedule(RateSchedule::cosine, 4, 0.0), 8, 12, 1.0},
+      {schedule(RateSchedule::cosine, 4, 0.5), 8, 12, 1.5},
+      {schedule(RateSchedule::cosine, 4, 0.5), 12, 12, 1.0},
+      {schedule(RateSchedule::cosine, 4, 0.5), 99, 12, 1.0},
+      {schedule(RateSchedule::linear, 20, 0.0), 10, 5, 1.0},  // a warm-up longer than the run
+      {schedule(RateSchedule::linear, 20, 0.0), 21, 5, 0.0},
   };
   for (const Case& c : cases) {
     EXPECT_NEAR(learning_rate(c.table, c.step, c.total), c.rate, 1e-12)
-        << c.table.schedule << " warm-up " << c.table.warmup_steps << " step " << c.step << " of "
-        << c.total;
+        << name_of(c.table.schedule) << " warm-up " << c.table.warmup_steps << " step " << c.step
+        << " of " << c.total;
   }
 }
 
 TEST(LearningRate, RisesThenNeverRisesAgain) {
-  for (const char* name : {"constant", "linear", "cosine"}) {
-    const OptimizerTable table = schedule(name, 7, 0.2);
+  for (const RateSchedule kind :
+       {RateSchedule::constant, RateSchedule::linear, RateSchedule::cosine}) {
+    const OptimizerTable table = schedule(kind, 7, 0.2);
     for (int64_t step = 2; step < 60; ++step) {
       const double before = learning_rate(table, step - 1, 40);
       const double now = learning_rate(table, step, 40);

@@ -20,7 +20,7 @@ using testing::TestFolder;
 
 TrainerTable scheduled_table() {
   TrainerTable table = small_table();
-  table.optimizer.schedule = "cosine";
+  table.optimizer.schedule = RateSchedule::cosine;
   table.optimizer.warmup_steps = 2;
   table.optimizer.weight_decay = 0.1;
   table.max_steps = 6;

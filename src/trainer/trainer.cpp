@@ -105,7 +105,8 @@ void PassResult::merge(PassResult&& other) {
 }
 
 int64_t optimizer_steps_per_batch(const TrainerTable& table) {
-  return table.epochs * (table.optimizer_steps == "minibatch" ? table.minibatches : 1);
+  return table.epochs *
+         (table.optimizer_steps == OptimizerSteps::minibatch ? table.minibatches : 1);
 }
 
 struct Trainer::Impl {
@@ -349,17 +350,17 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   }
   const int64_t steps = optimizer_steps_per_batch(impl.table);
   if (impl.spec.reads(Stream::prox)) {
-    if (impl.table.prox_forward == "never") {
+    if (impl.table.prox_forward == ProxForward::never) {
       impl.check_rollouts(samples, "prox_forward = \"never\"");
       for (const Sample& sample : samples) streams.prox.push_back(sample.rollout);
-    } else if (impl.table.prox_forward == "always" || steps > 1) {
+    } else if (impl.table.prox_forward == ProxForward::always || steps > 1) {
       streams.prox = timed(result.prox_seconds, [&] { return forward(samples); });
     } else {
       streams.prox_is_pi = true;
     }
   }
 
-  const bool step_each = impl.table.optimizer_steps == "minibatch";
+  const bool step_each = impl.table.optimizer_steps == OptimizerSteps::minibatch;
   const std::vector<MicroBatch> whole = impl.micro_batches(samples, streams, {});
   const double denominator = impl.denominator_of(whole);
   int64_t trained = 0;

@@ -114,7 +114,7 @@ TEST(WeightsThatAreNotFinite, AreReportedAndLeftAlone) {
 TEST(AFailedStep, LeavesTheWeightsOfTheOneBefore) {
   const Parameters policy = make_policy();
   TrainerTable table = small_table();
-  table.minibatches = 2, table.optimizer_steps = "minibatch";
+  table.minibatches = 2, table.optimizer_steps = OptimizerSteps::minibatch;
   std::vector<Sample> samples = rolled_out(policy, 12, 8);
   for (Sample& sample : samples) sample.rollout_id = -1;
   const auto parts = split_minibatches(samples, 2, 0);

@@ -22,7 +22,7 @@ void train_by_hand(Trainer& trainer, const TrainerTable& table, std::span<const 
   if (trainer.spec().reads(Stream::ref)) streams.ref = trainer.ref_forward(samples);
   if (trainer.spec().reads(Stream::teacher)) streams.teacher = trainer.teacher_forward(samples);
   if (trainer.spec().reads(Stream::prox)) streams.prox = trainer.forward(samples);
-  const bool step_each = table.optimizer_steps == "minibatch";
+  const bool step_each = table.optimizer_steps == OptimizerSteps::minibatch;
   for (int64_t epoch = 0; epoch < table.epochs; ++epoch) {
     const auto seed = static_cast<uint64_t>(trainer.optimizer_steps() + epoch);
     for (const auto& numbers : split_minibatches(samples, table.minibatches, seed)) {
@@ -44,8 +44,11 @@ TEST(TrainBatch, IsItsPrimitivesBitForBit) {
        {with("grpo+tis", {{"ref_kl", 0.1}}), with("icepop", {{"teacher_tau", 0.2}}),
         with("gspo", {{"reduction", std::string("seq_mean_token_mean")}})}) {
     for (const auto& [epochs, minibatches, steps] :
-         std::vector<std::tuple<int64_t, int64_t, std::string>>{
-             {1, 1, "batch"}, {2, 3, "batch"}, {2, 3, "minibatch"}, {3, 1, "minibatch"}}) {
+         std::vector<std::tuple<int64_t, int64_t, OptimizerSteps>>{
+             {1, 1, OptimizerSteps::batch},
+             {2, 3, OptimizerSteps::batch},
+             {2, 3, OptimizerSteps::minibatch},
+             {3, 1, OptimizerSteps::minibatch}}) {
       TrainerTable table = small_table();
       table.epochs = epochs, table.minibatches = minibatches, table.optimizer_steps = steps;
       table.teacher = folder.path();
@@ -60,7 +63,7 @@ TEST(TrainBatch, IsItsPrimitivesBitForBit) {
         train_by_hand(parts, table, samples);
       }
       EXPECT_TRUE(same_bits(whole.parameters(), parts.parameters()))
-          << named.label() << " " << epochs << " " << minibatches << " " << steps;
+          << named.label() << " " << epochs << " " << minibatches << " " << name_of(steps);
       EXPECT_FALSE(same_bits(whole.parameters(), policy));
       EXPECT_EQ(whole.optimizer_steps(), parts.optimizer_steps());
     }
@@ -91,7 +94,7 @@ TEST(TrainBatch, SplitForOneStepIsTheUnsplitStepUpToRounding) {
 TEST(TrainBatch, ReportsTheLogprobsOfEverySampleBeforeTheStep) {
   const Parameters policy = make_policy();
   const std::vector<Sample> samples = rolled_out(policy, 4, 20);
-  for (const char* steps : {"batch", "minibatch"}) {
+  for (const OptimizerSteps steps : {OptimizerSteps::batch, OptimizerSteps::minibatch}) {
     TrainerTable table = small_table();
     table.epochs = 2, table.minibatches = 4, table.optimizer_steps = steps;
     Trainer trainer(policy, spec_of("icepop"), table);
@@ -111,7 +114,7 @@ TEST(TrainBatch, ReportsTheLogprobsOfEverySampleBeforeTheStep) {
       }
     }
     // With a step after each part, later parts are scored by the policy as it then is.
-    EXPECT_EQ(far == 0.0, std::string(steps) == "batch");
+    EXPECT_EQ(far == 0.0, steps == OptimizerSteps::batch);
   }
 }
 
@@ -121,7 +124,7 @@ TEST(TrainBatch, TakesNoStepForAPartWithoutTrainedTokens) {
   for (Sample& sample : samples) sample.rollout_id = -1;
   std::fill(samples[0].loss_mask.begin(), samples[0].loss_mask.end(), 0);
   TrainerTable table = small_table();
-  table.minibatches = 2, table.optimizer_steps = "minibatch";
+  table.minibatches = 2, table.optimizer_steps = OptimizerSteps::minibatch;
   table.optimizer.weight_decay = 0.1;
   Trainer both(policy, spec_of("icepop"), table), one(policy, spec_of("icepop"), table);
   EXPECT_EQ(both.train_batch(samples).optimizer_steps, 1);
@@ -133,13 +136,13 @@ TEST(ProxForward, OfOneStepIsThePassItselfBitForBit) {
   const Parameters policy = make_policy();
   for (const auto& named : {with("grpo+tis"), with("gspo"), with("m2po")}) {
     std::vector<Parameters> results;
-    for (const char* prox : {"auto", "always"}) {
+    for (const ProxForward prox : {ProxForward::automatic, ProxForward::always}) {
       TrainerTable table = small_table();
       table.prox_forward = prox;
       Trainer trainer(policy, spec_of(named), table);
       for (uint64_t batch = 0; batch < 2; ++batch) {
         const BatchResult result = trainer.train_batch(rolled_out(policy, batch, 12));
-        EXPECT_EQ(result.prox_seconds > 0.0, std::string(prox) == "always");
+        EXPECT_EQ(result.prox_seconds > 0.0, prox == ProxForward::always);
       }
       results.push_back(trainer.parameters());
     }
@@ -152,24 +155,27 @@ TEST(ProxForward, OfSeveralStepsIsComputedUnlessNever) {
   const std::vector<Sample> samples = rolled_out(policy, 1, 12);
   TrainerTable table = small_table();
   table.epochs = 2;
-  const auto train = [&](const char* prox, const char* preset) {
+  const auto train = [&](ProxForward prox, const char* preset) {
     table.prox_forward = prox;
     Trainer trainer(policy, spec_of(preset), table);
     const BatchResult result = trainer.train_batch(samples);
     EXPECT_EQ(result.prox_seconds > 0.0,
-              std::string(prox) != "never" && trainer.spec().reads(Stream::prox));
+              prox != ProxForward::never && trainer.spec().reads(Stream::prox));
     return trainer.parameters();
   };
-  EXPECT_TRUE(same_bits(train("auto", "grpo+tis"), train("always", "grpo+tis")));
-  EXPECT_FALSE(same_bits(train("auto", "grpo+tis"), train("never", "grpo+tis")));
-  EXPECT_TRUE(same_bits(train("auto", "icepop"), train("never", "icepop")));  // reads no prox
+  EXPECT_TRUE(
+      same_bits(train(ProxForward::automatic, "grpo+tis"), train(ProxForward::always, "grpo+tis")));
+  EXPECT_FALSE(
+      same_bits(train(ProxForward::automatic, "grpo+tis"), train(ProxForward::never, "grpo+tis")));
+  EXPECT_TRUE(same_bits(train(ProxForward::automatic, "icepop"),
+                        train(ProxForward::never, "icepop")));  // reads no prox
 }
 
 TEST(ProxForward, NeverTakesTheRollout) {
   const Parameters policy = make_policy();
   const std::vector<Sample> samples = rolled_out(policy, 1, 12);
   TrainerTable table = small_table();
-  table.prox_forward = "never";
+  table.prox_forward = ProxForward::never;
   Trainer whole(policy, spec_of("grpo"), table), parts(policy, spec_of("grpo"), table);
   whole.train_batch(samples);
   PolicyStreams streams;
@@ -184,7 +190,7 @@ TEST(ProxForward, NeverIsRefusedWithoutRollouts) {
   std::vector<Sample> samples = rolled_out(policy, 1, 6);
   for (Sample& sample : samples) sample.rollout.clear();
   TrainerTable table = small_table();
-  table.prox_forward = "never";
+  table.prox_forward = ProxForward::never;
   Trainer trainer(policy, spec_of("grpo"), table);
   testing::expect_refused([&] { trainer.train_batch(samples); }, {"rollout", "prox"});
   EXPECT_TRUE(same_bits(trainer.parameters(), policy));
@@ -250,7 +256,7 @@ TEST(OptimizerSteps, OfABatch) {
   EXPECT_EQ(optimizer_steps_per_batch(table), 1);
   table.epochs = 3, table.minibatches = 4;
   EXPECT_EQ(optimizer_steps_per_batch(table), 3);
-  table.optimizer_steps = "minibatch";
+  table.optimizer_steps = OptimizerSteps::minibatch;
   EXPECT_EQ(optimizer_steps_per_batch(table), 12);
 }
 

@@ -1,0 +1,65 @@
+// Settings with a fixed set of values. The tables of names are what TOML, the dump and
+// docs/configuration.md write.
+#pragma once
+
+#include "base/enum_names.h"
+#include "kernels/numerics.h"
+
+namespace leeway {
+
+// model.device: where trainer and sampler compute.
+enum class Device { cpu, cuda };
+template <>
+inline constexpr std::array kNames<Device>{"cpu", "cuda"};
+
+// model.model_type: architecture of a model made from scratch.
+enum class ModelType { llama, qwen2, qwen3 };
+template <>
+inline constexpr std::array kNames<ModelType>{"llama", "qwen2", "qwen3"};
+
+// trainer.schedule, sft.schedule: the learning rate after the warm-up.
+enum class RateSchedule { constant, linear, cosine };
+template <>
+inline constexpr std::array kNames<RateSchedule>{"constant", "linear", "cosine"};
+
+// trainer.optimizer_steps: one step after all minibatches of an epoch, or one after each.
+enum class OptimizerSteps { batch, minibatch };
+template <>
+inline constexpr std::array kNames<OptimizerSteps>{"batch", "minibatch"};
+
+// trainer.prox_forward: whether the policy before the update is evaluated for losses that read
+// `prox`.
+enum class ProxForward { automatic, always, never };
+template <>
+inline constexpr std::array kNames<ProxForward>{"auto", "always", "never"};
+
+// trainer.precision: of the forward and backward passes; weights and optimizer are float32.
+enum class TrainingPrecision { automatic, float32, bf16 };
+template <>
+inline constexpr std::array kNames<TrainingPrecision>{"auto", "float32", "bf16"};
+
+// orchestrator.schedule: whether sampling waits for the trainer, so that runs repeat bit for bit,
+// or runs ahead of it.
+enum class RolloutSchedule { lockstep, free };
+template <>
+inline constexpr std::array kNames<RolloutSchedule>{"lockstep", "free"};
+
+// orchestrator.advantage: formulas are in orchestrator/advantages.h.
+enum class AdvantageKind { group_mean, group_deviation, leave_one_out, max_rl, reinforce_pp };
+template <>
+inline constexpr std::array kNames<AdvantageKind>{"group_mean", "group_deviation", "leave_one_out",
+                                                  "max_rl", "reinforce_pp"};
+
+// rollout.kv_after_swap: what becomes of the KV cache of running requests when weights are swapped:
+// kept (the field does this; the next tokens are sampled from a mixture of both policies' states),
+// or computed again with the new weights (the next tokens are exactly the new policy's).
+enum class KvAfterSwap { keep, recompute };
+template <>
+inline constexpr std::array kNames<KvAfterSwap>{"keep", "recompute"};
+
+// environment.verifier: how an answer is compared with the expected one.
+enum class VerifierKind { exact, numeric, regex, choice };
+template <>
+inline constexpr std::array kNames<VerifierKind>{"exact", "numeric", "regex", "choice"};
+
+}  // namespace leeway
