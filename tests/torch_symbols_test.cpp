@@ -77,6 +77,11 @@ std::vector<std::string> torch_libraries(const std::string& file) {
   return found;
 }
 
+// Files of a build that link PyTorch, where there is one.
+constexpr const char* kLinked[] = {
+    "libleeway_cuda.so",  "libleeway_ops.so",    "ops_test",
+    "torch_decoder_test", "torch_sampling_test", "torch_training_test"};
+
 TEST(TorchSymbols, ANameThatBothHaveIsSeen) {
   const std::string torch =
       "00000000000012ab T _ZNSt10filesystem6removeERKNS_7__cxx114pathE\n"
@@ -99,10 +104,24 @@ TEST(TorchSymbols, TheProgramDoesNotLinkPyTorch) {
   EXPECT_EQ(torch_libraries(leeway_program()), std::vector<std::string>{});
 }
 
+// With two versions in one process operators run, and autograd does not see that they have inputs
+// with gradients.
+TEST(TorchSymbols, NothingLoadsTwoVersionsOfPyTorch) {
+  for (const char* name : kLinked) {
+    const std::string file = std::string(LEEWAY_BINARY_DIR) + "/" + name;
+    if (!std::filesystem::exists(file)) continue;
+    std::set<std::string> folders;
+    for (const std::string& library : torch_libraries(file)) {
+      folders.insert(std::filesystem::canonical(library).parent_path().string());
+    }
+    EXPECT_EQ(folders.size(), 1u) << name << " loads PyTorch from "
+                                  << ::testing::PrintToString(folders);
+  }
+}
+
 TEST(TorchSymbols, NothingThatLinksPyTorchTakesTheStandardLibraryFromIt) {
   int looked_at = 0;
-  for (const char* name : {"libleeway_cuda.so", "libleeway_ops.so", "ops_test",
-                           "torch_decoder_test", "torch_sampling_test", "torch_training_test"}) {
+  for (const char* name : kLinked) {
     const std::string file = std::string(LEEWAY_BINARY_DIR) + "/" + name;
     if (!std::filesystem::exists(file)) continue;
     ++looked_at;
