@@ -130,7 +130,8 @@ std::vector<Span> make_targets(const Page& page) {
 
 std::vector<fs::path> pages() {
   std::vector<fs::path> found;
-  for (const char* name : {"README.md", "CONTRIBUTING.md", "src/README.md", "examples/README.md"}) {
+  for (const char* name :
+       {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "src/README.md", "examples/README.md"}) {
     if (fs::exists(kRoot / name)) found.push_back(kRoot / name);
   }
   if (fs::exists(kRoot / "docs")) {
@@ -183,6 +184,7 @@ TEST(Docs, ShowCommandsThatRun) {
   size_t count = 0;
   for (const fs::path& file : pages()) {
     if (file.filename() == "README.md" && file.parent_path() == kRoot) continue;  // readme_test
+    if (kTranscripts.contains(file.filename().string())) continue;  // transcripts_test
     for (const Command& command : commands_of(parse_page(file_text(file)))) {
       const RunResult result = run_program(
           {"-c", command.text},
@@ -207,6 +209,66 @@ TEST(Docs, HoldTheReferencePageThatTheProgramPrints) {
     const std::string b = i < expected.size() ? expected[i] : "(nothing)";
     ASSERT_EQ(a, b) << "line " << i + 1
                     << "; write it anew with `leeway loss list --markdown > docs/losses.md`";
+  }
+}
+
+// The lines of a page from a heading to the next of its level, with their numbers.
+std::vector<Span> section(const std::string& page, const std::string& heading) {
+  std::vector<Span> lines;
+  bool inside = false;
+  size_t number = 0;
+  for (const std::string& line : lines_of(page)) {
+    ++number;
+    if (line.starts_with("## ")) inside = line == "## " + heading;
+    if (inside) lines.push_back({number, line});
+  }
+  return lines;
+}
+
+// What is wrong with a walk through the code: `path`: `name()` says that the function is in the
+// file, and each is named once.
+std::vector<std::string> wrong_in_walk(const std::vector<Span>& lines, const fs::path& root) {
+  static const std::regex kCode("`([^`]+)`"), kFunction(R"(([A-Za-z_:]+)\(\))");
+  std::vector<std::string> wrong;
+  std::set<std::string> seen;
+  std::string file, text;
+  for (const Span& line : lines) {
+    for (std::sregex_iterator it(line.text.begin(), line.text.end(), kCode), end; it != end; ++it) {
+      const std::string code = (*it)[1];
+      const std::string place = std::to_string(line.line) + ": " + code;
+      if (code.starts_with("src/")) {
+        file = code;
+        text = fs::is_regular_file(root / file) ? file_text(root / file) : "";
+        if (text.empty()) wrong.push_back(place + " is no file");
+        continue;
+      }
+      std::smatch match;
+      if (!std::regex_match(code, match, kFunction)) continue;
+      const std::string name = match[1];
+      if (!seen.insert(name).second) wrong.push_back(place + " is named twice");
+      const std::string last = name.substr(name.rfind(':') + 1);
+      if (!std::regex_search(text, std::regex("\\b" + last + "\\("))) {
+        wrong.push_back(place + " is not in " + file);
+      }
+    }
+  }
+  return wrong;
+}
+
+TEST(Docs, WalkThroughFunctionsThatExist) {
+  const auto walk = section(file_text(kRoot / "docs" / "architecture.md"), "The walk");
+  EXPECT_GT(walk.size(), 50u);
+  EXPECT_EQ(joined(wrong_in_walk(walk, kRoot)), "");
+}
+
+TEST(Docs, AreAllInTheIndex) {
+  const Page index = parse_page(file_text(kRoot / "docs" / "README.md"));
+  std::set<std::string> linked;
+  for (const Span& span : index.links) linked.insert(span.text);
+  for (const auto& entry : fs::directory_iterator(kRoot / "docs")) {
+    const std::string name = entry.path().filename().string();
+    if (name == "README.md" || entry.path().extension() != ".md") continue;
+    EXPECT_TRUE(linked.contains(name)) << name;
   }
 }
 
@@ -257,6 +319,19 @@ TEST(DocsChecker, FindsWhatAPageNames) {
   EXPECT_EQ(commands[0].exit_code, 0);
   EXPECT_EQ(commands[1].exit_code, 2);
   EXPECT_EQ(commands[2].text, "leeway loss compare   --json");
+}
+
+TEST(DocsChecker, FindsWhatAWalkGetsWrong) {
+  const TempFolder folder;
+  fs::create_directory(folder / "src");
+  folder.write("src/a.cpp", "void A::go(int) {}\nvoid stay() {}\nint gone;\n");
+  const std::string page =
+      "# Page\n## Walk\n`src/a.cpp`: `A::go()` and `stay()`, then `gone()`.\n"
+      "Again `stay()`; `src/b.cpp`: `go_on()`.\n## More\n`nothing()`\n";
+  EXPECT_EQ(
+      wrong_in_walk(section(page, "Walk"), folder.path()),
+      (std::vector<std::string>{"3: gone() is not in src/a.cpp", "4: stay() is named twice",
+                                "4: src/b.cpp is no file", "4: go_on() is not in src/b.cpp"}));
 }
 
 TEST(DocsChecker, FindsTheTargetsOfAMakefile) {

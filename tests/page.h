@@ -103,6 +103,10 @@ struct Command {
   int exit_code;
 };
 
+// Pages that are followed from top to bottom, in a folder of their own: transcripts_test.
+inline const std::set<std::string> kTranscripts = {"tutorial.md", "your-model.md", "corrections.md",
+                                                   "migration.md", "text.md"};
+
 // Lines that run the program and can be run as they stand.
 inline std::vector<Command> commands_of(const Page& page) {
   static const std::regex kExit(R"(#\s*exit (\d+)\s*$)");
