@@ -112,6 +112,7 @@ check() {
       --set output_dir="$BUILD/quick-start"
     grep -E '^held-out|steps, .* rollouts|^rl:' "$logs/quick_start.txt"
   fi
+  step pytorch_loss 60 python3 examples/pytorch_loss.py "$library"
   step ops_check 240 python3 tests/gpu/ops_check.py "$library"
   grep -E '^FAILED|cases, .*failed' "$logs/ops_check.txt"
   if python3 -c 'import transformers' 2> /dev/null; then
