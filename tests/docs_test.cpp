@@ -130,8 +130,8 @@ std::vector<Span> make_targets(const Page& page) {
 
 std::vector<fs::path> pages() {
   std::vector<fs::path> found;
-  for (const char* name :
-       {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "src/README.md", "examples/README.md"}) {
+  for (const char* name : {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "src/README.md",
+                           "benchmarks/README.md", "examples/README.md"}) {
     if (fs::exists(kRoot / name)) found.push_back(kRoot / name);
   }
   if (fs::exists(kRoot / "docs")) {
