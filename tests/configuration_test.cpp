@@ -165,7 +165,7 @@ TEST(ConfigurationFiles, ThatAreNoneAreRefused) {
       const RunResult result = run_program(command, {.time_limit = std::chrono::seconds(60)});
       EXPECT_EQ(result.code, 2) << result;
       if (command[0] != "logprobs" && command[1] != run) {
-        EXPECT_TRUE(contains(result.err, path + ": is not a file")) << result;
+        EXPECT_TRUE(contains(result.err, path + ": is not a regular file")) << result;
       }
     }
   }

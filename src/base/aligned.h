@@ -1,4 +1,4 @@
-// Vectors whose data starts at a cache line.
+// Vectors whose data is aligned to a cache line.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Thread pool, files, JSON, text for terminals.
+// Thread pool, files, JSON, and escaping text for terminals.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -102,7 +102,7 @@ TEST(Team, WhatALoopWroteIsThereAfterIt) {
 }
 
 TEST(Team, DoesNotWaitForThreadsThatTookNothing) {
-  // Other threads keep all cores busy; the caller goes on by itself.
+  // Other threads keep all cores busy; the caller still makes progress by itself.
   std::atomic<bool> stop{false};
   std::vector<std::thread> busy;
   for (unsigned k = 0; k < 2 * std::thread::hardware_concurrency(); ++k) {
@@ -237,7 +237,7 @@ TEST(Json, WriterEscapesAndTurnsNonFiniteIntoNull) {
   json.value("x\\y").null().end_array().key("c").begin_object().end_object().end_object();
   EXPECT_EQ(json.text(), "{\"a\\\"\\n\": 1.5, \"b\": [null, true, \"x\\\\y\", null], \"c\": {}}");
   EXPECT_NO_THROW(parse_json("self", json.text()));
-  // Bytes that are no UTF-8 become U+FFFD, as many as Python's errors="replace" makes of them.
+  // Invalid UTF-8 becomes as many U+FFFD as Python's errors="replace" produces.
   JsonWriter text;
   text.begin_array().value("a\xFF\"\xE2\x82").value("\xED\xA0\x80").value("\u20AC").end_array();
   EXPECT_EQ(text.text(), "[\"a\uFFFD\\\"\uFFFD\", \"\uFFFD\uFFFD\uFFFD\", \"\u20AC\"]");
@@ -325,7 +325,7 @@ TEST(Printable, WritesOutWhatSteersATerminal) {
             "a\\u000db\\u0008c\\u007fd\\u0007");
   EXPECT_EQ(printable(std::string_view("\0", 1)), "\\u0000");
   EXPECT_EQ(printable("\u009b2J\u0085"), "\\u009b2J\\u0085");                 // C1
-  EXPECT_EQ(printable("\u202eabc\u2066\u200f"), "\\u202eabc\\u2066\\u200f");  // direction
+  EXPECT_EQ(printable("\u202eabc\u2066\u200f"), "\\u202eabc\\u2066\\u200f");  // direction marks
 }
 
 TEST(Printable, WritesOutBytesThatAreNoText) {
@@ -335,10 +335,10 @@ TEST(Printable, WritesOutBytesThatAreNoText) {
   EXPECT_EQ(printable("\x9b"
                       "2J"),
             "\\x9b2J");
-  EXPECT_EQ(printable("\xc0\x80"), "\\xc0\\x80");                    // overlong
-  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");           // a surrogate
-  EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");  // beyond the last
-  EXPECT_EQ(printable("\xe4\xb8"), "\\xe4\\xb8");                    // cut off
+  EXPECT_EQ(printable("\xc0\x80"), "\\xc0\\x80");                    // overlong form
+  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");           // surrogate
+  EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");  // beyond U+10FFFF
+  EXPECT_EQ(printable("\xe4\xb8"), "\\xe4\\xb8");                    // truncated
 }
 
 TEST(Files, AreThereOrNotOrCannotBeLookedAt) {
@@ -350,7 +350,7 @@ TEST(Files, AreThereOrNotOrCannotBeLookedAt) {
     (void)is_present(name);
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(name + ": cannot look at it: File name too long"),
+    EXPECT_NE(std::string(error.what()).find(name + ": cannot access: File name too long"),
               std::string::npos)
         << error.what();
   }

@@ -20,7 +20,7 @@ namespace leeway {
 namespace {
 
 constexpr const char* kChecksums = "/checksums.json";
-constexpr uint64_t kSpare = uint64_t{1} << 14;  // for metrics and what small files take
+constexpr uint64_t kSpare = uint64_t{1} << 14;  // for metrics and other small files
 
 uint64_t number(const std::string& name, const std::string& file, const rapidjson::Value& object,
                 const char* key, double most) {
@@ -33,7 +33,7 @@ uint64_t number(const std::string& name, const std::string& file, const rapidjso
       }
     }
   }
-  throw Error(fmt::format("{}: \"{}\" of \"{}\" is missing or no count", name, key, file));
+  throw Error(fmt::format("{}: \"{}\" of \"{}\" is missing or not a count", name, key, file));
 }
 
 std::string megabytes(uint64_t bytes) {
@@ -80,7 +80,7 @@ FileSums read_sums(const std::string& name, const rapidjson::Value& files) {
     const std::string file(member.name.GetString(), member.name.GetStringLength());
     const bool plain = !file.empty() && file != "." && file != ".." &&
                        file.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
-    if (!plain) throw Error(fmt::format("{}: \"{}\" is no name of a file", name, file));
+    if (!plain) throw Error(fmt::format("{}: \"{}\" is not a plain file name", name, file));
     sums[file] = {number(name, file, member.value, "bytes", 0x1p53),
                   static_cast<uint32_t>(number(name, file, member.value, "crc32c",
                                                std::numeric_limits<uint32_t>::max()))};
@@ -89,7 +89,7 @@ FileSums read_sums(const std::string& name, const rapidjson::Value& files) {
 }
 
 void check_sums(const std::string& folder, const FileSums& sums) {
-  // A length is known at once.
+  // Check the sizes first: they are cheap, and most damage shows there.
   for (const auto& [name, sum] : sums) {
     const std::string path = folder + "/" + name;
     struct stat status {};
@@ -104,7 +104,8 @@ void check_sums(const std::string& folder, const FileSums& sums) {
   for (const auto& [name, sum] : sums) {
     const std::string path = folder + "/" + name;
     if (sum_of_file(path) != sum) {
-      throw Error(path + ": is damaged: its checksum is not the one it was written with");
+      throw Error(path +
+                  ": is damaged: its checksum does not match the one recorded when it was written");
     }
   }
 }
@@ -123,7 +124,7 @@ void check_checksums(const std::string& folder) {
     const rapidjson::Document json = parse_json(name, read_file(name));
     const bool known = json.IsObject() && json.HasMember("format") && json["format"].IsNumber() &&
                        json["format"].GetDouble() == 1.0 && json.HasMember("files");
-    if (!known) throw Error(name + ": is no list of checksums of format 1");
+    if (!known) throw Error(name + ": is not a checksum list in format 1");
     check_sums(folder, read_sums(name, json["files"]));
   } catch (const Error& error) {
     throw Error(fmt::format("{}. If it was changed on purpose, delete {}", error.what(), name));
@@ -133,7 +134,7 @@ void check_checksums(const std::string& folder) {
 void remove_checksums(const std::string& folder) { ::unlink((folder + kChecksums).c_str()); }
 
 void refuse_full_disk(const std::string& folder, uint64_t bytes) {
-  // The folder may not be there yet: the nearest one above it that is.
+  // The folder may not exist yet: ask about its nearest existing parent.
   std::string there = folder;
   while (!there.empty() && !path_exists(there)) {
     const size_t slash = there.rfind('/');
@@ -141,7 +142,7 @@ void refuse_full_disk(const std::string& folder, uint64_t bytes) {
   }
   if (there.empty()) there = folder.starts_with("/") ? "/" : ".";
   struct statvfs status {};
-  // A file system that does not say is tried.
+  // If the file system does not report its free space, just try to write.
   if (::statvfs(there.c_str(), &status) != 0 || status.f_blocks == 0) return;
   const uint64_t free = static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
   if (free >= bytes + kSpare) return;

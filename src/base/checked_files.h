@@ -1,4 +1,4 @@
-// Folders whose files are known by length and checksum, so that damage is found and named.
+// Folders whose files are recorded by length and checksum, so that damage is detected and reported.
 #pragma once
 
 #include <cstdint>
@@ -10,31 +10,30 @@
 
 namespace leeway {
 
-using FileSums = std::map<std::string, FileSum>;  // by name within the folder
+using FileSums = std::map<std::string, FileSum>;  // keyed by file name within the folder
 
-// The file is read once, piece by piece. Throws Error naming the path and the reason.
+// Reads the file in pieces. Throws Error naming the path and the reason.
 FileSum sum_of_file(const std::string& path);
 
-// {"NAME": {"bytes": n, "crc32c": n}, ..}, as a value in `json`; and back. `name` is that of the
-// file which holds it, for the Error that names what is wrong. Names are those of files in the same
+// Writes {"NAME": {"bytes": n, "crc32c": n}, ..} as a value in `json`, and reads it back. `name` is
+// the file that contains the value, for error messages. The keys are names of files in the same
 // folder, never paths.
 void write_sums(JsonWriter& json, const FileSums& sums);
 FileSums read_sums(const std::string& name, const rapidjson::Value& files);
 
-// Throws Error naming the first file that is missing or not as its sum says.
+// Throws Error naming the first file that is missing or does not match its sum.
 void check_sums(const std::string& folder, const FileSums& sums);
 
-// A folder of weights carries its sums as checksums.json, which other programs do not look at.
-// Written last: a folder without one is not checked.
+// Stores the sums of a folder of weights in checksums.json, which other programs ignore. It is
+// written last; a folder without it is not checked.
 void write_checksums(const std::string& folder, const FileSums& sums);
-// Throws Error naming the damaged file and the remedy; does nothing where there is no
-// checksums.json.
+// Throws Error naming the damaged file and the remedy. Does nothing if there is no checksums.json.
 void check_checksums(const std::string& folder);
-// Before files of the folder are written anew.
+// Call before files of the folder are rewritten.
 void remove_checksums(const std::string& folder);
 
-// Throws Error with both numbers unless `bytes` and a little more are free where `folder` is, which
-// may not exist yet.
+// Throws Error with both numbers unless the disk of `folder` (which may not exist yet) has room for
+// `bytes` plus a small margin.
 void refuse_full_disk(const std::string& folder, uint64_t bytes);
 
 }  // namespace leeway

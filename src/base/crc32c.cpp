@@ -7,8 +7,8 @@ namespace {
 
 using Table = std::array<std::array<uint32_t, 256>, 8>;
 
-// kTables[k][b] is what byte b does to the sum when k more bytes follow it: eight bytes are looked
-// up side by side, where one after the other each would wait for the one before.
+// Slicing by eight: kTables[k][b] is the contribution of byte b when k more bytes follow it, so
+// that eight independent lookups replace a chain of eight dependent ones.
 constexpr Table kTables = [] {
   Table tables{};
   for (uint32_t byte = 0; byte < 256; ++byte) {

@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli): what TFRecord files and checkpoints use.
+// CRC-32C (Castagnoli), as used by TFRecord files and checkpoints.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace leeway {
 
-// Of bytes that come piece by piece. `before` is the sum of those that came before.
+// Incremental CRC. `before` is the CRC of the bytes that precede the first update.
 class Crc32c {
  public:
   explicit Crc32c(uint32_t before = 0) : state_(~before) {}
@@ -17,8 +17,8 @@ class Crc32c {
   uint32_t state_;
 };
 
-// crc32c("123456789") is 0xe3069283. `before` is the sum of the bytes that came before these:
-// crc32c(b, crc32c(a)) is crc32c(a + b).
+// crc32c("123456789") is 0xe3069283. `before` is the CRC of the preceding bytes: crc32c(b,
+// crc32c(a)) == crc32c(a + b).
 inline uint32_t crc32c(std::string_view bytes, uint32_t before = 0) {
   Crc32c sum(before);
   sum.add(bytes);

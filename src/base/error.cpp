@@ -8,8 +8,8 @@
 namespace leeway {
 
 void check_failed(const char* condition, const char* file, int line, const std::string& message) {
-  std::fprintf(stderr, "leeway: a bug of ours: %s:%d: %s does not hold: %s\n", file, line,
-               condition, printable(message).c_str());
+  std::fprintf(stderr, "leeway: internal error (a bug in leeway): %s:%d: check %s failed: %s\n",
+               file, line, condition, printable(message).c_str());
   std::fflush(stderr);
   std::abort();
 }

@@ -13,7 +13,8 @@
 namespace leeway {
 namespace {
 
-constexpr size_t kPiece = size_t{1} << 20;  // summed while it is in the cache for being written
+constexpr size_t kPiece = size_t{1}
+                          << 20;  // small enough that the checksum reads it from the cache
 
 }  // namespace
 
@@ -57,13 +58,13 @@ FileSum FileWriter::commit() {
   return {bytes_, sum_.value()};
 }
 
-// The new name lasts once the folder is on the disk.
+// The rename is durable only once the directory itself is synced.
 void FileWriter::sync_folder() const {
   const size_t slash = path_.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) return;  // a folder that may be written and not read
-  // Some file systems cannot sync a folder and say so.
+  if (file < 0) return;  // the folder may be writable but not readable
+  // Some file systems cannot sync a directory and report EINVAL or ENOTSUP.
   const bool failed = ::fsync(file) != 0 && errno != EINVAL && errno != ENOTSUP;
   const int reason = errno;
   ::close(file);

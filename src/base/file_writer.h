@@ -1,4 +1,4 @@
-// A file that is written piece by piece, summed on the way, and there as a whole or not at all.
+// Writes a file in pieces, computing its checksum on the way; it appears whole or not at all.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@
 
 namespace leeway {
 
-// What a manifest says of a file.
+// A file's entry in a manifest.
 struct FileSum {
   uint64_t bytes = 0;
   uint32_t crc32c = 0;
   bool operator==(const FileSum&) const = default;
 };
 
-// Writes under a temporary name beside `path`; the file has its own with `commit`, and is gone
-// without. Every method throws Error naming the path and the reason.
+// Writes to a temporary name beside `path`. `commit` renames it to `path`; without a commit the
+// temporary file is removed. Every method throws Error naming the path and the reason.
 class FileWriter {
  public:
   explicit FileWriter(const std::string& path);
@@ -26,8 +26,8 @@ class FileWriter {
   FileWriter& operator=(const FileWriter&) = delete;
 
   void write(const void* data, size_t size);
-  // Syncs and renames, so that `path` holds the old content or the new, never a part, also after a
-  // power cut.
+  // Syncs and renames, so that `path` holds either the old content or the new, even after a power
+  // failure.
   FileSum commit();
 
  private:

@@ -37,15 +37,15 @@ class Descriptor {
 bool is_present(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0) return true;
-  if (errno != ENOENT && errno != ENOTDIR) fail(path, "look at it");
+  if (errno != ENOENT && errno != ENOTDIR) fail(path, "access");
   return false;
 }
 
 int open_regular_file(const std::string& path, uint64_t* size) {
-  // Without O_NONBLOCK a pipe would wait for its writer.
+  // Without O_NONBLOCK, opening a pipe would block until it has a writer.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  // A socket cannot be opened at all.
-  if (fd < 0 && errno == ENXIO) throw Error(fmt::format("{}: is not a file", path));
+  // Opening a socket fails with ENXIO.
+  if (fd < 0 && errno == ENXIO) throw Error(fmt::format("{}: is not a regular file", path));
   if (fd < 0) fail(path, "open");
   struct stat status {};
   const int unknown = ::fstat(fd, &status) != 0 ? errno : 0;
@@ -56,7 +56,7 @@ int open_regular_file(const std::string& path, uint64_t* size) {
   ::close(fd);
   errno = unknown != 0 ? unknown : EISDIR;
   if (unknown != 0 || S_ISDIR(status.st_mode)) fail(path, "read");
-  throw Error(fmt::format("{}: is not a file", path));
+  throw Error(fmt::format("{}: is not a regular file", path));
 }
 
 std::string read_file(const std::string& path) {

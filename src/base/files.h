@@ -1,4 +1,4 @@
-// Whole files, looked for, read and written.
+// Checking for, reading and writing whole files.
 #pragma once
 
 #include <cstdint>
@@ -9,25 +9,25 @@
 
 namespace leeway {
 
-// Whether there is a file or folder at `path`; a link that leads nowhere is none. Throws Error
-// naming the path and the reason where the system does not tell: no permission, a name too long, a
-// loop.
+// Whether there is a file or folder at `path`; a dangling link counts as absent. Throws Error
+// naming the path and the reason if the system cannot tell (no permission, name too long, link
+// loop).
 bool is_present(const std::string& path);
 
-// The file's bytes. Throws Error naming the path and the reason. Pipes, sockets and devices are no
-// files: they may block, or never end. What stands at standard input is read whatever it is.
+// The file's bytes. Throws Error naming the path and the reason. Pipes, sockets and devices are
+// refused, since reading them may block or never end; standard input is read whatever it is.
 std::string read_file(const std::string& path);
 
-// A descriptor for reading, the caller's to close, and the file's size. Throws Error as `read_file`
-// does, and never waits.
+// Opens a file for reading and returns its descriptor, which the caller closes, and its size.
+// Throws Error as `read_file` does, and never blocks.
 int open_regular_file(const std::string& path, uint64_t* size);
 
-// Writes under a temporary name beside `path`, syncs and renames, so that `path` holds the old
-// content or the new, never a part. Throws Error naming the path and the reason. What was written,
-// for manifests.
+// Writes under a temporary name beside `path`, syncs and renames, so that `path` holds either the
+// old content or the new. Throws Error naming the path and the reason. Returns the file's size and
+// checksum, for manifests.
 FileSum write_file_atomically(const std::string& path, std::string_view content);
 
-// Calls use(number, line) for each line of a text that is not blank; numbers count from 1.
+// Calls use(number, line) for each nonblank line of a text; numbers count from 1.
 template <class Use>
 void for_each_line(std::string_view text, Use&& use) {
   size_t number = 0;

@@ -23,13 +23,13 @@ TEST(Folders, AreMadeWithThoseAbove) {
   const testing::TestFolder folder;
   make_folders(folder.at("a/b//c/"));
   EXPECT_EQ(folder_names(folder.at("a/b")), std::vector<std::string>{"c"});
-  make_folders(folder.at("a/b"));  // there already
+  make_folders(folder.at("a/b"));  // exists already
   folder.write("file", "x");
   EXPECT_NE(error_of([&] { make_folders(folder.at("file")); }).find("file"), std::string::npos);
   EXPECT_NE(error_of([&] { make_folders(folder.at("file/inside")); }).find("Not a directory"),
             std::string::npos);
   EXPECT_NE(error_of([&] { make_folders(""); }), "");
-  EXPECT_EQ(error_of([&] { make_folders("///"); }), "");  // the root is there
+  EXPECT_EQ(error_of([&] { make_folders("///"); }), "");  // the root exists
   EXPECT_NE(error_of([&] { make_folders(folder.at(std::string(300, 'n'))); }).find("too long"),
             std::string::npos);
 }

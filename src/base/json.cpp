@@ -28,7 +28,7 @@ std::string json_error_text(int code) {
 }
 
 void refuse_nul(const std::string& name, std::string_view text) {
-  // RapidJSON takes a NUL byte for the end of the text.
+  // RapidJSON treats a NUL byte as the end of the text.
   const size_t at = text.find('\0');
   if (at != std::string_view::npos) {
     throw Error(fmt::format("{} {}: a NUL byte", name, place_in(text, at)));
@@ -112,7 +112,7 @@ rapidjson::Document parse_json(const std::string& name, std::string_view text) {
   const std::optional<std::string> plain = with_plain_zeros(text);
   if (plain) text = *plain;
   rapidjson::Document document;
-  // Iterative: the depth of a hostile file must not be the depth of our stack.
+  // Parse iteratively, so that a hostile file cannot exhaust our stack.
   constexpr unsigned kFlags = rapidjson::kParseNanAndInfFlag | rapidjson::kParseFullPrecisionFlag |
                               rapidjson::kParseIterativeFlag;
   document.Parse<kFlags>(text.data(), text.size());

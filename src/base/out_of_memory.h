@@ -1,12 +1,12 @@
-// Memory that the system refuses, where it can be said what for.
+// An allocation failure that can say what the memory was for.
 #pragma once
 
 #include "leeway/error.h"
 
 namespace leeway {
 
-// Says how much was wanted and why. The program ends as it does for std::bad_alloc: what is asked
-// for may be right, and the machine too small.
+// Says how much memory was requested and why. The program exits as for std::bad_alloc: the request
+// may be valid and the machine too small.
 class OutOfMemory : public Error {
  public:
   using Error::Error;

@@ -13,7 +13,7 @@ struct Character {
   size_t bytes;
 };
 
-// The first character of a text that is not empty. Nothing: it does not begin with one.
+// The first character of a nonempty text, or nothing if it does not begin with a valid one.
 std::optional<Character> first_character(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);

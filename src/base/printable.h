@@ -1,4 +1,4 @@
-// Text of others on a terminal.
+// Making untrusted text safe to print on a terminal.
 #pragma once
 
 #include <string>
@@ -6,9 +6,9 @@
 
 namespace leeway {
 
-// The text with everything that could steer a terminal or hide what it says written out: control
-// characters other than newline and tab, and the marks that change the direction of writing, as
-// \u001b; bytes that are no UTF-8 as \xff. JSON stays JSON, since its strings hold no such bytes.
+// Escapes everything that could control a terminal or disguise the text: control characters other
+// than newline and tab, and marks that change the writing direction, as \u001b; bytes that are not
+// UTF-8 as \xff. JSON stays JSON, since its strings contain no such bytes.
 std::string printable(std::string_view text);
 
 }  // namespace leeway

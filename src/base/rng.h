@@ -1,4 +1,4 @@
-// A small seeded generator whose sequence is the same on every platform and library.
+// A small seeded generator whose sequence is the same on every platform.
 #pragma once
 
 #include <cmath>
@@ -17,9 +17,9 @@ class Rng {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
   }
-  // In [0, 1).
+  // Uniform in [0, 1).
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
-  // 0 .. count-1; count must be positive.
+  // Uniform in 0 .. count-1; count must be positive.
   uint64_t below(uint64_t count) {
     return static_cast<uint64_t>(uniform() * static_cast<double>(count));
   }

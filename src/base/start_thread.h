@@ -1,4 +1,4 @@
-// Threads that the system may refuse.
+// Starting threads, which the system may refuse.
 #pragma once
 
 #include <functional>
@@ -6,8 +6,8 @@
 
 namespace leeway {
 
-// A thread that runs `body`. Throws Error where the system refuses one: a limit on processes or
-// memory.
+// Starts a thread that runs `body`. Throws Error if the system refuses because of a limit on
+// processes or memory.
 std::thread start_thread(std::function<void()> body);
 
 }  // namespace leeway

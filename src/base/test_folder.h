@@ -1,4 +1,4 @@
-// A folder for one test, gone after it.
+// A temporary folder for one test, removed afterwards.
 #pragma once
 
 #include <stdlib.h>
@@ -31,7 +31,7 @@ class TestFolder {
     std::ofstream(at(name), std::ios::binary) << bytes;
     return at(name);
   }
-  // Sorted names of what is in it.
+  // Sorted names of its entries.
   std::vector<std::string> names() const { return folder_names(path_); }
 
  private:

@@ -29,16 +29,16 @@ void relax() {
 #endif
 }
 
-// How long a thread with nothing to do watches for work before it sleeps: longer than what a step
-// does between two loops. Once asleep it is back after tens of microseconds at best, milliseconds
-// at worst, and a step of a small model is over by then.
+// How long an idle thread spins before it sleeps: longer than what a step does between two loops.
+// Waking up takes tens of microseconds at best and milliseconds at worst, by which time a step of a
+// small model is over.
 constexpr auto kWatch = std::chrono::microseconds(500);
-// How often the caller looks whether others have finished before it lets somebody else run.
+// How often the caller checks whether the others have finished before it yields its core.
 constexpr int kSpins = 2000;
 
-// A thread that is woken often finds itself on the core of the one that woke it, which does not
-// stop working; the system takes milliseconds to part them. Moves the calling thread off core `cpu`
-// if it is there and may run elsewhere.
+// A woken thread is often scheduled on the core of the thread that woke it, which keeps working;
+// the system takes milliseconds to separate them. Moves the calling thread off core `cpu` if it is
+// there and may run elsewhere.
 void leave_core(int cpu) {
   if (cpu < 0 || cpu >= CPU_SETSIZE || ::sched_getcpu() != cpu) return;
   cpu_set_t allowed;
@@ -53,10 +53,10 @@ void leave_core(int cpu) {
 
 }  // namespace
 
-// A loop is published by writing its slot and then `ticket`: the number of the loop in the upper
-// half, the next free index in the lower. An index is taken by raising the ticket if it still
-// belongs to the loop, so that a thread that comes late takes nothing. A slot is written again two
-// loops later, when nobody can take an index of its old loop any more.
+// A loop is published by writing its slot and then `ticket`: the loop's number in the upper half,
+// the next free index in the lower. An index is taken by incrementing the ticket if it still
+// belongs to the loop, so that a late thread takes nothing. A slot is rewritten two loops later,
+// when no thread can take an index of its old loop any more.
 struct ThreadPool::State {
   struct Slot {
     std::atomic<Team::Function*> function{nullptr};
@@ -70,12 +70,12 @@ struct ThreadPool::State {
   alignas(64) std::atomic<uint64_t> ticket{0};
   alignas(64) std::atomic<int> sleepers{0};
   std::atomic<int> caller_cpu{-1};  // where the caller of the last loop ran
-  std::mutex mutex;                 // of what follows
+  std::mutex mutex;                 // guards what follows
   std::condition_variable wake;
   bool stopping = false;
   std::exception_ptr failure;
 
-  bool watching = false;  // there is a core for each thread, so that they may spin for work
+  bool watching = false;  // there is a core per thread, so idle threads may spin
   AlignedVector<std::byte> scratch;
   std::vector<std::thread> workers;
 
@@ -91,7 +91,7 @@ struct ThreadPool::State {
     }
   }
 
-  // Takes indices of the current loop until there are none.
+  // Takes indices of the current loop until none are left.
   void work(int thread) {
     uint64_t seen = ticket.load(std::memory_order_acquire);
     for (;;) {
@@ -123,7 +123,9 @@ struct ThreadPool::State {
       caller_cpu.store(::sched_getcpu(), std::memory_order_relaxed);
       ticket.store(static_cast<uint64_t>(loop) << 32, std::memory_order_seq_cst);
       if (sleepers.load(std::memory_order_seq_cst) > 0) {
-        { const std::lock_guard lock(mutex); }  // nobody is between looking and sleeping
+        {
+          const std::lock_guard lock(mutex);
+        }  // so that no thread is between checking for work and sleeping
         wake.notify_all();
       }
       work(0);
@@ -187,7 +189,7 @@ void Team::share(int64_t count, void* context, Function* function) {
 std::byte* Team::scratch(size_t bytes) {
   AlignedVector<std::byte>& memory = pool_.state_->scratch;
   if (memory.size() < bytes) {
-    memory = {};  // nothing is worth copying
+    memory = {};  // drop the old contents first: they need not be copied
     memory.resize(bytes);
   }
   return memory.data();

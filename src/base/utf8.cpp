@@ -5,8 +5,8 @@
 namespace leeway {
 namespace {
 
-// What the first byte says of a character: its length and the range of its second byte, which is
-// where overlong forms, surrogates and values past U+10FFFF show.
+// What the lead byte implies: the character's length and the range of its second byte, which is
+// where overlong forms, surrogates and values past U+10FFFF are detected.
 struct Lead {
   size_t length;
   uint8_t second_low, second_high;

@@ -27,7 +27,7 @@ struct QueryTile {
   int64_t count = 0;
   const float* q[kTile];
   float* out[kTile];
-  float* log_sum[kTile];  // null: not wanted
+  float* log_sum[kTile];  // null if not wanted
   int64_t keys[kTile];
   int64_t most_keys = 0;
 };
@@ -41,7 +41,7 @@ struct BackwardTile {
   int64_t most_keys = 0;
 };
 
-// One key/value head of a whole sequence. Keys and values are rows `ldk` and `ldv` apart.
+// One key/value head of a whole sequence. Rows of keys and values are `ldk` and `ldv` apart.
 struct BackwardHead {
   int64_t dim;
   const float* k;
@@ -58,11 +58,11 @@ HWY_BEFORE_NAMESPACE();
 namespace leeway {
 namespace HWY_NAMESPACE {
 
-// Lanes over keys: a block of 16 is one or several vectors.
+// Lanes run over keys: a block of 16 is one or several vectors.
 using K = hn::CappedTag<float, kBlockKeys>;
 
-// scores[i][key] = q_i . k for B transposed blocks [dim][16]; one chain over dim each. Several
-// blocks at a time where there are few queries: a chain waits for itself.
+// scores[i][key] = q_i . k for B transposed blocks [dim][16], each one a chain of FMAs over dim.
+// With few queries, several blocks are computed at once to hide the latency of each chain.
 template <int N, int B>
 HWY_INLINE void block_scores(const float* const* q, const float* const* blocks, int64_t dim,
                              float* scores, int64_t stride) {
@@ -180,7 +180,7 @@ HWY_INLINE void tile_values(int64_t count, float* const* out, const float* facto
     sum_values<N, 1>(out, factor, stride, values, keys, dim, at);
   }
   if (at == dim) return;
-  // The rest, narrower than a vector.
+  // The remainder, narrower than a vector.
   float* rest[N];
   for (int i = 0; i < N; ++i) {
     rest[i] = out[i] + at;
@@ -194,10 +194,10 @@ HWY_INLINE void tile_values(int64_t count, float* const* out, const float* facto
   }
 }
 
-// Scores of the tile, then exponentials in place and their sums, then the values' weighted mean.
-// Keys a query does not see have exponential 0, which changes no sum, and their values are not
-// looked at; beyond the tile's last key nothing is read. `scores`: [count, stride], stride >=
-// most_keys rounded up to a block. `pointers`: room for one per block.
+// Scores of the tile, then their exponentials in place and the sums of those, then the weighted
+// mean of the values. Keys that a query does not see get exponential 0, which changes no sum, and
+// their values are not read; nothing is read beyond the tile's last key. `scores`: [count, stride],
+// stride >= most_keys rounded up to a block. `pointers`: room for one per block.
 void attend_tile(const QueryTile& t, const float* kv, int64_t block_stride, int64_t head_offset,
                  const int32_t* blocks, int64_t dim, float* scores, int64_t stride,
                  const float** pointers) {
@@ -205,7 +205,7 @@ void attend_tile(const QueryTile& t, const float* kv, int64_t block_stride, int6
   const int64_t block_count = (t.most_keys + kBlockKeys - 1) / kBlockKeys;
   for (int64_t b = 0; b < block_count; ++b) {
     pointers[b] = kv + blocks[b] * block_stride + head_offset;
-    // Values are wanted next, and lie where the processor does not expect them.
+    // Prefetch the values: they are needed next, and the hardware prefetcher cannot predict them.
     for (int64_t i = 0; i < kBlockKeys * dim; i += 16) {
       __builtin_prefetch(pointers[b] + kBlockKeys * dim + i, 0, 2);
     }
@@ -230,8 +230,8 @@ void attend_tile(const QueryTile& t, const float* kv, int64_t block_stride, int6
     inverse[i] = 1.0f / total;
     if (t.log_sum[i] != nullptr) *t.log_sum[i] = shift + std::log(total);
   }
-  // Keys that all queries see together; near the diagonal each query goes on to its own last key: a
-  // value it does not see must not reach it, were it infinite.
+  // First the keys that all queries see; near the diagonal each query then continues to its own
+  // last key, since a value it does not see must not reach it (0 times infinity is NaN).
   const int64_t common = *std::min_element(t.keys, t.keys + t.count);
   for (int64_t b = 0; b < block_count; ++b) pointers[b] += kBlockKeys * dim;
   tile_values(t.count, t.out, scores, stride, pointers, common, dim);
@@ -315,7 +315,7 @@ namespace {
 // a long sequence is shared by all members.
 constexpr int64_t kItemQueries = 8 * kTile;
 
-// Per-thread memory for scores; grows to the longest sequence seen.
+// Per-thread memory for scores; grows to the longest sequence so far.
 float* score_memory(int64_t floats) {
   thread_local AlignedVector<float> memory;
   if (static_cast<int64_t>(memory.size()) < floats) memory.resize(static_cast<size_t>(floats));
@@ -330,7 +330,7 @@ const float** pointer_memory(int64_t count) {
 
 int64_t blocks_of(int64_t keys) { return (keys + kBlockKeys - 1) / kBlockKeys; }
 
-// keys or values of one head, transposed in blocks, zero beyond the last.
+// Keys or values of one head, transposed in blocks, zero beyond the last.
 void transpose_blocks(const float* rows, int64_t ld, int64_t length, int64_t dim, float* blocks) {
   std::fill_n(blocks, blocks_of(length) * kBlockKeys * dim, 0.0f);
   for (int64_t t = 0; t < length; ++t) {
@@ -366,7 +366,8 @@ void attend(Team& team, const HeadLayout& layout, std::span<const SequenceRows> 
             const float* q, const KvBlocks& kv, float* out, float* log_sums) {
   const int64_t dim = layout.head_dim, group = layout.query_heads / layout.kv_heads;
   const int64_t rows_per_item = std::max<int64_t>(1, kItemQueries / group);
-  // Number of the first item of each sequence; kept, since decode calls this for every layer.
+  // The first work item of each sequence; kept between calls, since decode calls this for every
+  // layer.
   thread_local std::vector<int64_t> first_items;
   first_items.assign(1, 0);
   for (const SequenceRows& sequence : sequences) {
@@ -415,7 +416,7 @@ void attend_backward(Team& team, const HeadLayout& layout, std::span<const Seque
                      const float* dout, const float* log_sums, float* dq, float* dk, float* dv,
                      int64_t lddv) {
   const int64_t dim = layout.head_dim, group = layout.query_heads / layout.kv_heads;
-  // Longest first: the last item to finish is then a short one.
+  // Longest first, so that the last item to finish is a short one.
   std::vector<size_t> order(sequences.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -423,7 +424,7 @@ void attend_backward(Team& team, const HeadLayout& layout, std::span<const Seque
   const int64_t items = static_cast<int64_t>(sequences.size()) * layout.kv_heads;
   team.for_each(items, [&](int64_t item) {
     const SequenceRows& sequence = sequences[order[static_cast<size_t>(item / layout.kv_heads)]];
-    LEEWAY_CHECK(sequence.first_position == 0, "gradients are of whole sequences");
+    LEEWAY_CHECK(sequence.first_position == 0, "gradients need whole sequences");
     const int64_t head = item % layout.kv_heads, length = sequence.rows, row = sequence.first_row;
     BackwardHead h{};
     h.dim = dim;

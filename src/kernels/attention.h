@@ -1,8 +1,8 @@
-// Causal attention over keys and values that lie in blocks of 16 positions.
+// Causal attention over a KV cache in blocks of 16 positions.
 //
 // A query's result is computed in one fixed order (scores along the head dimension, the sum of
-// exponentials and the weighted values along the keys), whoever else is computed beside it and
-// however the blocks are spread in memory. Training, prefill and decode call this one function.
+// exponentials and the weighted values along the keys), independent of what else is computed in the
+// call and of where the blocks lie in memory. Training, prefill and decode call this one function.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@ struct KvBlocks {
   }
 };
 
-// Consecutive rows of one sequence within a pass: row `first_row + i` sits at position
-// `first_position + i` and sees keys 0 .. first_position + i. `blocks` are the block numbers of the
-// sequence, enough for all of its keys.
+// Consecutive rows of one sequence within a pass: row `first_row + i` is at position
+// `first_position + i` and sees keys 0 .. first_position + i. `blocks` are the sequence's block
+// numbers, enough for all of its keys.
 struct SequenceRows {
   int64_t first_row = 0;
   int64_t rows = 0;
@@ -41,14 +41,15 @@ struct SequenceRows {
 void store_kv(Team& team, const HeadLayout& layout, std::span<const SequenceRows> sequences,
               const float* k, const float* v, int64_t ldv, const KvBlocks& kv);
 
-// out [rows, query_width] from q [rows, query_width] (already scaled). `log_sums` [rows,
-// query_heads], unless null, receives log sum exp of the scores, for the gradient.
+// Computes out [rows, query_width] from q [rows, query_width] (already scaled). `log_sums` [rows,
+// query_heads], unless null, receives the log-sum-exp of the scores for the backward pass.
 void attend(Team& team, const HeadLayout& layout, std::span<const SequenceRows> sequences,
             const float* q, const KvBlocks& kv, float* out, float* log_sums = nullptr);
 
-// The gradient for whole sequences (first_position 0): from out and dout to dq [rows, query_width],
-// dk [rows, kv_width] and dv (columns, rows `lddv` apart), all written. k [rows, kv_width] and v
-// (columns, `ldv` apart) are those stored. No result depends on the number of threads.
+// The gradient for whole sequences (first_position 0): writes dq [rows, query_width], dk [rows,
+// kv_width] and dv (columns of rows `lddv` apart) from out and dout. k [rows, kv_width] and v
+// (columns of rows `ldv` apart) are those that were stored. No result depends on the number of
+// threads.
 void attend_backward(Team& team, const HeadLayout& layout, std::span<const SequenceRows> sequences,
                      const float* q, const float* k, const float* v, int64_t ldv, const float* out,
                      const float* dout, const float* log_sums, float* dq, float* dk, float* dv,

@@ -1,5 +1,5 @@
-// Attention over blocks against doubles, and the promise that a query's bits do not depend on what
-// is computed beside it, on how a sequence was cut into passes or on where its blocks lie.
+// Blocked attention against double precision, and the guarantee that a query's bits do not depend
+// on what else is computed, on how a sequence was cut into passes or on where its blocks lie.
 
 #include "kernels/attention.h"
 
@@ -22,8 +22,8 @@ using testing::widened;
 
 constexpr float kUntouched = -77.0f;
 
-// Whole sequences one after the other: queries, keys, values and the result's gradient. Values and
-// their gradients lie in columns of wider rows.
+// Whole sequences one after the other: queries, keys, values and the gradient of the result. Values
+// and their gradients lie in columns of wider rows.
 struct Problem {
   HeadLayout layout;
   std::vector<int64_t> lengths;
@@ -54,7 +54,7 @@ struct Problem {
 
 int64_t blocks_for(int64_t length) { return (length + kBlockKeys - 1) / kBlockKeys; }
 
-// Block memory full of NaN, with blocks handed out in a random order and room between them.
+// Block memory filled with NaN, with blocks handed out in random order and gaps between them.
 struct Cache {
   HeadLayout layout;
   int64_t stride;
@@ -76,7 +76,7 @@ struct Cache {
     memory.assign((needed + 3) * stride, kFloatNan);
   }
   KvBlocks blocks() { return {memory.data(), stride}; }
-  // The rows of each sequence from `begin` up to `end` or its own end, packed one after the other.
+  // The rows of each sequence from `begin` to `end` or its own end, packed one after the other.
   std::vector<SequenceRows> pass(const Problem& p, int64_t begin, int64_t end) const {
     std::vector<SequenceRows> list;
     int64_t row = 0;
@@ -105,7 +105,7 @@ Result attend_whole(ThreadPool& pool, const Problem& p, Cache& cache) {
   return r;
 }
 
-// The same in passes that end at the positions of `ends`: each stores its keys and attends.
+// The same in several passes that end at the positions `ends`: each stores its keys and attends.
 Result attend_in_passes(ThreadPool& pool, const Problem& p, Cache& cache,
                         const std::vector<int64_t>& ends) {
   Result r{std::vector<float>(p.q.size(), kUntouched),
@@ -114,7 +114,7 @@ Result attend_in_passes(ThreadPool& pool, const Problem& p, Cache& cache,
   for (int64_t end : ends) {
     const std::vector<SequenceRows> list = cache.pass(p, begin, end);
     std::vector<float> q, k, v;
-    std::vector<int64_t> rows;  // of the problem
+    std::vector<int64_t> rows;  // rows of the problem
     for (size_t s = 0; s < p.lengths.size(); ++s) {
       for (int64_t t = begin; t < std::min(end, p.lengths[s]); ++t) {
         rows.push_back(p.first_row(s) + t);
@@ -143,12 +143,12 @@ Result attend_in_passes(ThreadPool& pool, const Problem& p, Cache& cache,
   return r;
 }
 
-// Everything in double.
+// The same in double precision.
 struct Reference {
   std::vector<double> out, log_sums, dq, dk, dv;
   double largest_score = 0.0;
 
-  // `gradients` adds dq, dk and dv (dense) from the problem's dout.
+  // With `gradients`, also computes dq, dk and dv (dense) from the problem's dout.
   Reference(const Problem& p, std::span<const double> q, std::span<const double> k,
             std::span<const double> v, bool gradients)
       : out(q.size()), log_sums(p.rows * p.layout.query_heads) {
@@ -227,7 +227,7 @@ Gradients backward(ThreadPool& pool, const Problem& p, const Result& forward) {
   return g;
 }
 
-// The value columns of rows `ldv` apart; the columns between must be untouched.
+// The value columns of rows `ldv` apart; checks that the columns in between are untouched.
 std::vector<float> dense_values(const Problem& p, const std::vector<float>& dv) {
   std::vector<float> out;
   for (int64_t i = 0; i < std::ssize(dv); ++i) {
@@ -244,7 +244,7 @@ void check_problem(const Problem& p, bool gradients) {
   SCOPED_TRACE(p.label());
   ThreadPool pool(1);
   const Reference expected = reference_of(p, gradients);
-  // A score is a chain along the head dimension, and an error of it is one of the weight.
+  // A score is a chain along the head dimension, and its error carries over to the weight.
   const double lost = 2e-6 + 2 * kEps * expected.largest_score;
   at_every_level([&](int64_t) {
     Cache cache(1, p);
@@ -474,7 +474,7 @@ TEST(StoreKv, WritesKeysAcrossAndValuesAlongAndZeroBeyondThem) {
       }
     }
     EXPECT_TRUE(same_bits(written, expected)) << length;
-    // Key by key it is the same memory.
+    // Storing key by key gives the same memory.
     Cache again(3, p);
     std::vector<int64_t> ends(std::max<int64_t>(length, 3));
     std::iota(ends.begin(), ends.end(), 1);

@@ -13,7 +13,8 @@ using Sgemm = void(const char*, const char*, const int*, const int*, const int*,
                    const float*, const int*, const float*, const int*, const float*, float*,
                    const int*);
 
-// The Fortran entry point, which every BLAS has. One thread per call: ours do the sharing.
+// The Fortran entry point, which every BLAS exports. Each call runs on one thread: our threads
+// share the work.
 Sgemm* find_sgemm() {
   for (const char* name : {"libopenblas.so.0", "libmkl_rt.so.2", "libblis.so.4", "libblas.so.3"}) {
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -46,9 +47,9 @@ void require_blas() {
 void multiply(Team& team, Numerics numerics, int64_t m, int64_t n, int64_t k, const Operand& a,
               const Operand& b, float* c, int64_t ldc, Start start) {
   if (numerics == Numerics::exact) return gemm(team, m, n, k, a, b, c, ldc, start);
-  LEEWAY_CHECK(sgemm() != nullptr, "require_blas comes first");
+  LEEWAY_CHECK(sgemm() != nullptr, "require_blas must be called first");
   LEEWAY_CHECK(!a.bf16 && !b.bf16, "operands are float32");
-  // Row-major C = A B is column-major C^T = B^T A^T. A slice of rows for each member.
+  // Row-major C = A B is column-major C^T = B^T A^T. Each team member computes a slice of rows.
   const int64_t slice = (m + team.size() - 1) / team.size();
   team.for_each(team.size(), [&](int64_t part) {
     const int64_t first = part * slice, rows = std::min(slice, m - first);

@@ -26,9 +26,9 @@ struct PanelTask {
   const void* panel;
   const void* next;  // the panel after it, or null
   int64_t k;
-  const float* from;  // where the chains begin, `from_stride` a row; null: zero
+  const float* from;  // initial values of the sums, `from_stride` per row; null: zero
   int64_t from_stride;
-  const float* scales;  // int8: [32]; then the chain begins at zero and `from` is added to it
+  const float* scales;  // int8: [32]; the sum then starts at zero and `from` is added to it
   float* c;
   int64_t ldc;
   int64_t rows, columns;  // columns: at most 32
@@ -44,7 +44,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::CappedTag<float, kPanel / 2>;
 using V = hn::Vec<D>;
 
-// Rows of a register tile of two vectors' width: its sums fill the registers but for three.
+// Rows of a register tile two vectors wide: its accumulators take all registers but three.
 #if HWY_TARGET <= HWY_AVX3
 constexpr int kTileRows = 12;
 #else
@@ -60,8 +60,8 @@ HWY_INLINE V load_weights(const int8_t* from) {
   return hn::ConvertTo(D(), hn::PromoteTo(di, hn::LoadU(hn::Rebind<int8_t, D>(), from)));
 }
 
-// R rows and all of the panel's columns, two vectors at a time. Every sum is one chain over k. With
-// Fetch, the next panel is fetched on the way.
+// R rows and all columns of the panel, two vectors at a time. Every sum is one chain over k. With
+// Fetch, the next panel is prefetched along the way.
 template <int R, class W, bool Fetch>
 HWY_INLINE void tile(const PanelTask& t, const float* x, const float* from, float* c, int64_t ldc) {
   const D d;
@@ -108,7 +108,7 @@ HWY_INLINE void tile(const PanelTask& t, const float* x, const float* from, floa
   }
 }
 
-// R rows, whatever the number of columns: those that do not exist are computed in a buffer.
+// R rows with any number of columns: missing columns are computed in a buffer.
 template <int R, class W, bool Fetch = false>
 HWY_INLINE void rows_of_panel(const PanelTask& t, int64_t row) {
   const float* x = t.x + row * t.row_stride;
@@ -139,8 +139,8 @@ HWY_INLINE void last_rows(const PanelTask& t, int64_t row) {
   }
 }
 
-// The first rows wait for the panel to come from memory; the second ones have it in the cache and
-// time to fetch the next.
+// The first rows wait for the panel to arrive from memory; the second ones find it in the cache and
+// have time to prefetch the next.
 template <class W>
 HWY_INLINE void multiply_panel_of(const PanelTask& t) {
   int64_t row = 0;
@@ -182,7 +182,7 @@ float bf16_to_float(uint16_t bits) {
   return value;
 }
 
-// To nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 uint16_t float_to_bf16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -194,7 +194,7 @@ template <class T, class Read>
 void copy_panel(const T* from, int64_t row_stride, int64_t column_stride, int64_t depth,
                 int64_t columns, float* to, Read read) {
   if (columns < kPanel) std::fill_n(to, depth * kPanel, 0.0f);
-  if (row_stride == 1) {  // a panel's outputs are rows of memory
+  if (row_stride == 1) {  // the outputs of a panel are contiguous
     for (int64_t j = 0; j < columns; ++j) {
       const T* source = from + j * column_stride;
       for (int64_t k = 0; k < depth; ++k) to[k * kPanel + j] = read(source[k]);
@@ -207,7 +207,7 @@ void copy_panel(const T* from, int64_t row_stride, int64_t column_stride, int64_
   }
 }
 
-// b[k0 .. k0+depth, n0 .. n0+columns] as a panel [depth][32], zero beyond the columns.
+// Packs b[k0 .. k0+depth, n0 .. n0+columns] as a panel [depth][32], zero beyond the columns.
 void pack_panel(const Operand& b, int64_t k0, int64_t depth, int64_t n0, int64_t columns,
                 float* to) {
   const int64_t offset = k0 * b.row_stride + n0 * b.column_stride;
@@ -247,7 +247,7 @@ void gemm(Team& team, int64_t m, int64_t n, int64_t k, const Operand& a, const O
         const int64_t group = item % groups * kGroupPanels;
         const float* x = a_data + row * a.row_stride + k0 * a.column_stride;
         int64_t row_stride = a.row_stride, k_stride = a.column_stride;
-        // Rows that lie across memory are gathered once for all panels of the item.
+        // Strided rows are gathered once for all panels of the item.
         alignas(64) float gathered[kBlockRows * kGemmDepth];
         if (k_stride != 1) {
           for (int64_t step = 0; step < depth; ++step) {
@@ -291,7 +291,7 @@ const std::byte* PackedMatrix::panel(int64_t index) const {
 void PackedMatrix::pack(Team& team, std::span<const Part> parts) {
   int64_t stacked = 0;
   for (const Part& part : parts) stacked += part.outputs;
-  LEEWAY_CHECK(stacked == outputs_, "the parts make up the matrix");
+  LEEWAY_CHECK(stacked == outputs_, "the parts must add up to the matrix");
   team.for_each(panels_of(outputs_), [&](int64_t p) {
     std::byte* panel = panels_.data() + static_cast<size_t>(p) * panel_bytes();
     for (int64_t j = 0; j < kPanel; ++j) {
@@ -346,11 +346,13 @@ void PackedMatrix::row(int64_t output, float* to) const {
 
 void product(Team& team, const float* x, int64_t rows, int64_t ldx, const PackedMatrix& w, float* y,
              int64_t ldy, Start start, const float* bias) {
-  LEEWAY_CHECK(bias == nullptr || start == Start::zero, "a chain has one beginning");
+  LEEWAY_CHECK(bias == nullptr || start == Start::zero,
+               "a bias excludes accumulating into the output");
   if (rows == 0) return;
   const auto multiply = HWY_DYNAMIC_DISPATCH(multiply_panel);
   const int64_t panels = panels_of(w.outputs());
-  // Few rows: items are panels, several per member so that a slow one does not hold up the rest.
+  // With few rows, work items are panels, several per thread so that a slow thread does not hold up
+  // the rest.
   const int64_t group = std::clamp<int64_t>(panels / (4 * team.size()), 1, kGroupPanels);
   const int64_t groups = (panels + group - 1) / group;
   const int64_t block = 4 * kBlockRows;

@@ -1,10 +1,10 @@
 // Matrix products whose results do not depend on what else is computed.
 //
-// Every output element is one chain of fused multiply-adds over k = 0, 1, .. K-1, begun at zero, at
-// the old value or at a bias. Vector lanes and register tiles lie over outputs alone, so that an
-// element has the same bits whatever the number of rows, their order, the blocking, the thread
-// count, and whether the weights were packed before or on the way. (Between SIMD levels bits may
-// differ: without FMA each step rounds twice.)
+// Every output element is one chain of fused multiply-adds over k = 0, 1, .. K-1, starting from
+// zero, from the old value or from a bias. Vector lanes and register tiles run over outputs only,
+// so an element has the same bits whatever the number of rows, their order, the blocking, the
+// thread count, and whether the weights were packed beforehand or during the call. (Bits may differ
+// between SIMD levels: without FMA each step rounds twice.)
 //
 // The team's threads share the work of each call. Matrices are row-major unless strides say
 // otherwise.
@@ -20,7 +20,7 @@
 
 namespace leeway {
 
-// Element (i, j) of a matrix of float32 or, with `bf16`, of the upper halves of float32.
+// Element (i, j) of a float32 matrix or, with `bf16`, of a bfloat16 matrix.
 struct Operand {
   const void* data = nullptr;
   int64_t row_stride = 0;
@@ -32,18 +32,18 @@ inline Operand columns_of(const float* data, int64_t width) { return {data, 1, w
 
 enum class Start { zero, old_value };
 
-// The most scratch memory of its team that a `gemm` takes, whatever its size.
+// These bound the team scratch memory that a `gemm` of any size takes.
 inline constexpr int64_t kGemmDepth = 256;     // k steps packed at a time
 inline constexpr int64_t kGemmColumns = 2048;  // outputs packed at a time
 inline constexpr int64_t kGemmScratchBytes =
     kGemmDepth * kGemmColumns * static_cast<int64_t>(sizeof(float));
 
-// C[M, N] = (Start) + A[M, K] B[K, N]. `a` is float32. C's rows are `ldc` apart.
+// C[M, N] = (Start) + A[M, K] B[K, N]. `a` is float32. Rows of C are `ldc` apart.
 void gemm(Team& team, int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, float* c,
           int64_t ldc, Start start = Start::zero);
 
-// Weights [N, K] laid out for products with any number of rows, in panels of 32 outputs. In int8
-// each output has a scale, the largest magnitude of its row / 127.
+// Weights [N, K] packed for products with any number of rows, in panels of 32 outputs. In int8 each
+// output has a scale: the largest magnitude of its row / 127.
 class PackedMatrix {
  public:
   // One row-major [outputs, inputs] matrix of a stack.
@@ -52,8 +52,8 @@ class PackedMatrix {
     int64_t outputs;
   };
 
-  // Sizes the matrix for parts stacked over their outputs; `pack` then fills it, as often as the
-  // weights change.
+  // Sizes the matrix for parts stacked along the outputs; `pack` then fills it whenever the weights
+  // change.
   PackedMatrix() = default;
   PackedMatrix(Precision precision, int64_t outputs, int64_t inputs);
   void pack(Team& team, std::span<const Part> parts);
@@ -62,7 +62,7 @@ class PackedMatrix {
   int64_t outputs() const { return outputs_; }
   int64_t inputs() const { return inputs_; }
   size_t bytes() const;
-  // What the weights of one output became. [inputs]
+  // The weights of one output as they are after packing (rounded or quantized). [inputs]
   void row(int64_t output, float* to) const;
 
   const std::byte* panel(int64_t index) const;
@@ -76,8 +76,9 @@ class PackedMatrix {
   AlignedVector<float> scales_;  // int8: [outputs rounded up]
 };
 
-// Y[rows, N] = X[rows, K] W^T, begun at zero, at Y, or at `bias` [N] if given (then `start` is
-// zero). X's rows are `ldx` apart, Y's `ldy`. In float32 the bits are those of `gemm`.
+// Y[rows, N] = X[rows, K] W^T, starting from zero, from Y, or from `bias` [N] if given (then
+// `start` is zero). Rows of X are `ldx` apart, rows of Y `ldy`. In float32 the bits equal those of
+// `gemm`.
 void product(Team& team, const float* x, int64_t rows, int64_t ldx, const PackedMatrix& w, float* y,
              int64_t ldy, Start start = Start::zero, const float* bias = nullptr);
 

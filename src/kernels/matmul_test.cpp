@@ -1,4 +1,5 @@
-// Matrix products against slow ones: the documented chain bit for bit, doubles within its error.
+// Matrix products against simple ones: the documented chain bit for bit, and double precision
+// within its error.
 
 #include "kernels/matmul.h"
 
@@ -29,8 +30,7 @@ float from_upper_half(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-// A matrix and the ways it may lie in memory: by rows or by columns, a few floats of NaN after
-// each.
+// A matrix in the possible memory layouts: by rows or by columns, with a few NaNs after each.
 struct Matrix {
   int64_t rows, columns;
   std::vector<float> values;  // row-major, dense
@@ -62,7 +62,7 @@ struct Matrix {
   }
 };
 
-// start + A B by the documented chain, for levels that fuse and those that do not, and in double.
+// start + A B by the documented chain, with and without fused multiply-adds, and in double.
 struct Expected {
   std::array<std::vector<float>, 2> chain;
   std::vector<double> exact, magnitude;
@@ -90,7 +90,8 @@ struct Expected {
   }
 };
 
-// The dense [rows, columns] part of memory whose rows are `ld` apart; the rest must be untouched.
+// The dense [rows, columns] part of memory whose rows are `ld` apart; checks that the rest is
+// untouched.
 std::vector<float> dense(const std::vector<float>& c, int64_t rows, int64_t columns, int64_t ld) {
   std::vector<float> out;
   for (int64_t i = 0; i * ld < std::ssize(c); ++i) {
@@ -107,7 +108,7 @@ std::vector<float> dense(const std::vector<float>& c, int64_t rows, int64_t colu
   return out;
 }
 
-// Memory for an output with gaps after its rows and a row too many.
+// Memory for an output with gaps after its rows and one extra row.
 std::vector<float> spread(const std::vector<float>& values, int64_t rows, int64_t columns,
                           int64_t ld) {
   std::vector<float> out((rows + 1) * ld, kUntouched);
@@ -125,7 +126,7 @@ std::vector<float> run_gemm(ThreadPool& pool, int64_t m, int64_t n, int64_t k, c
   return dense(c, m, n, ldc);
 }
 
-// Every layout and both beginnings, at every level.
+// Every layout and both initial values, at every SIMD level.
 void check_shape(ThreadPool& pool, int64_t m, int64_t n, int64_t k, bool bf16) {
   SCOPED_TRACE(::testing::Message() << m << " x " << n << " x " << k << (bf16 ? " bf16" : ""));
   Rng rng(static_cast<uint64_t>(m * 1000003 + n * 1009 + k));
@@ -249,7 +250,7 @@ std::vector<float> rows_back(const PackedMatrix& w) {
   return out;
 }
 
-// How the chains of a product begin.
+// What the sums of a product start from.
 enum class Begin { zero, old_value, bias };
 
 std::vector<float> run_product(ThreadPool& pool, const std::vector<float>& x, int64_t rows,
@@ -269,7 +270,7 @@ std::vector<float> run_product(ThreadPool& pool, const std::vector<float>& x, in
   return dense(y, rows, w.outputs(), ldy);
 }
 
-// Where the chains begin, as a matrix.
+// The initial values of the sums, as a matrix.
 std::vector<float> beginning(int64_t rows, const std::vector<float>& old,
                              const std::vector<float>& bias, Begin begin) {
   if (begin == Begin::old_value) return old;
@@ -411,7 +412,7 @@ TEST(PackedMatrix, GivesBackFloat32AsItWas) {
   }
 }
 
-// Every upper half of a float32 with lower halves around the middle.
+// Every upper half of a float32 with lower halves around the midpoint.
 TEST(PackedMatrix, RoundsToTheNearestBf16AndTiesToEven) {
   ThreadPool pool(2);
   const std::vector<uint32_t> lower = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
@@ -422,7 +423,7 @@ TEST(PackedMatrix, RoundsToTheNearestBf16AndTiesToEven) {
   }
   const PackedMatrix w = packed(pool, Precision::bf16, weights, 256, inputs);
   const std::vector<float> became = rows_back(w);
-  // Magnitudes as numbers; infinity where the next power of two would be.
+  // Magnitudes as numbers, with infinity where the next power of two would be.
   const auto magnitude = [](float value) {
     return std::isinf(value) ? 0x1p128 : std::abs(static_cast<double>(value));
   };

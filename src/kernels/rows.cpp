@@ -17,9 +17,9 @@ namespace leeway {
 
 constexpr int64_t kColumnBlock = 64;
 constexpr int64_t kHeadRowBlock =
-    64;  // rows whose norm gradients are summed before they are joined
+    64;  // rows whose norm gradients are summed before the partial sums are added up
 
-// Rows [first, last) of a call; blocks and their order do not depend on the number of threads.
+// Rows [first, last) of a call; blocks and their order do not depend on the thread count.
 struct RowRange {
   int64_t first, last;
 };
@@ -47,7 +47,7 @@ HWY_BEFORE_NAMESPACE();
 namespace leeway {
 namespace HWY_NAMESPACE {
 
-// 1 / sqrt(mean(x^2) + eps), summed in lanes from the row's start.
+// 1 / sqrt(mean(x^2) + eps), summed in lanes from the start of the row.
 HWY_INLINE float inverse_rms_of(const float* x, int64_t width, float eps) {
   const D d;
   V sum = hn::Zero(d);
@@ -73,7 +73,7 @@ void norm_rows(const NormTask& t, RowRange rows) {
   }
 }
 
-// With n = x r:  dx = r (w dy - n mean(w dy n)).  `add` adds to dx.
+// With n = x r:  dx = r (w dy - n mean(w dy n)).  With `add`, adds to dx.
 HWY_INLINE void norm_row_backward(const float* x, const float* dy, const float* weight,
                                   int64_t width, float inverse, float* dx, bool add) {
   const D d;
@@ -114,7 +114,7 @@ void norm_weight_backward(const NormTask& t, RowRange rows, int64_t column) {
   });
 }
 
-// Rotates (x[i], x[i + half]) by the position's angle; `back` turns the other way.
+// Rotates (x[i], x[i + half]) by the position's angle; with `back`, in the opposite direction.
 HWY_INLINE void rotate(const float* x, const float* cosines, const float* sines, int64_t half,
                        float scale, bool back, float* y) {
   const D d;
@@ -249,7 +249,7 @@ HWY_INLINE float largest_of(const float* z, int64_t n) {
   return max_of(largest);
 }
 
-// Sums of short runs, joined in double: a vocabulary is too long for one float sum.
+// Sums of short runs, added up in double: a vocabulary is too long for one float sum.
 constexpr int64_t kRun = 1024;
 
 RowStats softmax_row(const float* z, int64_t vocabulary, float it, int64_t target,
@@ -268,7 +268,7 @@ RowStats softmax_row(const float* z, int64_t vocabulary, float it, int64_t targe
       V e = exp_of(x);
       if (count < lanes()) e = hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(count)), e);
       sum = hn::Add(sum, e);
-      // 0 log 0 = 0: a logit of minus infinity has no share in the entropy.
+      // 0 log 0 = 0: a logit of minus infinity contributes nothing to the entropy.
       if (want_entropy) {
         product = hn::Add(product, hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(e, x)));
       }
@@ -332,7 +332,7 @@ HWY_EXPORT(exp_row);
 
 namespace {
 
-// A loop over rows in blocks.
+// Loops over rows in blocks.
 template <class Body>
 void for_rows(Team& team, int64_t rows, int64_t block, Body body) {
   team.for_each((rows + block - 1) / block, [&](int64_t i) {

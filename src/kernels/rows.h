@@ -1,5 +1,5 @@
-// What a decoder does to each row by itself: norms, rotary positions, the gated unit, the softmax
-// of a row of logits, and their gradients.
+// Row-wise operations of a decoder: RMSNorm, RoPE, SwiGLU, the softmax of a row of logits, and
+// their gradients.
 //
 // A row's bits depend on that row alone. Functions with a Team share the rows among its threads;
 // the others are plain functions of one row, safe from any thread.
@@ -12,7 +12,7 @@
 namespace leeway {
 
 // ---------------------------------------------------------------------------------------------
-// RMS norm: y = x * r * w with r = 1 / sqrt(mean(x^2) + eps). [rows, width]
+// RMSNorm: y = x * r * w with r = 1 / sqrt(mean(x^2) + eps). [rows, width]
 
 // `inverse_rms` [rows] receives r, unless null.
 void rms_norm(Team& team, const float* x, int64_t rows, int64_t width, const float* weight,
@@ -23,7 +23,7 @@ void rms_norm_backward(Team& team, const float* x, const float* dy, int64_t rows
                        const float* weight, const float* inverse_rms, float* dx, float* dweight);
 
 // ---------------------------------------------------------------------------------------------
-// Heads: optional norm of each query and key head, then rotary positions
+// Heads: optional RMSNorm of each query and key head, then RoPE
 
 inline constexpr int64_t kMostHeadDim = 1024;
 
@@ -43,34 +43,34 @@ struct HeadTransform {
   const float* sines = nullptr;
 };
 
-// From qkv [rows, layout.width()] to q [rows, query_width] (normed, rotated, times
-// 1/sqrt(head_dim)) and k [rows, kv_width] (normed, rotated). Values stay in qkv.
+// Computes q [rows, query_width] (normed, rotated, times 1/sqrt(head_dim)) and k [rows, kv_width]
+// (normed, rotated) from qkv [rows, layout.width()]. Values stay in qkv.
 void transform_heads(Team& team, const HeadTransform& transform, const float* qkv,
                      const int32_t* positions, int64_t rows, float* q, float* k);
 
-// From dq and dk to the query and key columns of dqkv (written, not added); the norms' gradients
-// are added to. Value columns are not touched.
+// Writes the query and key columns of dqkv from dq and dk (without adding to them); adds to the
+// norms' gradients. Value columns are not touched.
 void transform_heads_backward(Team& team, const HeadTransform& transform, const float* qkv,
                               const int32_t* positions, int64_t rows, const float* dq,
                               const float* dk, float* dqkv, float* dquery_norm, float* dkey_norm);
 
 // ---------------------------------------------------------------------------------------------
-// The gated unit: s = silu(gate) * up, from gate_up [rows, 2 width] = [gate | up]
+// SwiGLU: s = silu(gate) * up, from gate_up [rows, 2 width] = [gate | up]
 
 void swiglu(Team& team, const float* gate_up, int64_t rows, int64_t width, float* s);
-// dgate_up may be gate_up's own memory.
+// dgate_up may alias gate_up.
 void swiglu_backward(Team& team, const float* gate_up, const float* ds, int64_t rows, int64_t width,
                      float* dgate_up);
 
 // ---------------------------------------------------------------------------------------------
 // Sums
 
-// out[j] += sum over rows, in order, of x[row, j]. x's rows are `ldx` apart.
+// out[j] += sum over rows, in order, of x[row, j]. Rows of x are `ldx` apart.
 void add_column_sums(Team& team, const float* x, int64_t rows, int64_t width, int64_t ldx,
                      float* out);
 
 // ---------------------------------------------------------------------------------------------
-// Logits: one row z [V], seen at inverse temperature `it`: p = softmax(z * it)
+// Logits: one row z [V] at inverse temperature `it`: p = softmax(z * it)
 
 struct RowStats {
   float log_normaliser;  // log sum exp(z * it)
@@ -78,9 +78,8 @@ struct RowStats {
   float entropy;         // -sum p log p
 };
 
-// NaN or infinite logits make the results NaN or infinite, but for minus infinity, which is
-// probability 0; nothing is checked. `want_entropy` false leaves
-// entropy 0 and saves a pass.
+// Nothing is checked: NaN or infinite logits make the results NaN or infinite, except minus
+// infinity, which has probability 0. `want_entropy` false leaves entropy 0 and saves a pass.
 RowStats row_softmax(const float* z, int64_t vocabulary, float it, int64_t target,
                      bool want_entropy);
 
@@ -90,14 +89,14 @@ RowStats row_softmax(const float* z, int64_t vocabulary, float it, int64_t targe
 void row_softmax_backward(float* z, int64_t vocabulary, float it, int64_t target,
                           const RowStats& stats, float g, float g_entropy);
 
-// The largest of z and where it first occurs.
+// The largest element of z and where it first occurs.
 struct RowMax {
   float value;
   int64_t index;
 };
 RowMax row_max(const float* z, int64_t vocabulary);
 
-// e[i] = exp(z[i] * it - shift); returns nothing else. For samplers.
+// e[i] = exp(z[i] * it - shift), for samplers.
 void row_exp(const float* z, int64_t vocabulary, float it, float shift, float* e);
 
 }  // namespace leeway

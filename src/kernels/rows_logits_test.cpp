@@ -1,4 +1,5 @@
-// A row of logits against doubles: softmax, its gradient, the largest logit and exponentials.
+// Operations on a row of logits against double precision: softmax, its gradient, maximum and
+// exponentials.
 
 #include <algorithm>
 #include <cmath>
@@ -41,7 +42,7 @@ SoftmaxReference softmax_reference(std::span<const double> z, double it) {
   return out;
 }
 
-// g log p[target] + g_entropy H by its formula.
+// The gradient of g log p[target] + g_entropy H, by its formula.
 std::vector<double> softmax_gradient(const SoftmaxReference& r, double it, int64_t target, double g,
                                      double g_entropy) {
   std::vector<double> dz;
@@ -59,7 +60,7 @@ void check_softmax(const std::vector<float>& z, float it, int64_t target) {
   SCOPED_TRACE(::testing::Message() << n << " logits at " << it << ", target " << target);
   const double itd = static_cast<double>(it);
   const SoftmaxReference r = softmax_reference(widened(z), itd);
-  // The logits are scaled in float32: what is lost there.
+  // The error from scaling the logits in float32.
   double lost = 0.0;
   for (float value : z) {
     if (std::isfinite(value)) lost = std::max(lost, kEps * std::abs(itd * value));

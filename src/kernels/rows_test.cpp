@@ -1,5 +1,5 @@
-// What is done to each row by itself, against doubles: values, gradients by differences, and the
-// promise that a row's bits depend on that row alone.
+// Row-wise operations against double precision: values, gradients by finite differences, and the
+// guarantee that a row's bits depend on that row alone.
 
 #include "kernels/rows.h"
 
@@ -51,7 +51,7 @@ void expect_rows_stand_alone(
 }
 
 // ---------------------------------------------------------------------------------------------
-// RMS norm
+// RMSNorm
 
 std::vector<double> norm_reference(std::span<const double> x, std::span<const double> weight,
                                    double eps) {
@@ -69,7 +69,7 @@ TEST(RmsNorm, AndItsGradientAgreeWithDoubles) {
   for (int64_t width : widths()) {
     SCOPED_TRACE(width);
     std::vector<float> x = random_floats(rng, rows * width);
-    for (int64_t i = 0; i < width; ++i) x[width + i] *= 1e-3f;  // where eps has a say
+    for (int64_t i = 0; i < width; ++i) x[width + i] *= 1e-3f;  // small enough that eps matters
     const std::vector<float> weight = random_floats(rng, width);
     const std::vector<float> dy = random_floats(rng, rows * width);
     const std::vector<float> dx_old = random_floats(rng, rows * width);
@@ -132,7 +132,7 @@ TEST(RmsNorm, ARowStandsAlone) {
   std::vector<float> x = random_floats(rng, rows * width);
   const std::vector<float> weight = random_floats(rng, width),
                            dy = random_floats(rng, rows * width);
-  x[20 * width + 5] = kFloatNan;  // spoils its own row alone
+  x[20 * width + 5] = kFloatNan;  // affects its own row only
   at_every_level([&](int64_t) {
     expect_rows_stand_alone(rows, 2 * width, [&](Team& team, int64_t first, int64_t n, float* out) {
       const float* from = x.data() + first * width;
@@ -172,7 +172,7 @@ TEST(RmsNorm, TheWeightsGradientDoesNotDependOnTheNumberOfThreads) {
 // ---------------------------------------------------------------------------------------------
 // Heads
 
-// Numbers for transform_heads, with positions in no order.
+// Inputs for transform_heads, with positions in random order.
 struct Heads {
   HeadLayout layout;
   int64_t rows;
@@ -209,7 +209,7 @@ struct Heads {
     return widened(
         std::span(qkv).subspan(row * layout.width() + head * layout.head_dim, layout.head_dim));
   }
-  // Where a head's result or its gradient lies.
+  // Index of a head's result or its gradient.
   int64_t place(int64_t row, int64_t head) const {
     return is_query(head) ? row * layout.query_width() + head * layout.head_dim
                           : row * layout.kv_width() + (head - layout.query_heads) * layout.head_dim;
@@ -292,7 +292,8 @@ TEST(TransformHeads, AndItsGradientAgreeWithDoubles) {
       if (HasFatalFailure()) return;
     }
   }
-  check_heads(pool, Heads(rng, {2, 1, 6}, 130, true));  // norms' gradients across blocks of rows
+  check_heads(pool,
+              Heads(rng, {2, 1, 6}, 130, true));  // gradients of the norms across blocks of rows
 }
 
 TEST(TransformHeads, ARowStandsAlone) {
@@ -342,7 +343,7 @@ TEST(TransformHeads, TheNormsGradientsDoNotDependOnTheNumberOfThreads) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The gated unit
+// SwiGLU
 
 double silu(double x) { return x / (1.0 + std::exp(-x)); }
 double silu_slope(double x) { return (silu(x + 1e-4) - silu(x - 1e-4)) / 2e-4; }
@@ -354,7 +355,8 @@ TEST(Swiglu, AndItsGradientAgreeWithDoubles) {
   for (int64_t width : widths()) {
     SCOPED_TRACE(width);
     std::vector<float> gate_up = random_floats(rng, rows * 2 * width, 3.0);
-    for (size_t i = 0; i < gate_up.size(); i += 5) gate_up[i] *= 15.0f;  // where exp is 0 or huge
+    for (size_t i = 0; i < gate_up.size(); i += 5)
+      gate_up[i] *= 15.0f;  // where exp underflows or overflows
     const std::vector<float> ds = random_floats(rng, rows * width);
     std::vector<double> s, d, scale;
     for (int64_t row = 0; row < rows; ++row) {

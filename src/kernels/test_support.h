@@ -1,4 +1,4 @@
-// What the tests of the kernels share: SIMD levels, random numbers and comparisons.
+// Shared by the tests of the kernels: SIMD levels, random numbers and comparisons.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,11 +22,11 @@ inline constexpr double kEps = 0x1p-23;  // twice the largest error of one float
 inline constexpr float kFloatNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kFloatInfinity = std::numeric_limits<float>::infinity();
 
-// Pins the kernels to the best SIMD level they are built for among `target` and what is below it.
+// Pins the kernels to the best SIMD level they are built for that is not above `target`.
 class PinTarget {
  public:
   explicit PinTarget(int64_t target) {
-    pin(hwy::SupportedTargets() & ~(target - 1));  // the lower the bit, the better
+    pin(hwy::SupportedTargets() & ~(target - 1));  // lower bits are better levels
   }
   ~PinTarget() { pin(0); }
   PinTarget(const PinTarget&) = delete;
@@ -39,7 +39,7 @@ class PinTarget {
   }
 };
 
-// body(target) with the kernels pinned to each SIMD level of this machine, best first.
+// Calls body(target) with the kernels pinned to each SIMD level of this machine, best first.
 template <class Body>
 void at_every_level(Body body) {
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
@@ -59,7 +59,7 @@ inline bool fuses(int64_t target) {
 #endif
 }
 
-// One step of a chain, with the rounding of the level: the product of two floats is exact in
+// One step of a chain with the rounding of the SIMD level; the product of two floats is exact in
 // double.
 inline float multiply_add(bool fused, float a, float b, float sum) {
   if (fused) return std::fma(a, b, sum);
@@ -75,7 +75,7 @@ inline std::vector<float> random_floats(Rng& rng, int64_t count, double scale = 
 
 inline constexpr float kUntouched = -77.0f;
 
-// Row widths with every remainder of a vector.
+// Row widths that cover every remainder of a vector.
 inline const std::vector<int64_t>& widths() {
   static const std::vector<int64_t> list = [] {
     std::vector<int64_t> out(70);
@@ -104,7 +104,7 @@ inline ::testing::AssertionResult same_bits(std::span<const float> got,
   return ::testing::AssertionSuccess();
 }
 
-// Each value within tolerance(i) of what is expected. Infinities and NaN match their like alone.
+// Each value is within tolerance(i) of the expected one. Infinities and NaN match only themselves.
 template <class Tolerance>
 ::testing::AssertionResult close_to(std::span<const float> got, std::span<const double> expected,
                                     Tolerance tolerance) {
@@ -122,7 +122,7 @@ template <class Tolerance>
   return ::testing::AssertionSuccess();
 }
 
-// The same with one tolerance, relative to the largest magnitude expected.
+// The same with one tolerance, relative to the largest expected magnitude.
 inline ::testing::AssertionResult close_to(std::span<const float> got,
                                            std::span<const double> expected, double relative) {
   double largest = 0.0;
@@ -130,7 +130,7 @@ inline ::testing::AssertionResult close_to(std::span<const float> got,
   return close_to(got, expected, [&](size_t) { return relative * largest; });
 }
 
-// d loss / d x by central differences. `x` is moved and put back.
+// d loss / d x by central differences. `x` is perturbed and restored.
 template <class Loss>
 std::vector<double> numeric_gradient(std::vector<double>& x, Loss loss, double step = 1e-4) {
   std::vector<double> gradient;

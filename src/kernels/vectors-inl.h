@@ -1,6 +1,6 @@
-// Float vectors of any length: whole vectors in place, the rest through a buffer, so that every
-// element goes through the same instructions wherever it lies. Included once per SIMD level: hence
-// the guard that Highway toggles.
+// Float vectors of any length: whole vectors in place, the remainder through a buffer, so that
+// every element goes through the same instructions wherever it lies. Included once per SIMD level,
+// hence the guard that Highway toggles.
 
 #if defined(LEEWAY_KERNELS_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LEEWAY_KERNELS_VECTORS_INL_H_
@@ -28,7 +28,7 @@ constexpr size_t kMostLanes = HWY_MAX_BYTES / sizeof(float);
 
 HWY_INLINE int64_t lanes() { return static_cast<int64_t>(hn::Lanes(D())); }
 
-// `count` floats, zero beyond.
+// Loads `count` floats, zero beyond.
 HWY_INLINE V load(const float* from, int64_t count) {
   const D d;
   if (count >= lanes()) return hn::LoadU(d, from);
@@ -48,7 +48,7 @@ HWY_INLINE void store(V value, float* to, int64_t count) {
   std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(float));
 }
 
-// body(i, count): elements i .. i+count-1, count at most a vector's lanes (more is never said).
+// body(i, count): elements i .. i+count-1, where count is at most a vector's lanes.
 template <class Body>
 HWY_INLINE void for_lanes(int64_t n, Body&& body) {
   int64_t i = 0;
@@ -57,7 +57,7 @@ HWY_INLINE void for_lanes(int64_t n, Body&& body) {
 }
 
 // body(tag, i): the same without a buffer, for loops that pass over the elements many times: whole
-// vectors, then shorter and shorter ones.
+// vectors first, then ever shorter ones.
 template <class Body>
 HWY_INLINE void for_pieces(int64_t n, Body&& body) {
   int64_t i = 0;
@@ -74,7 +74,7 @@ HWY_INLINE void for_pieces(int64_t n, Body&& body) {
 
 HWY_INLINE float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
 
-// Lane by lane: where vectors are emulated, Highway's own starts from the lowest finite number.
+// Lane by lane: on emulated vectors, Highway's own reduction starts from the lowest finite number.
 HWY_INLINE float max_of(V v) {
   const D d;
   HWY_ALIGN float values[kMostLanes];
@@ -84,8 +84,8 @@ HWY_INLINE float max_of(V v) {
   return largest;
 }
 
-// e^x; infinity above float32's range (which 89 is beyond: the exponent overflows by itself).
-// Highway's Exp takes NaN to 0; here it stays NaN.
+// e^x; infinity above the range of float32 (from 89 on the exponent overflows by itself). Highway's
+// Exp maps NaN to 0; this keeps NaN.
 HWY_INLINE V exp_of(V x) {
   const D d;
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, hn::Min(x, hn::Set(d, 89.0f))));

@@ -325,7 +325,7 @@ TEST(Safetensors, WhatIsNoFileIsRefusedWithItsPath) {
                  {folder.at("none"), "No such file"});
   expect_refused([&] { SafetensorsFile file(folder.path()); }, {folder.path(), "directory"});
   ASSERT_EQ(::mkfifo(folder.at("pipe").c_str(), 0600), 0);
-  expect_refused([&] { SafetensorsFile file(folder.at("pipe")); }, {"pipe: is not a file"});
+  expect_refused([&] { SafetensorsFile file(folder.at("pipe")); }, {"pipe: is not a regular file"});
   const std::string empty = folder.write("empty", "");
   expect_refused([&] { SafetensorsFile file(empty); }, {empty, "0 bytes"});
 }

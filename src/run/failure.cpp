@@ -56,9 +56,10 @@ Failure failure_of(std::exception_ptr exception) {
     // first line.
     if (type.starts_with("c10::"))
       return {3, "PyTorch gave up: " + what.substr(0, what.find('\n'))};
-    return {kOurBug, fmt::format("a bug of ours: nobody expected {}: {}", type, what)};
+    return {kOurBug,
+            fmt::format("internal error (a bug in leeway): unexpected {}: {}", type, what)};
   } catch (...) {
-    return {kOurBug, "a bug of ours: nobody expected an exception of an unknown type"};
+    return {kOurBug, "internal error (a bug in leeway): unexpected exception of unknown type"};
   }
 }
 

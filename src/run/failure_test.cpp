@@ -62,7 +62,7 @@ TEST(Failure, OfPyTorchIsItsFirstLine) {
 
 TEST(Failure, ThatNobodyExpectsIsOurs) {
   expect_failure(failure_of(std::logic_error("x")), kOurBug, "std::logic_error: x");
-  expect_failure(failure_of(1), kOurBug, "a bug of ours");
+  expect_failure(failure_of(1), kOurBug, "a bug in leeway");
 }
 
 TEST(Failure, InWorkIsReturnedUnlessItIsOurs) {
