@@ -292,8 +292,7 @@ TEST(TransformHeads, AndItsGradientAgreeWithDoubles) {
       if (HasFatalFailure()) return;
     }
   }
-  check_heads(pool,
-              Heads(rng, {2, 1, 6}, 130, true));  // gradients of the norms across blocks of rows
+  check_heads(pool, Heads(rng, {2, 1, 6}, 130, true));  // norm gradients across blocks of rows
 }
 
 TEST(TransformHeads, ARowStandsAlone) {

@@ -1,4 +1,4 @@
-// Puts the template, Chart.js and the data together.
+// Combines the template, Chart.js and the data.
 
 #include "report/compare_page.h"
 
@@ -16,12 +16,13 @@ constexpr std::string_view kDataMark = "@leeway_compare_json@";
 
 std::string compare_page(std::string_view compare_json) {
   const std::string_view page_template = compare_page_template();
-  // Both marks are looked up in the template alone: data that contains a mark is not replaced.
+  // Both marks are searched for in the template only, so that data containing a mark is not
+  // replaced.
   const size_t data_at = page_template.find(kDataMark);
   const size_t chart_at = page_template.find(kChartJsMark);
   LEEWAY_CHECK(
       data_at != std::string_view::npos && chart_at != std::string_view::npos && data_at < chart_at,
-      "the template holds the data's mark, then that of Chart.js");
+      "the template must contain the data mark, then the Chart.js mark");
   const size_t after_data = data_at + kDataMark.size();
 
   std::string page;

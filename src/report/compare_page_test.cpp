@@ -33,7 +33,7 @@ std::string without_spaces(std::string text) {
   return text;
 }
 
-// What a browser hands to JSON.parse: everything up to the first end tag.
+// What a browser passes to JSON.parse: everything up to the first end tag.
 std::string data_of(const std::string& page) {
   const size_t open = page.find(kDataOpen);
   if (open == std::string::npos) return "no data element";
@@ -81,13 +81,14 @@ TEST(ComparePage, LoadsNothing) {
                                 "xmlhttprequest", "<link", "<base", "<iframe", "<object"}) {
     EXPECT_EQ(shell.find(reference), std::string::npos) << reference;
   }
-  // Chart.js names its home in a comment, but no attribute of the whole page points anywhere.
+  // Chart.js mentions its home page in a comment, but no attribute of the page refers to another
+  // file.
   const std::string page = without_spaces(lower(compare_page(comparison("icepop"))));
   for (const char* reference : {"src=\"http", "src='http", "src=http", "src=\"//", "href=\"http",
                                 "href='http", "href=http", "href=\"//"}) {
     EXPECT_EQ(page.find(reference), std::string::npos) << reference;
   }
-  // The browser is told so as well.
+  // The content security policy tells the browser the same.
   EXPECT_NE(page.find("content-security-policy"), std::string::npos);
   EXPECT_NE(page.find("default-src'none'"), std::string::npos);
 }

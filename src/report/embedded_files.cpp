@@ -1,6 +1,6 @@
 // The assembler includes the files: a string literal would be too long for the compiler, and an
-// array of numbers slow to compile. The build defines where they lie and recompiles when one of
-// them changes.
+// array of numbers slow to compile. The build defines their folder and recompiles when one of them
+// changes.
 
 #include "report/embedded_files.h"
 

@@ -1,18 +1,17 @@
-// Files that the build puts into the binary, so that a page can be written without looking for
-// them.
+// Files embedded in the binary, so that a page can be written without finding them at run time.
 #pragma once
 
 #include <string_view>
 
 namespace leeway {
 
-// The pages with their placeholders.
+// The page templates, with their placeholders.
 std::string_view compare_page_template();
 std::string_view trajectory_page_template();
 std::string_view run_page_template();
 
-// The parts of the run page: its style, then what its scripts share, its charts, its account, its
-// rollouts.
+// The parts of the run page: its styles, then scripts for what the others share, charts, the
+// account of rollouts, and rollouts.
 std::string_view run_page_css();
 std::string_view run_page_js();
 std::string_view run_page_charts_js();

@@ -21,8 +21,8 @@ struct Row {
   std::vector<std::pair<std::string, double>> values;
 };
 
-// Collects rows. In a bucket of `stride_` rows the first has its place in the table, and the others
-// give what it has not.
+// Collects rows. Each bucket of `stride_` rows becomes one row of the table: its first one, with
+// values it lacks filled in from the others.
 class TableBuilder {
  public:
   void add(Row row) {
@@ -40,7 +40,7 @@ class TableBuilder {
   }
 
   JsonlTable take(const std::string& path, ReportNotes& notes) {
-    // The end of a run is looked at first: it is as it was written.
+    // The end of a run is what readers look at first, so the last row is kept as it was written.
     if (last_ && table_.step.back() != last_->step) {
       table_.step.push_back(last_->step);
       for (auto& [name, values] : table_.columns) values.push_back(kNoValue);
@@ -48,11 +48,11 @@ class TableBuilder {
     }
     if (stride_ > 1) {
       notes.push_back(
-          fmt::format("{}: of {} rows about every {}th is shown", path, rows_, stride_));
+          fmt::format("{}: has {} rows; about every {}th is shown", path, rows_, stride_));
     }
     if (left_out_ > 0) {
       notes.push_back(
-          fmt::format("{}: has more than {} names of metrics; {} values of others are "
+          fmt::format("{}: has more than {} metric names; {} values of others are "
                       "left out",
                       path, kMostTableColumns, left_out_));
     }
@@ -122,7 +122,7 @@ struct Damage {
   std::string first;
 };
 
-// Whether any object was used, and what was damaged.
+// Returns whether any object was used, and records what was damaged.
 bool read_objects(const std::string& path,
                   const std::function<bool(const std::string&, rapidjson::Document&)>& use,
                   Damage& damage) {
@@ -137,10 +137,10 @@ bool read_objects(const std::string& path,
     rapidjson::Document document;
     try {
       document = parse_json("", line);
-      if (!document.IsObject()) throw Error(": is no JSON object.");
+      if (!document.IsObject()) throw Error(": is not a JSON object.");
     } catch (const Error& error) {
       if (is_cut_off && line.starts_with('{')) break;
-      // The parser sees one line, so it calls every line the first.
+      // The parser sees a single line, so it calls every line the first.
       std::string_view what = error.what();
       constexpr std::string_view kFirstLine = " line 1";
       if (what.starts_with(kFirstLine)) what.remove_prefix(kFirstLine.size());
@@ -182,7 +182,7 @@ bool for_each_object(const std::string& path,
 double step_of(const std::string& place, const rapidjson::Value& row) {
   const auto step = row.FindMember("step");
   if (step == row.MemberEnd() || !step->value.IsNumber() || !(step->value.GetDouble() >= 0)) {
-    throw Error(fmt::format("{}: has no \"step\" that is a number from 0 on", place));
+    throw Error(fmt::format("{}: \"step\" is missing or not a number >= 0", place));
   }
   return step->value.GetDouble();
 }

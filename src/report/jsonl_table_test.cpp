@@ -36,7 +36,7 @@ TEST(JsonlTable, ALongRunIsThinnedToWhatAChartShows) {
   }
 }
 
-// What is rare is what one looks for.
+// Rare values are often the ones a reader looks for.
 TEST(JsonlTable, RareValuesSurviveTheThinning) {
   const std::string folder = fresh_folder("rare");
   std::string text;
@@ -106,7 +106,7 @@ TEST(JsonlTable, DamagedLinesAreLeftOutAndTold) {
   ReportNotes notes;
   read_table(path, notes);
   EXPECT_TRUE(notes.at(0).starts_with("2 damaged lines are left out; the first: ")) << notes[0];
-  // A file of nothing else is none of a run.
+  // A file with no valid line at all does not belong to a run.
   put_file(path, "x\ny\n");
   EXPECT_THROW(read_table(path, notes), Error);
 }

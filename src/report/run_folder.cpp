@@ -42,7 +42,7 @@ void write_table(JsonWriter& json, const JsonlTable& table) {
   json.end_object().end_object();
 }
 
-// Writes a parsed value anew, so that NaN, which Python writes and no browser reads, becomes null.
+// Rewrites a parsed value so that NaN, which Python writes and browsers reject, becomes null.
 void write_value(JsonWriter& json, const rapidjson::Value& value) {
   if (value.IsObject()) {
     json.begin_object();
@@ -66,11 +66,11 @@ void write_value(JsonWriter& json, const rapidjson::Value& value) {
   }
 }
 
-// Tokens of a rollout; throws Error unless its lists have one entry per token.
+// The number of tokens of a rollout; throws Error unless its lists have one entry per token.
 size_t checked_tokens(const std::string& place, const rapidjson::Value& rollout) {
   const auto samples = rollout.FindMember("samples");
   if (samples == rollout.MemberEnd() || !samples->value.IsArray()) {
-    throw Error(fmt::format("{}: has no list \"samples\"", place));
+    throw Error(fmt::format("{}: \"samples\" is missing or not a list", place));
   }
   size_t total = 0;
   for (const auto& sample : samples->value.GetArray()) {
@@ -78,7 +78,7 @@ size_t checked_tokens(const std::string& place, const rapidjson::Value& rollout)
       return sample.HasMember(key) && sample[key].IsArray();
     };
     if (!sample.IsObject() || !has_list("tokens")) {
-      throw Error(fmt::format("{}: a sample has no list \"tokens\"", place));
+      throw Error(fmt::format("{}: \"tokens\" of a sample is missing or not a list", place));
     }
     const size_t tokens = sample["tokens"].Size();
     for (const char* key : {"ids", "loss_mask", "rollout", "pi", "kept", "versions"}) {
@@ -99,7 +99,7 @@ struct RolloutFile {
   std::string path;
 };
 
-// step_N.jsonl, by N. Other names are left alone: they are not the run's.
+// The files step_N.jsonl, sorted by N. Other names are ignored: the run did not write them.
 std::vector<RolloutFile> rollout_files(const fs::path& folder) {
   std::vector<RolloutFile> files;
   std::error_code missing;
@@ -118,7 +118,7 @@ std::vector<RolloutFile> rollout_files(const fs::path& folder) {
   return files;
 }
 
-// The first, the last and others at even distances between them, `count` at most.
+// At most `count` files: the first, the last and others evenly spaced between them.
 std::vector<RolloutFile> spread(const std::vector<RolloutFile>& files, size_t count) {
   if (files.size() <= count) return files;
   if (count <= 1) return {files.back()};
@@ -127,8 +127,8 @@ std::vector<RolloutFile> spread(const std::vector<RolloutFile>& files, size_t co
   return chosen;
 }
 
-// The last file, which most people look for, may take half of what is allowed; the others share the
-// rest. Rollouts come in the order of the run.
+// The last file, which most readers want, may take half of the limit; the others share the rest.
+// Rollouts appear in the order of the run.
 void write_rollouts(JsonWriter& json, const std::vector<RolloutFile>& files,
                     const RolloutLimits& limits, ReportNotes& notes) {
   const std::vector<RolloutFile> chosen = spread(files, limits.files);
@@ -163,7 +163,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-// Where the comment of a line starts, or its end: a # inside quotes is part of a value.
+// Where the comment of a line starts, or the end of the line; a # inside quotes is part of a value.
 size_t comment_start(std::string_view line) {
   char quote = 0;
   for (size_t i = 0; i < line.size(); ++i) {
@@ -184,7 +184,7 @@ size_t comment_start(std::string_view line) {
 
 std::vector<ConfigEntry> config_entries(std::string_view toml) {
   std::vector<ConfigEntry> entries;
-  std::map<std::string, size_t> tables_of;  // how often each [[name]] has come
+  std::map<std::string, size_t> tables_of;  // how often each [[name]] has occurred
   std::string prefix;
   while (!toml.empty()) {
     const size_t end = std::min(toml.find('\n'), toml.size());
@@ -213,7 +213,7 @@ std::vector<ConfigEntry> config_entries(std::string_view toml) {
 
 namespace {
 
-// The last groups that were given up, and how many there were in all.
+// The last groups that were given up, and their total number.
 void write_given_up(JsonWriter& json, const fs::path& path, ReportNotes& notes) {
   constexpr size_t kMost = 200;
   size_t count = 0, seen = 0;
@@ -236,7 +236,7 @@ void write_given_up(JsonWriter& json, const fs::path& path, ReportNotes& notes) 
 
 namespace {
 
-// Of end.json as it is; null: the run goes on, was killed, or the file is none.
+// Copies end.json; null if the run is still going, was killed, or the file is invalid.
 void write_end(JsonWriter& json, const fs::path& path) {
   json.key("end");
   rapidjson::Document end;

@@ -1,4 +1,4 @@
-// A run folder, read for the page of `leeway report`. docs/runs.md describes the files.
+// Reads a run folder for the page of `leeway report`. docs/runs.md describes the files.
 #pragma once
 
 #include <cstddef>
@@ -15,17 +15,17 @@ namespace leeway {
 struct RolloutLimits {
   size_t files = 8;
   size_t rollouts = 64;
-  size_t tokens = 200000;  // of all rollouts together; the first is taken whatever its length
+  size_t tokens = 200000;  // of all rollouts; the first is always taken, whatever its length
 };
 
-// One setting of an effective configuration, all three as text. `key` is the whole path, such as
-// trainer.loss.preset or environment[0].name; `origin` is what the comment behind the value says.
+// One setting of an effective configuration, all three as text. `key` is the full path, such as
+// trainer.loss.preset or environment[0].name; `origin` is the comment after the value.
 struct ConfigEntry {
   std::string key, value, origin;
 };
 
-// The settings of a config.toml as a run writes it: one per line. Lines of another shape are left
-// out, since the page shows the whole text beside them.
+// The settings in a config.toml as a run writes it, one per line. Lines of any other form are
+// skipped, since the page shows the whole text as well.
 std::vector<ConfigEntry> config_entries(std::string_view toml);
 
 // One JSON object for the page:
@@ -38,19 +38,18 @@ std::vector<ConfigEntry> config_entries(std::string_view toml);
 //    "rollouts": [objects of the files], "rollout_steps": [steps of all files],
 //    "notes": [what was left out and why]}
 //
-// Every column is as long as its "step"; null stands where a line has null, NaN or no such name.
-// Where a step comes again, as after a resume, it replaces the lines from that step on. Of the
-// rollouts, the last file and others spread evenly over the run are read; of long runs every
-// second, fourth, .. row (jsonl_table.h).
+// Every column is as long as its "step"; null stands for null, NaN and missing values. If a step
+// repeats, as after a resume, it replaces the lines from that step on. Rollouts come from the last
+// file and from others spread evenly over the run; of long runs only every second, fourth, .. row
+// is read (jsonl_table.h).
 //
-// A file that is missing gives empty lists and texts, but one of metrics.jsonl, eval.jsonl and
-// sft.jsonl must be there. Damaged lines are left out; a note says so. Notes are added to `said`,
-// which may be null. Throws Error with file and line if all lines of a table are damaged.
+// A missing file gives empty lists and texts, but one of metrics.jsonl, eval.jsonl and sft.jsonl
+// must exist. Damaged lines are skipped, and a note says so. Notes are added to `said`, which may
+// be null. Throws Error with file and line if all lines of a table are damaged.
 std::string run_folder_json(const std::string& folder, const std::string& name,
                             const RolloutLimits& limits = {}, ReportNotes* said = nullptr);
 
-// What to call each of several folders: the last part of the path, or, where that does not tell two
-// apart, the path as it was given.
+// Names for several folders: the last path component, or the path as given if that is ambiguous.
 std::vector<std::string> run_names(std::span<const std::string> folders);
 
 // {"runs": [run_folder_json of each folder]}, the input of run_page.

@@ -8,7 +8,7 @@
 namespace leeway {
 namespace {
 
-// Parses, so that a JSON text that is none fails the test.
+// Parses the result, so that invalid JSON fails the test.
 rapidjson::Document read_run(const std::string& folder, const RolloutLimits& limits = {}) {
   return parse_json("run", run_folder_json(folder, "name", limits));
 }
@@ -127,7 +127,7 @@ TEST(RunFolder, NamesFileAndLineOfWhatIsDamagedAndShowsTheRest) {
     EXPECT_NE(std::string(read["notes"][0].GetString()).find(rollouts + " line 1"),
               std::string::npos);
   }
-  // As deep as a hostile file likes.
+  // Nested as deeply as a hostile file might be.
   for (const char* name : {"/rollouts/step_1.jsonl", "/given_up.jsonl"}) {
     put_file(folder + name, "{\"step\": 1, \"samples\": [], \"x\": " + std::string(100000, '[') +
                                 std::string(100000, ']') + "}\n" + good);
@@ -143,7 +143,7 @@ TEST(RunFolder, ReadsEveryFileOfARun) {
   EXPECT_EQ(run["metrics"]["step"].Size(), 40u);
   EXPECT_EQ(run["eval"]["step"].Size(), 3u);
   EXPECT_EQ(run["sft"]["step"].Size(), 60u);
-  EXPECT_EQ(run["rollouts"].Size(), 46u);  // 16 of the last, 10 of each other one
+  EXPECT_EQ(run["rollouts"].Size(), 46u);  // 16 of the last file, 10 of each other one
   EXPECT_EQ(run["rollout_steps"].Size(), 4u);
   EXPECT_NE(std::string(run["objective"].GetString()).find("keep_t"), std::string::npos);
   EXPECT_NE(std::string(run["config"].GetString()).find("[trainer.loss]"), std::string::npos);

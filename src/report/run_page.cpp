@@ -1,4 +1,4 @@
-// Puts the template, its style and scripts, Chart.js and the data together.
+// Combines the template, its styles and scripts, Chart.js and the data.
 
 #include "report/run_page.h"
 
@@ -24,14 +24,15 @@ std::string run_page(std::string_view runs_json) {
                                       {"@leeway_run_charts_js@", run_page_charts_js()},
                                       {"@leeway_run_account_js@", run_page_account_js()},
                                       {"@leeway_run_rollouts_js@", run_page_rollouts_js()}}};
-  // Marks are looked up in the template alone, in their order: data that contains one is not
+  // Marks are searched for in the template only, in order, so that data containing a mark is not
   // replaced.
   std::string_view rest = run_page_template();
   std::string page;
   page.reserve(rest.size() + data.size() + chart_js().size() + (size_t{1} << 17));
   for (const Part& part : parts) {
     const size_t at = rest.find(part.mark);
-    LEEWAY_CHECK(at != std::string_view::npos, "the template holds every mark, in this order");
+    LEEWAY_CHECK(at != std::string_view::npos,
+                 "the template must contain every mark, in this order");
     page += rest.substr(0, at);
     page += part.text;
     rest.remove_prefix(at + part.mark.size());

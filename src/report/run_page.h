@@ -6,11 +6,11 @@
 
 namespace leeway {
 
-// One HTML document that shows one run or several over each other: headline numbers, charts of the
+// One HTML document that shows one run, or several overlaid: headline numbers, charts of the
 // metrics, objective and configuration, and sample rollouts token by token. `runs_json` is the JSON
-// text of run_folders_json, put in unparsed. The page is a single file that opens offline: styles,
-// scripts, Chart.js and data are all inside it. What comes from the data is shown as text;
-// `</script>` or markup inside a string stays a string.
+// text of run_folders_json, inserted unparsed. The page is a single file that opens offline:
+// styles, scripts, Chart.js and data are all in it. Values from the data are shown as text;
+// `</script>` or markup in a string stays a string.
 std::string run_page(std::string_view runs_json);
 
 }  // namespace leeway

@@ -1,6 +1,6 @@
 'use strict';
-// What the parts of the page share: the data, its numbers as text, what is shown now. Then the
-// header and the settings. Anything from the data reaches the page through textContent alone.
+// Shared by the parts of the page: the data, number formatting, and the current selection. Then the
+// header and the settings. Values from the data reach the page only through textContent.
 
 const page = (function () {
   const by_id = (id) => document.getElementById(id);
@@ -45,7 +45,7 @@ const page = (function () {
   by_id('notes').replaceChildren(...notes.map((note) => element('li', '', note)));
   by_id('notes').hidden = notes.length === 0;
 
-  // ---- Numbers as text.
+  // ---- Formatting numbers.
 
   const kDash = '\u2013';
   const is_number = (value) => typeof value === 'number' && Number.isFinite(value);
@@ -81,17 +81,17 @@ const page = (function () {
     return Math.floor(minutes / 60) + ' h ' + String(minutes % 60).padStart(2, '0') + ' min';
   }
 
-  // ---- Looking things up.
+  // ---- Lookup.
 
   const column = (run, table, name) => (run[table] && run[table].columns[name]) || null;
   const steps = (run, table = 'metrics') => (run[table] ? run[table].step : []);
-  // The last value of a metric and its step; a step without one is passed over.
-  // The middle value of a column: one step in which one side idles does not speak for the run.
+  // The median of a column, so that one step in which a side idles does not represent the run.
   function median(run, name) {
     const values = (run.metrics.columns[name] || []).filter(Number.isFinite).sort((a, b) => a - b);
     return values.length > 0 ? values[Math.floor(values.length / 2)] : null;
   }
 
+  // The last value of a metric and its step, skipping steps without a value.
   function last(run, name, table = 'metrics') {
     const values = column(run, table, name) || [];
     for (let at = values.length - 1; at >= 0; --at) {
@@ -109,7 +109,7 @@ const page = (function () {
     return [...names].sort();
   }
 
-  // ---- What is shown. `changed` tells the parts of the page.
+  // ---- Current selection. `changed` notifies the parts of the page.
 
   const state = {hidden: new Set(), env: 'all', smoothing: 0.6, range: null};
   const listeners = [];
@@ -138,8 +138,8 @@ const page = (function () {
     const high = last(run, name + '/high', 'eval').value;
     return is_number(low) && is_number(high) ? fixed(low) + ' to ' + fixed(high) : '';
   }
-  // Each headline: name, value and a word about it for a tile; what stands behind the value and
-  // below the name in a table.
+  // Each headline has a name, a value and a short description for a tile, and for a table what
+  // follows the value and what is below the name.
   function headlines(run) {
     const value = (name) => last(run, name).value;
     const evaluated = last(run, 'eval/all/reward/mean', 'eval');
@@ -176,12 +176,12 @@ const page = (function () {
     }
     return names.join(', ');
   }
-  // Why each run ended, or that it has not.
+  // Why each run ended, or that it is still going.
   function fill_ends() {
     for (const run of runs) {
       const end = run.end;
       const after = end ? ' after ' + number(end.steps) + (end.steps === 1 ? ' step' : ' steps') : '';
-      const how = !end ? 'No end is recorded: the run is going on, or was killed'
+      const how = !end ? 'No end is recorded: the run is still going, or was killed'
           : end.end === 'gave_up' ? 'The run gave up' + after
           : end.end === 'stopped' ? 'The run was stopped' + after : 'The run finished' + after;
       const line = element('p', end && end.end === 'finished' ? 'note' : '',
@@ -238,7 +238,7 @@ const page = (function () {
   // ---- Toolbar.
 
   function fill_toolbar() {
-    // One run needs no legend: its name is the title.
+    // A single run needs no legend: its name is the title.
     for (const run of runs.length > 1 ? runs : []) {
       const chip = button('chip', '', () => {
         if (is_shown(run)) state.hidden.add(run.index);
@@ -303,7 +303,7 @@ const page = (function () {
         keys.get(entry.key)[run.index] = entry.value;
       }
     }
-    // The folder differs always and says nothing.
+    // The output folder always differs and is not informative.
     keys.delete('output_dir');
     const rows = [...keys].filter(([, values]) => values.some((value) => value !== values[0]));
     if (runs.length < 2 || !runs.some((run) => run.config_entries.length > 0)) return;

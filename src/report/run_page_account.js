@@ -1,12 +1,13 @@
 'use strict';
-// Where rollouts went: every admitted one has one end, and the parts of a bar add up to all of them.
+// Where rollouts went: every admitted rollout ends in exactly one way, so the parts of a bar add up
+// to all of them.
 
 (function () {
   const {runs, by_id, element, add, number, percent, is_number, column, named, is_shown} = page;
 
   const kParts = [
     {key: 'trained', name: 'trained', about: 'in a batch that was trained'},
-    {key: 'waiting', name: 'waiting', about: 'completed, for a batch to come'},
+    {key: 'waiting', name: 'waiting', about: 'completed, waiting for a batch'},
     {key: 'running', name: 'running', about: 'in flight at the last step'},
     {key: 'filtered', name: 'filtered', about: 'left out: the group\'s advantages were all 0'},
     {key: 'stale', name: 'stale', about: 'completed, but too old when their batch came'},

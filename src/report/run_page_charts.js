@@ -1,12 +1,12 @@
 'use strict';
-// The charts: what each shows, smoothing and thinning of series, zoom, and the charts that the
-// reader adds. Charts are drawn anew on every change; canvas knows no CSS.
+// The charts: what each shows, smoothing and downsampling of series, zoom, and the charts that the
+// reader adds. Charts are redrawn on every change, since a canvas does not follow CSS.
 
 (function () {
   const {runs, state, by_id, element, add, button, is_number, number, percent, rate, column, steps,
          is_shown, css, colour} = page;
 
-  // ---- What is drawn. {env} is the environment chosen in the toolbar.
+  // ---- Chart definitions. {env} is the environment selected in the toolbar.
 
   const kCharts = [
     {title: 'Reward', wide: true, evals: 'eval/{env}/reward',
@@ -49,14 +49,14 @@
   };
   Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
   const kDashes = [[], [6, 3], [2, 2], [9, 3, 2, 3]];
-  const kMostPoints = 900;  // of a line; more than the pixels of a card
+  const kMostPoints = 900;  // per line; more than the pixels of a card
 
   // ---- Series.
 
   const metric_of = (line) => line.metric.replace('{env}', state.env);
 
-  // The mean of the past with weights that fall by `weight` per value, without the pull towards
-  // zero that a start from zero has.
+  // An exponential moving average with decay `weight`, corrected for its bias towards zero at the
+  // start.
   function smoothed(values, weight) {
     if (weight === 0) return values;
     const known = smoothed_before.get(values);
@@ -66,7 +66,7 @@
     return result;
   }
   const smoothed_before = new Map();
-  // The slider means the same share of what is shown for 200 steps and for 20,000.
+  // The slider covers the same share of the visible range for 200 steps and for 20,000.
   function smoothing_weight(card) {
     const shown = Math.max(...runs.map((run) => {
       const [first, end] = visible_part(steps(run, card.table), range_of(card));
@@ -86,7 +86,7 @@
     });
   }
 
-  // First and one past the last index to draw: the range and a point on either side of it.
+  // First and one-past-last index to draw: the range plus a point on either side.
   function visible_part(at, range) {
     if (!range) return [0, at.length];
     let first = at.findIndex((step) => step >= range[0]);
@@ -96,7 +96,7 @@
     return [Math.max(0, first - 1), Math.min(at.length, end + 1)];
   }
 
-  // Of each of equal parts the least and the largest value, in their order, so that peaks stay.
+  // The minimum and maximum of each of equally long parts, in their order, so that peaks survive.
   function thinned(points) {
     if (points.length <= kMostPoints) return points;
     const parts = kMostPoints / 2;
@@ -131,14 +131,15 @@
     return thinned(points);
   }
 
-  // A value between two gaps has no line, so it gets a dot.
+  // A value between two gaps is on no line, so it gets a dot.
   function radii(points) {
     const is_gap = (k) => k < 0 || k >= points.length || points[k].y === null;
     return points.map((point, k) => (is_gap(k - 1) && is_gap(k + 1) ? 2.5 : 0));
   }
 
   function line_style(run, line_index) {
-    // One run has a colour per line; several have a colour per run, and lines differ by dashes.
+    // A single run has a colour per line; several runs have a colour each, and lines differ by
+    // dashes.
     return runs.length === 1 ? {stroke: colour(line_index), dash: []}
                              : {stroke: colour(run.index), dash: kDashes[line_index % 4]};
   }
@@ -168,7 +169,7 @@
         const data = points_of(at, smoothed(values, weight), values, card);
         sets.push({...common, label: name, data, borderWidth: 1.6, pointRadius: radii(data),
                    pointBackgroundColor: style.stroke, is_smoothed: weight > 0,
-                   // A single dot stands on the edge.
+                   // A single dot lies on the edge of the chart.
                    ...(data.length === 1 ? {clip: 6} : {})});
       });
     }
@@ -178,7 +179,7 @@
   function eval_sets(card) {
     const name = card.evals && card.evals.replace('{env}', state.env);
     if (!name) return [];
-    // The reward has its mean beside the bounds; other evaluations stand for themselves.
+    // The reward has its mean next to the bounds; other evaluations are values themselves.
     const value_name = column_of_any('eval', name + '/mean') ? name + '/mean' : name;
     return runs.filter(is_shown).flatMap((run) => {
       const values = column(run, 'eval', value_name);
@@ -197,7 +198,7 @@
   }
   const column_of_any = (table, name) => runs.some((run) => column(run, table, name));
 
-  // The intervals of evaluations, below their points.
+  // The confidence intervals of evaluations, drawn below their points.
   const intervals = {
     id: 'intervals',
     beforeDatasetsDraw(chart) {
@@ -228,7 +229,7 @@
     },
   };
 
-  // ---- Reading values off: of every line the point nearest to the pointer's step.
+  // ---- Tooltips: for every line, the point nearest to the pointer's step.
 
   Chart.Interaction.modes.step = function (chart, event) {
     const {x} = Chart.helpers.getRelativePosition(event, chart);
@@ -296,7 +297,7 @@
         (set) => set.data.flatMap((point) => [point.y, point.low, point.high]).filter(is_number));
     const axis = {
       type: is_log ? 'logarithmic' : 'linear', position: right ? 'right' : 'left',
-      // Charts below each other have their steps below each other.
+      // Fixed width, so that the steps of stacked charts line up.
       afterFit: (scale) => { if (!right) scale.width = 52; },
       grid: {color: css('--soft'), borderColor: css('--line'), drawTicks: false,
              drawOnChartArea: !right},
@@ -325,7 +326,7 @@
       if (is_number(card.up_to) && !right) most = Math.max(card.up_to, most);
       const pad = 0.06 * (most - least) || Math.abs(most) * 0.1 || 1;
       axis.min = least === 0 ? 0 : least - pad;
-      // A metric that is never negative has no room below zero.
+      // A metric that is never negative needs no space below zero.
       if (least > 0 && axis.min < 0) axis.min = 0;
       axis.max = most + (most === card.up_to ? 0 : pad);
       axis.afterBuildTicks = (scale) => {
@@ -349,7 +350,7 @@
       scales: {
         x: {type: 'linear', min: range[0], max: range[1],
             grid: {display: false, borderColor: css('--line')},
-            // The ends of a range are no round numbers and would crowd their neighbours.
+            // The ends of a zoomed range are not round numbers and would crowd their neighbours.
             ticks: {...tick_style(), precision: 0, includeBounds: false, maxTicksLimit: 9,
                     callback: (value) => value.toLocaleString('en-US')}},
         y: value_axis(card, sets, false),
@@ -456,7 +457,7 @@
     return card;
   }
 
-  // ---- Zoom and the line under the pointer, which all charts of the run's steps share.
+  // ---- Zoom and the line under the pointer, shared by all charts over the run's steps.
 
   const shares_steps = (card) => card.table === 'metrics';
   function place(node, card, left, width) {
@@ -534,11 +535,11 @@
   }
   by_id('reset').addEventListener('click', () => set_range(null, null));
 
-  // ---- The page's own charts.
+  // ---- Built-in charts.
 
   function has_values(definition) {
     const table = definition.table || 'metrics';
-    // {env} = all is written whenever an environment is.
+    // Metrics for {env} = all exist whenever those of an environment do.
     const is_there = (name, where) => runs.some(
         (run) => (column(run, where, name.replace('{env}', 'all')) || []).some(is_number));
     return definition.lines.some((line) => is_there(line.metric, table)) ||
@@ -594,7 +595,7 @@
   }
   const has_warm_start = has_values(kWarmStart);
   if (has_warm_start) make_own_card(by_id('more-charts'), kWarmStart);
-  // Enough to fill the row.
+  // Enough charts to fill the row.
   const wanted = ['loss', 'is_truncated/all', 'time/step'].slice(0, has_warm_start ? 2 : 3);
   const found = wanted.map((name) => choices.findIndex((choice) => choice.name === name))
       .filter((index) => index >= 0);

@@ -1,5 +1,5 @@
 'use strict';
-// The rollouts: a table to choose from, and the tokens of the chosen one.
+// The rollouts: a table to choose from, and the tokens of the selected one.
 
 (function () {
   const {runs, by_id, element, add, button, is_number, number, fixed, is_shown, kDash} = page;
@@ -46,7 +46,7 @@
     const value = kColumns[sorting.column].value;
     const left = value(a);
     const right = value(b);
-    // What has no value comes last either way.
+    // Missing values sort last in both directions.
     const has = (each) => each !== null && each !== undefined;
     if (has(left) !== has(right)) return has(left) ? -1 : 1;
     if (left === right || !has(left)) return 0;
@@ -128,8 +128,8 @@
     return is_number(pi) && is_number(rollout) ? pi - rollout : null;
   };
 
-  // Full colour at a round number that 19 of 20 trained tokens of the page stay below, so that one
-  // colour means the same in every rollout.
+  // Full colour is reached at a round number that 95% of the page's trained tokens stay below, so
+  // that a colour means the same in every rollout.
   const full_colour = (function () {
     const sizes = [];
     for (const rollout of rollouts) {
@@ -153,7 +153,7 @@
            '))';
   }
 
-  // Signs for what has no shape of its own. A line break is drawn and kept.
+  // Visible signs for white space. A line break is drawn and kept.
   const kSigns = {'\n': '\u21b5', '\r': '\u240d', '\t': '\u21e5'};
   function fill_token(node, text) {
     if (text === '') {

@@ -28,7 +28,7 @@ size_t count_of(std::string_view text, std::string_view part) {
   return count;
 }
 
-// What a browser hands to JSON.parse: everything up to the first end tag.
+// What a browser passes to JSON.parse: everything up to the first end tag.
 std::string data_of(const std::string& page) {
   const size_t open = page.find(kDataOpen);
   if (open == std::string::npos) return "no data element";

@@ -1,4 +1,4 @@
-// JSON inside an HTML script element.
+// Embedding JSON in an HTML script element.
 #pragma once
 
 #include <string>
@@ -6,8 +6,9 @@
 
 namespace leeway {
 
-// Inside a script element HTML looks only for `</script` and `<!--`. JSON has `<` nowhere but in
-// strings, where \u003c means the same, so without any `<` nothing can end the element.
+// Inside a script element HTML only looks for `</script` and `<!--`. JSON contains `<` only in
+// strings, where \u003c means the same, so escaping every `<` keeps the data from ending the
+// element.
 inline void append_script_safe(std::string& page, std::string_view json) {
   for (const char c : json) {
     if (c == '<') {

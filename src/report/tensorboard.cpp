@@ -20,7 +20,7 @@
 namespace leeway {
 namespace {
 
-// A CRC of data that holds CRCs is weak, so TFRecord rotates it and adds a constant.
+// The CRC of data that contains CRCs is weak, so TFRecord rotates it and adds a constant.
 uint32_t masked_crc(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xa282ead8u; }
 
 void append_little_endian(std::string& out, uint64_t value, int bytes) {
@@ -63,10 +63,11 @@ std::string host_name() {
 TensorBoardWriter::TensorBoardWriter(const std::string& folder, double wall_time) {
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
-  if (failed) throw Error(fmt::format("{}: cannot make the folder: {}", folder, failed.message()));
+  if (failed)
+    throw Error(fmt::format("{}: cannot create the folder: {}", folder, failed.message()));
   const std::string first = fmt::format("{}/events.out.tfevents.{:010}.{}.{}", folder,
                                         static_cast<int64_t>(wall_time), host_name(), ::getpid());
-  // A second writer of this process within a second gets a number.
+  // A second writer of this process within the same second gets a number.
   for (int number = 0; file_ < 0; ++number) {
     path_ = number == 0 ? first : fmt::format("{}.{}", first, number);
     file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);

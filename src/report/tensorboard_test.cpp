@@ -54,7 +54,7 @@ uint64_t take_varint(std::string_view& bytes) {
   throw std::runtime_error("a varint of more than ten bytes");
 }
 
-// A record, its two checksums compared.
+// Reads a record and verifies its two checksums.
 std::string_view take_record(std::string_view& bytes) {
   auto unmasked = [](uint32_t masked) {
     const uint32_t rotated = masked - 0xa282ead8u;
@@ -147,7 +147,7 @@ TEST(TensorBoard, WhatIsWrittenCanBeReadAfterEveryStep) {
     }
     writer.add(step, scalars, 1700000001.5 + static_cast<double>(step));
     written.push_back(scalars);
-    // The writer is still open: the file is whole at every moment.
+    // The writer is still open: the file is complete at every moment.
     const std::vector<Event> events = read_events(writer.path());
     ASSERT_EQ(events.size(), written.size() + 1);
     EXPECT_EQ(events[0].version, "brain.Event:2");

@@ -1,4 +1,4 @@
-// Run folders for tests, made up from a seed: curves that look like those of a run, evaluations
+// Made-up run folders for tests, generated from a seed: curves like those of a run, evaluations
 // with intervals, rollouts with tokens of every kind.
 #pragma once
 
@@ -17,8 +17,8 @@
 
 namespace leeway {
 
-// A folder of its own below the build folder, emptied. It is left there after the test, so that a
-// page can be looked at.
+// An empty folder below the build folder. It is left there after the test, so that a page can be
+// inspected.
 inline std::string fresh_folder(const std::string& name) {
   const std::filesystem::path path =
       std::filesystem::path(LEEWAY_BINARY_DIR) / "report_pages" / name;

@@ -12,7 +12,7 @@
 namespace leeway {
 namespace {
 
-// At each place where a match may begin, without being counted.
+// Uncounted steps at each possible start of a match.
 constexpr size_t kFreeSteps = 1024;
 
 }  // namespace
@@ -41,7 +41,7 @@ BoundedMatch::~BoundedMatch() = default;
 
 size_t BoundedMatch::begin() const {
   const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(parts_->data);
-  return std::min(ends[0], ends[1]);  // \K in a lookahead puts the begin behind the end
+  return std::min(ends[0], ends[1]);  // \K in a lookahead puts the start behind the end
 }
 size_t BoundedMatch::end() const { return pcre2_get_ovector_pointer(parts_->data)[1]; }
 
@@ -62,7 +62,7 @@ int BoundedMatch::find(const pcre2_real_code_8* code, std::string_view text, siz
                        unsigned options) {
   const int all = match(code, text, from, options, kFreeSteps);
   if (all != PCRE2_ERROR_MATCHLIMIT) return all;
-  // Some place needs more: go from place to place.
+  // Some starting position needs more steps: try the positions one by one.
   for (size_t at = from; at <= text.size();) {
     int result = match(code, text, at, options | PCRE2_ANCHORED, kFreeSteps);
     for (size_t limit = kFreeSteps; result == PCRE2_ERROR_MATCHLIMIT && steps_ > 0;) {

@@ -13,7 +13,7 @@
 namespace leeway {
 namespace {
 
-// Up to here scanning for the best merge beats keeping a heap.
+// Up to this length, scanning for the best merge is faster than keeping a heap.
 constexpr size_t kShortPiece = 48;
 
 uint32_t hash_bytes(std::string_view bytes) {
@@ -33,7 +33,7 @@ size_t hash_pair(uint64_t pair) {
 // Half-empty tables keep probe runs short.
 size_t table_size(size_t entries) { return std::bit_ceil(2 * entries + 2); }
 
-// The bytes that valid UTF-8 never holds; a vocabulary may do without them.
+// Bytes that never occur in valid UTF-8; a vocabulary may lack them.
 bool never_in_text(unsigned byte) { return byte == 0xC0 || byte == 0xC1 || byte >= 0xF5; }
 
 }  // namespace
@@ -126,7 +126,7 @@ void Bpe::add_merges(const std::string& file, const BpeModel& model) {
     const uint64_t pair = pair_key(left_id, right_id);
     size_t at = hash_pair(pair) & mask;
     while (merges_[at].rank != kNoMerge && merges_[at].pair != pair) at = (at + 1) & mask;
-    merges_[at] = {pair, rank++, id};  // of a merge given twice the last counts
+    merges_[at] = {pair, rank++, id};  // if a merge is given twice, the last one counts
   }
 }
 
@@ -169,7 +169,7 @@ Bpe::Merge Bpe::merge_of(int32_t left, int32_t right) const {
 
 void Bpe::encode(std::string_view piece, std::vector<int32_t>& ids) const {
   if (piece.empty()) return;
-  // Most pieces of ordinary text are one token: a read-only table needs no lock, unlike a cache.
+  // Most pieces of ordinary text are one token. A read-only table needs no lock, unlike a cache.
   const int32_t whole = find_bytes(piece);
   if (whole < 0 || kinds_[whole] != Kind::piece) return merge(piece, ids);
   uint8_t wholeness =
@@ -226,7 +226,7 @@ void Bpe::merge_long(std::string_view piece, std::vector<int32_t>& ids) const {
     uint32_t rank;  // of merging with the next symbol; kNoMerge for a symbol merged away
     int32_t merged;
   };
-  LEEWAY_CHECK(piece.size() < UINT32_MAX, "a piece of text fits 32-bit positions");
+  LEEWAY_CHECK(piece.size() < UINT32_MAX, "a piece of text must fit 32-bit positions");
   std::vector<Symbol> symbols;
   symbols.reserve(piece.size());
   for (const char c : piece) {
@@ -235,8 +235,8 @@ void Bpe::merge_long(std::string_view piece, std::vector<int32_t>& ids) const {
     if (id >= 0) symbols.push_back({id, at - 1, at + 1, kNoMerge, -1});
   }
   const auto end = static_cast<uint32_t>(symbols.size());
-  // Rank above, position below: the smallest is the best merge, leftmost of equals. An entry is
-  // stale once its symbol's rank has changed.
+  // Rank in the upper half, position in the lower: the smallest entry is the best merge, leftmost
+  // among equals. An entry is stale once its symbol's rank has changed.
   std::vector<uint64_t> entries;
   const auto look = [&](uint32_t at) {
     Symbol& symbol = symbols[at];

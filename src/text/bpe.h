@@ -14,20 +14,21 @@
 
 namespace leeway {
 
-// The model as its file spells it. The views point into the file's text.
+// The model as the file spells it. The views point into the file's text.
 struct BpeModel {
   std::vector<std::pair<std::string_view, int32_t>> vocab;
   std::vector<std::pair<std::string_view, std::string_view>> merges;  // best first
-  bool ignore_merges = false;  // a piece that is an entry becomes it, reachable by merges or not
+  bool ignore_merges =
+      false;  // a piece that is a vocabulary entry becomes it, whether merges reach it or not
 };
 
-// Ids stay below this, so that a stray number in a file cannot ask for gigabytes of tables.
+// Ids stay below this, so that a stray number in a file cannot request gigabytes of tables.
 constexpr int32_t kMostTokens = 1 << 21;
 
 class Bpe {
  public:
-  // Throws Error naming the file and the key. No piece ever becomes one of `reserved`: these ids
-  // are control tokens, which ordinary text must not produce.
+  // Throws Error naming the file and the key. No piece of text is ever encoded as one of
+  // `reserved`: these ids are control tokens, which ordinary text must not produce.
   Bpe(const std::string& file, const BpeModel& model, const std::unordered_set<int32_t>& reserved);
 
   // Appends the tokens of one piece of text.
@@ -69,11 +70,11 @@ class Bpe {
   std::vector<Slot> by_bytes_;                            // open addressing, entries of Kind::piece
   std::unordered_map<std::string, int32_t> by_spelling_;  // entries outside the alphabet
   std::vector<Merge> merges_;                             // open addressing by pair
-  int32_t alphabet_[256];                                 // -1: no entry for the byte
+  int32_t alphabet_[256];                                 // -1: no entry for this byte
   size_t longest_ = 0;
   bool ignore_merges_ = false;
-  // Whether merging an entry's own bytes gives the entry back. Found out on first use; any thread
-  // may write it, always the same value.
+  // Whether merging an entry's own bytes yields the entry. Computed on first use; any thread may
+  // write it, always with the same value.
   std::unique_ptr<std::atomic<uint8_t>[]> wholeness_;
 };
 

@@ -21,8 +21,8 @@ std::string IncrementalDecoder::push(int32_t id) {
     }
     const Utf8Unit unit = next_utf8(rest);
     if (unit.kind == Utf8Kind::incomplete) break;
-    // Bytes that no later token can complete are replaced now, so that a stream reads as the lossy
-    // decoding of its whole.
+    // Bytes that no later token can complete are replaced now, so that the stream equals the lossy
+    // decoding of the whole.
     ready += kReplacement;
     at += unit.length;
   }
@@ -31,7 +31,7 @@ std::string IncrementalDecoder::push(int32_t id) {
 }
 
 std::string IncrementalDecoder::finish() {
-  // push() leaves nothing or the start of one character.
+  // push() leaves either nothing or the start of one character.
   const bool cut = !pending_.empty();
   pending_.clear();
   return std::string(cut ? kReplacement : "");

@@ -10,12 +10,12 @@ namespace {
 
 using Kind = JsonValue::Kind;
 
-// Where in the input something stands; says so in front of what is wrong with it.
+// Throws Error with the position in the input in front of the problem.
 [[noreturn]] void wrong(const std::string& where, const std::string& what) {
   throw Error(where + ": " + what);
 }
 
-// The member, or null where it is absent or null; Error where it is of another kind.
+// The member, or null if it is absent or null. Throws Error if it has another kind.
 const JsonValue* optional_member(const JsonValue& object, const char* key, Kind kind,
                                  const std::string& where) {
   const JsonValue* member = object.find(key);
@@ -41,7 +41,7 @@ Role role_of(const JsonValue& message, const std::string& where) {
         fmt::format("unknown role \"{}\"; roles are system, user, assistant, tool", role->text));
 }
 
-// {"id"?, "function": {"name", "arguments"}}, or the function alone.
+// {"id"?, "function": {"name", "arguments"}}, or the inner function object alone.
 ToolCall read_call(const JsonValue& value, const std::string& where) {
   if (!value.is(Kind::object)) {
     wrong(where, fmt::format("must be an object, not {}", name_of(value.kind)));

@@ -14,13 +14,13 @@ struct RenderRequest {
   RenderOptions options;
 };
 
-// {"messages": [..], "tools": [..]?, "add_generation_prompt": bool?, "options": {..}?}. Messages as
-// OpenAI writes them: role, content (a string or null), reasoning_content, tool_calls,
-// tool_call_id, name. Strict about types; other keys are not looked at. Throws Error with `name`
-// and the line for bad JSON, and with the index of the message for what is wrong in it.
+// {"messages": [..], "tools": [..]?, "add_generation_prompt": bool?, "options": {..}?}. Messages
+// use OpenAI's keys: role, content (a string or null), reasoning_content, tool_calls, tool_call_id,
+// name. Types are checked strictly; other keys are ignored. Throws Error with `name` and the line
+// for invalid JSON, and with the index of the message for invalid messages.
 RenderRequest read_render_request(const std::string& name, std::string_view json);
 
-// The list of messages alone.
+// Only the list of messages.
 std::vector<Message> read_messages(const std::string& name, std::string_view json);
 
 // The inverse of read_messages.

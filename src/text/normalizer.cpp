@@ -11,7 +11,7 @@
 namespace leeway {
 namespace {
 
-// Below U+0300 every character is in form C and none combines with the one before it.
+// Below U+0300 every character is in NFC and none combines with the one before it.
 constexpr uint8_t kFirstLeadThatMayChange = 0xCC;
 
 bool is_nfc_at_a_glance(std::string_view text) {
@@ -44,7 +44,7 @@ bool is_word(uint32_t c) {
   }
 }
 
-// Where the last character of valid, non-empty UTF-8 starts.
+// Where the last character of valid, nonempty UTF-8 starts.
 size_t last_character(std::string_view text) {
   size_t at = text.size() - 1;
   while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80) --at;
@@ -80,8 +80,8 @@ size_t leading_space(std::string_view text) {
 
 int combining_class(utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; }
 
-// utf8proc orders marks by insertion, quadratic in the length of a run of them, so they are ordered
-// here, before it composes.
+// utf8proc sorts marks by insertion, which is quadratic in the length of a run, so they are sorted
+// here before it composes.
 void order_marks(std::vector<utf8proc_int32_t>& characters) {
   for (size_t begin = 0; begin < characters.size();) {
     size_t end = begin;
@@ -104,7 +104,7 @@ std::string to_nfc(std::string_view text) {
   characters.reserve(text.size());
   for (size_t at = 0; at < text.size();) {
     const Utf8Unit unit = next_utf8(text.substr(at));
-    LEEWAY_CHECK(unit.kind == Utf8Kind::valid, "only valid UTF-8 is normalised");
+    LEEWAY_CHECK(unit.kind == Utf8Kind::valid, "normalization needs valid UTF-8");
     at += unit.length;
     std::array<utf8proc_int32_t, 32> parts;
     int boundary_class = 0;
@@ -118,7 +118,7 @@ std::string to_nfc(std::string_view text) {
   order_marks(characters);
   const utf8proc_ssize_t count = utf8proc_normalize_utf32(
       characters.data(), static_cast<utf8proc_ssize_t>(characters.size()), kOptions);
-  LEEWAY_CHECK(count >= 0, "decomposed characters compose");
+  LEEWAY_CHECK(count >= 0, "decomposed characters must compose");
   std::string result;
   result.reserve(text.size());
   for (utf8proc_ssize_t i = 0; i < count; ++i) {
@@ -188,7 +188,7 @@ void AddedTokens::split(std::string_view text, bool recognise_special,
 
 void AddedTokens::split_by(const Trie& trie, std::string_view text, bool recognise_special,
                            const Section& section) const {
-  size_t given = 0;  // everything before is given out
+  size_t given = 0;  // everything before this has been emitted
   for (size_t at = 0; at < text.size();) {
     const auto [index, length] =
         trie.may_start(text[at]) ? trie.longest(text.substr(at)) : std::pair(-1, size_t{0});
@@ -198,13 +198,13 @@ void AddedTokens::split_by(const Trie& trie, std::string_view text, bool recogni
     }
     const AddedToken& token = tokens_[static_cast<size_t>(index)];
     size_t start = at, stop = at + length;
-    at = stop;  // a match that is turned down still hides those inside it
+    at = stop;  // a rejected match still hides those inside it
     if (token.special && !recognise_special) continue;
     if (token.single_word &&
         (ends_in_word(text.substr(0, start)) || starts_with_word(text.substr(stop)))) {
       continue;
     }
-    // The white space before may belong to the token before already.
+    // The white space before may already belong to the previous token.
     if (token.lstrip) start = std::max(without_trailing_space(text.substr(0, start)), given);
     if (token.rstrip) stop += leading_space(text.substr(stop));
     if (given < start) section(text.substr(given, start - given), -1);

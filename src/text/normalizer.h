@@ -1,4 +1,4 @@
-// From text to sections: added tokens are cut out, the rest is brought to the model's normal form.
+// Splits text at added tokens and normalizes the rest.
 #pragma once
 
 #include <array>
@@ -10,34 +10,34 @@
 
 namespace leeway {
 
-// Unicode normal form C of valid UTF-8, in time linear but for sorting runs of marks.
+// NFC of valid UTF-8, in linear time apart from sorting runs of marks.
 std::string to_nfc(std::string_view text);
 
 struct AddedToken {
   std::string content;
   int32_t id = 0;
   bool single_word = false;  // not beside a letter or digit
-  bool lstrip = false;       // takes the white space before it along
-  bool rstrip = false;       // takes the white space after it along
-  bool normalized = false;   // looked for in the normalised text
+  bool lstrip = false;       // includes the white space before it
+  bool rstrip = false;       // includes the white space after it
+  bool normalized = false;   // matched in the normalized text
   bool special = false;
 };
 
 class AddedTokens {
  public:
-  // One stretch of the text: an added token (id >= 0) or ordinary, normalised text (id -1).
+  // One section of the text: an added token (id >= 0) or ordinary, normalized text (id -1).
   using Section = std::function<void(std::string_view text, int32_t id)>;
 
   AddedTokens(std::vector<AddedToken> tokens, bool nfc);
 
-  // Cuts valid UTF-8 at the added tokens: of all matches the leftmost, of these the longest. A
-  // special token that is not to be recognised stays part of the text around it.
+  // Splits valid UTF-8 at the added tokens: the leftmost match, and among those the longest. A
+  // special token that is not to be recognized stays part of the surrounding text.
   void split(std::string_view text, bool recognise_special, const Section& section) const;
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
  private:
-  // All spellings of one stage, by their bytes.
+  // All spellings of one stage, as a trie over bytes.
   class Trie {
    public:
     void add(std::string_view spelling, int32_t token);

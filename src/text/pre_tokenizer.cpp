@@ -28,8 +28,8 @@ struct Free {
 using Code = std::unique_ptr<pcre2_code, Free<pcre2_code_free>>;
 using CompileContext = std::unique_ptr<pcre2_compile_context, Free<pcre2_compile_context_free>>;
 
-// What the matches of one text may take for backtracking. The patterns of real models need no heap,
-// and steps in proportion to a run of white space.
+// Limits on backtracking for all matches of one text. The patterns of real models need no heap, and
+// steps proportional to the length of a run of white space.
 constexpr unsigned kMostHeapKib = 256 * 1024;
 constexpr size_t kMostSteps = 10'000'000;
 constexpr size_t kMostStepsPerByte = 64;
@@ -47,7 +47,7 @@ struct Compiled {
 };
 
 Compiled compile(std::string_view pattern) {
-  // As in Ruby's syntax, ^ and $ hold at every line, and a line ends in a line feed alone.
+  // As in Ruby's syntax, ^ and $ match at every line, and only a line feed ends a line.
   constexpr uint32_t kOptions = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
   const CompileContext context(pcre2_compile_context_create(nullptr));
   if (!context) throw std::bad_alloc();
@@ -60,7 +60,7 @@ Compiled compile(std::string_view pattern) {
   return {std::move(code), ""};
 }
 
-// A name of both dialects that PCRE2 reads as a script's extensions, Oniguruma as the script.
+// A name in both dialects that PCRE2 takes as script extensions and Oniguruma as the script.
 bool is_script(std::string_view name) {
   return name.size() > 2 && compile(fmt::format("\\p{{sc:{}}}", name)).code != nullptr;
 }
@@ -93,7 +93,7 @@ class Translator {
       if (starts("&&")) refuse("&&");
       if (starts("[:")) return copy(2);
       if (starts("[")) refuse("[ inside [ ]");
-      // The end of a [:name:] is not the end of the class.
+      // The end of [:name:] does not end the class.
       if (starts(":]")) return copy(2);
       if (starts("]")) in_class_ = false;
       return copy(1);
@@ -101,7 +101,7 @@ class Translator {
     if (starts("[")) {
       in_class_ = true;
       copy(starts("[^") ? 2 : 1);
-      // First in a class it is a character to PCRE2.
+      // As the first character of a class, PCRE2 takes it literally.
       if (starts("]")) refuse("[]");
       return;
     }
@@ -110,7 +110,7 @@ class Translator {
     if (starts("(?")) {
       const size_t end = pattern_.find_first_not_of("imsxn-", at_ + 2);
       const std::string_view options = pattern_.substr(at_ + 2, end - at_ - 2);
-      // These letters mean other things in Ruby's syntax.
+      // These letters have other meanings in Ruby's syntax.
       if (options.find_first_of("msn") != std::string_view::npos)
         refuse("(?" + std::string(options));
     }
@@ -119,11 +119,11 @@ class Translator {
 
   void escape() {
     constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
-    // Outside a class Oniguruma also takes the fractions and superscripts of Latin-1.
+    // Outside a class, Oniguruma also includes the fractions and superscripts of Latin-1.
     constexpr std::string_view kLatinNumbers = R"(\xB2\xB3\xB9\xBC-\xBE)";
     const char kind = at_ + 1 < pattern_.size() ? pattern_[at_ + 1] : '\0';
     switch (kind) {
-      // PCRE2 counts U+180E among the spaces, Unicode no longer does.
+      // PCRE2 counts U+180E as a space; Unicode no longer does.
       case 's': result_ += R"(\p{White_Space})"; break;
       case 'S': result_ += R"(\P{White_Space})"; break;
       case 'w':
@@ -181,7 +181,7 @@ struct Span {
   bool match;
 };
 
-// The patterns' own matches and what lies between them become the pieces.
+// Turns the matches and the text between them into pieces.
 std::vector<Span> arrange(std::vector<Span> spans, SplitBehavior behavior) {
   std::vector<Span> result;
   bool previous = false;
@@ -231,12 +231,13 @@ std::vector<Span> arrange(std::vector<Span> spans, SplitBehavior behavior) {
 }  // namespace
 
 struct PreTokenizer::Step {
-  Code code;  // none: put a space in front
+  Code code;  // none: prepend a space
   std::string where;
   SplitBehavior behavior = SplitBehavior::isolated;
   bool invert = false;
 
-  // Where the next match at or after `from` lies. Of a text of `size` bytes, `text` is a part.
+  // The next match at or after `from`. `text` is part of a text of `size` bytes, which errors
+  // mention.
   std::optional<std::pair<size_t, size_t>> next_match(std::string_view text, size_t from,
                                                       size_t size, BoundedMatch& matcher) const;
   std::vector<Span> spans_of(std::string_view text, size_t size, BoundedMatch& matcher) const;
@@ -262,7 +263,7 @@ std::vector<Span> PreTokenizer::Step::spans_of(std::string_view text, size_t siz
     if (!match) break;
     const auto [begin, end] = *match;
     if (done < begin) spans.push_back({done, begin, invert});
-    // An empty match ends a piece all the same; the search goes on one character later.
+    // An empty match also ends a piece; the search continues one character later.
     if (begin < end || done < begin) spans.push_back({begin, end, !invert});
     done = end;
     from = end;
@@ -296,7 +297,7 @@ std::string to_pcre2(const std::string& where, std::string_view pattern) {
 void PreTokenizer::add_split(const std::string& where, const SplitRule& rule) {
   Compiled compiled = compile(to_pcre2(where, rule.pattern));
   if (!compiled.code) throw Error(fmt::format("{}: {}", where, compiled.problem));
-  // Without a JIT the pattern is interpreted: slower, the same matches.
+  // Without a JIT the pattern is interpreted: slower, with the same matches.
   pcre2_jit_compile(compiled.code.get(), PCRE2_JIT_COMPLETE);
   auto step = std::make_unique<Step>();
   step->code = std::move(compiled.code);

@@ -1,4 +1,4 @@
-// Cuts text into the pieces within which tokens are merged.
+// Splits text into the pieces within which tokens are merged.
 #pragma once
 
 #include <deque>
@@ -12,19 +12,19 @@ namespace leeway {
 enum class SplitBehavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
 struct SplitRule {
-  std::string pattern;  // as the file spells it, in the dialect of Oniguruma
+  std::string pattern;  // as the file spells it, in Oniguruma's dialect
   SplitBehavior behavior = SplitBehavior::isolated;
-  bool invert = false;  // the pattern matches what lies between
+  bool invert = false;  // the pattern matches what lies between the pieces
 };
 
-// The pattern that the first byte-level models are trained with.
+// The pattern of GPT-2, which the first byte-level models use.
 extern const char* const kGpt2Pattern;
 
-// A pattern that matches the text itself.
+// A pattern that matches exactly this text.
 std::string escape_pattern(std::string_view text);
 
-// The same pattern in PCRE2's dialect. `where` names the pattern in errors: a construct that the
-// two dialects read differently is refused.
+// Translates the pattern to PCRE2's dialect. `where` names the pattern in errors: constructs that
+// the two dialects read differently are refused.
 std::string to_pcre2(const std::string& where, std::string_view pattern);
 
 class PreTokenizer {
@@ -33,11 +33,11 @@ class PreTokenizer {
   ~PreTokenizer();
   PreTokenizer(PreTokenizer&&) noexcept;
 
-  // Steps apply in the order they are added, each to every piece of the step before.
+  // Steps apply in the order they are added, each to every piece from the step before.
   void add_split(const std::string& where, const SplitRule& rule);
   void add_prefix_space();
 
-  // The pieces of valid UTF-8, none empty. They point into the text or into `storage`.
+  // The pieces of valid UTF-8, none of them empty. They point into the text or into `storage`.
   std::vector<std::string_view> split(std::string_view text,
                                       std::deque<std::string>& storage) const;
 

@@ -24,7 +24,7 @@ constexpr std::array<Entry, 7> kFamilies = {{{"qwen2.5", make_qwen2_5},
                                              {"deepseek-v3.1", make_deepseek_v3_1},
                                              {"kimi-k2-thinking", make_kimi_k2_thinking}}};
 
-// How many letters must change to make one the other.
+// Edit distance.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -40,7 +40,7 @@ size_t distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// Has every token it is asked for, and remembers which.
+// A tokenizer that claims to have every token it is asked for, and records which.
 class AskedTokens final : public Tokenizer {
  public:
   std::vector<int32_t> encode(std::string_view text, SpecialTokens) const override {
@@ -93,7 +93,7 @@ std::unique_ptr<Renderer> make_renderer(std::string_view name, const Tokenizer* 
   for (const Entry& entry : kFamilies) {
     if (name == entry.name) return entry.make(tokenizer, retention);
   }
-  // A name of any length is the user's; only its start can be near anything.
+  // The name is user input of any length; only its start can resemble a known name.
   const std::string_view head = name.substr(0, 64);
   const Entry& nearest =
       *std::min_element(kFamilies.begin(), kFamilies.end(), [&](const Entry& a, const Entry& b) {

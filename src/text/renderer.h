@@ -1,5 +1,5 @@
-// Conversations to token ids and back, byte for byte as the model's published chat template, with a
-// record of which tokens the model samples.
+// Conversations to token ids and back, byte for byte as the model's published chat template does
+// it, with a record of which tokens the model samples.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ const char* name_of(Role role);
 struct ToolCall {
   std::string id;  // may be empty
   std::string name;
-  // JSON text, as the model wrote it or the user gave it. Text of a JSON string (with its quotes)
-  // means that the template sees a string there. Empty: there are none.
+  // JSON text, as the model wrote it or the user gave it. If it is a JSON string (with quotes), the
+  // template sees a string. Empty: no arguments.
   std::string arguments;
 };
 
@@ -31,11 +31,11 @@ struct Message {
   std::optional<std::string> reasoning;  // assistant: the thinking, without its tags
   std::vector<ToolCall> tool_calls;      // assistant
   std::string tool_call_id, tool_name;   // tool; may be empty. Kimi reads the name of any role
-  bool content_is_null = false;          // templates differ in what they make of null
+  bool content_is_null = false;  // templates treat null content differently from empty content
 };
 
-// What a chat template reads beside the messages. Options a family does not read are ignored by
-// `render`; a training configuration refuses them.
+// What a chat template reads besides the messages. `render` ignores options that a family does not
+// use; a training configuration refuses them.
 struct RenderOptions {
   std::string tools_json;  // a JSON list of tool schemas, or empty
   bool add_generation_prompt = false;
@@ -43,19 +43,19 @@ struct RenderOptions {
   std::string extra_json;               // further template options as a JSON object, or empty
 };
 
-// Which past thinking is kept beyond what the template keeps. They only add; neither strips.
+// Which past thinking to keep beyond what the template keeps. The flags only add; neither strips.
 struct ThinkingRetention {
   bool preserve_all_thinking = false;
   bool preserve_thinking_between_tool_calls = false;
 };
 
-// Ids and what each of them is. All vectors have one entry per id.
+// Token ids and their roles. All vectors have one entry per id.
 struct Rendered {
   std::vector<int32_t> ids;
-  std::vector<int32_t> message_index;  // -1: scaffold of no message
-  std::vector<uint8_t> sampled;        // 1: the model produced it (thinking, content, calls, close)
-  std::vector<uint8_t> loss_mask;      // 1: trainable: sampled, in an assistant message
-  std::string text;                    // the same conversation as one string
+  std::vector<int32_t> message_index;  // -1: scaffolding that belongs to no message
+  std::vector<uint8_t> sampled;  // 1: the model produced it (thinking, content, calls, stop token)
+  std::vector<uint8_t> loss_mask;  // 1: trained, that is, sampled in an assistant message
+  std::string text;                // the same conversation as one string
 };
 
 enum class ToolCallStatus { ok, invalid_json, unclosed_block, missing_name, malformed };
@@ -65,7 +65,7 @@ struct ParsedToolCall {
   ToolCall call;
   ToolCallStatus status = ToolCallStatus::ok;
   std::string raw;                         // the block as it was sampled
-  size_t first_token = 0, last_token = 0;  // of the completion, half open
+  size_t first_token = 0, last_token = 0;  // half-open range of the completion's tokens
 };
 
 struct ParsedResponse {
@@ -80,10 +80,10 @@ class Renderer {
   virtual ~Renderer() = default;
 
   virtual const char* name() const = 0;
-  // Whether the family has thinking at all: retention flags are refused where it has none.
+  // Whether the family has thinking at all. Retention flags are refused if it has none.
   virtual bool has_thinking() const = 0;
 
-  // The conversation as one string, control tokens spelled out. Throws Error where the template
+  // The conversation as one string with control tokens spelled out. Throws Error if the template
   // refuses the messages.
   virtual std::string render_text(const std::vector<Message>& messages,
                                   const RenderOptions& options) const = 0;
@@ -92,18 +92,18 @@ class Renderer {
   virtual Rendered render(const std::vector<Message>& messages,
                           const RenderOptions& options) const = 0;
 
-  // From sampled ids (without the prompt). Never throws for what a model can produce.
+  // Parses sampled ids (without the prompt). Never throws, whatever the model samples.
   virtual ParsedResponse parse_response(std::span<const int32_t> ids,
                                         const RenderOptions& options) const = 0;
 
   virtual std::vector<int32_t> stop_token_ids() const = 0;
 
   // Extends sampled tokens to the next generation point: the result starts with `prompt` and
-  // `completion`, token for token, followed by `new_messages` (no assistant among them) and the
-  // generation prompt. A turn cut off by a length limit is closed if that is provable. Empty where
-  // it is not: render again, and let the splitter open a new sample. message_index counts
-  // `new_messages`; it is -1 for `prompt` and `completion`, of which all of `completion` is
-  // sampled.
+  // `completion`, token for token, followed by `new_messages` (which contain no assistant message)
+  // and the generation prompt. A turn cut off by a length limit is closed if that provably gives
+  // what the template would write; if not, returns nothing, and the caller renders again and lets
+  // the splitter start a new sample. message_index counts `new_messages`; it is -1 for `prompt` and
+  // `completion`, of which all of `completion` is sampled.
   virtual std::optional<Rendered> bridge_to_next_turn(std::span<const int32_t> prompt,
                                                       std::span<const int32_t> completion,
                                                       const std::vector<Message>& new_messages,
@@ -114,9 +114,9 @@ class Renderer {
 // kimi-k2-thinking.
 std::vector<std::string> renderer_names();
 
-// `tokenizer` must outlive the renderer; null gives a renderer that can only render_text. Throws
-// Error for an unknown name (with the nearest), for retention flags where there is no thinking, and
-// for a tokenizer that lacks one of the family's control tokens.
+// `tokenizer` must outlive the renderer; a null tokenizer gives a renderer that can only
+// render_text. Throws Error for an unknown name (suggesting the nearest), for retention flags of a
+// family without thinking, and for a tokenizer that lacks one of the family's control tokens.
 std::unique_ptr<Renderer> make_renderer(std::string_view name, const Tokenizer* tokenizer,
                                         const ThinkingRetention& retention = {});
 

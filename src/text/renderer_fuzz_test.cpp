@@ -1,5 +1,5 @@
-// Whatever ids a model samples and whatever JSON a user writes: a result or an Error that says
-// where.
+// For any sampled ids and any JSON input, the result is either valid or an Error that says where
+// the problem is.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace leeway {
 namespace {
 
-// Long enough to meet odd cases, short enough for every build.
+// Long enough to reach odd cases, short enough to run in every build.
 bool time_left(std::chrono::steady_clock::time_point start) {
   return std::chrono::steady_clock::now() - start < std::chrono::milliseconds(1500);
 }

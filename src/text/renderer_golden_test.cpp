@@ -1,4 +1,4 @@
-// Renderings by the published templates, byte for byte, and what each family asks of a tokenizer.
+// Renderings of the published templates, byte for byte, and the tokens that each family needs.
 #include <gtest/gtest.h>
 
 #include <cctype>
@@ -42,7 +42,7 @@ TEST_P(RendererGolden, TextAndTokensOfEveryCase) {
       const Rendered rendered = renderer->render(request.messages, request.options);
       EXPECT_EQ(rendered.text, expected.text);
       EXPECT_EQ(tokenizer.decode(rendered.ids), expected.text);
-      // No message of the goldens spells a special token.
+      // No message of the goldens contains the spelling of a special token.
       for (const int32_t id : rendered.ids) EXPECT_LT(id, tokenizer.vocab_size());
       EXPECT_EQ(rendered.ids, tokenizer.encode(expected.text, SpecialTokens::recognise));
       EXPECT_EQ(rendered.message_index.size(), rendered.ids.size());

@@ -1,4 +1,4 @@
-// Masks, flags, parsing, bridging: what the goldens do not show.
+// Masks, flags, parsing and bridging, which the goldens do not cover.
 #include "text/renderer.h"
 
 #include <gtest/gtest.h>
@@ -133,7 +133,7 @@ TEST(RendererFlags, BetweenToolCallsKeepsOnlyAfterTheLastUserOfAToolCycle) {
       make_renderer("deepseek-v3.1", nullptr, {.preserve_thinking_between_tool_calls = true});
   EXPECT_NE(deepseek->render_text(messages, {}).find("<think>rb</think>B"), std::string::npos);
   EXPECT_EQ(deepseek->render_text(messages, {}).find("old"), std::string::npos);
-  // It adds nothing without thinking to add.
+  // Without thinking there is nothing to add.
   EXPECT_EQ(
       make_renderer("qwen3", nullptr, {.preserve_all_thinking = true})
           ->render_text({user("a"), assistant("A"), user("b")}, {}),
@@ -230,7 +230,7 @@ TEST(RendererParse, OtherFamilies) {
   EXPECT_EQ(xml.tool_calls[1].status, ToolCallStatus::malformed);
 }
 
-// Words with line breaks inside, tags that are only spelled, and characters of several bytes.
+// Words with line breaks in them, tags that are spelled out, and multi-byte characters.
 std::string random_words(Rng& rng) {
   static const std::vector<std::string> kWords = {
       "the", "a\nb", "x", "\n\n",       " ",        "<think>",     "7",           "\"q\"",
@@ -297,7 +297,7 @@ TEST_P(RendererProperty, ParsingARenderingGivesTheMessageBack) {
   }
 }
 
-// With all thinking kept, the bridge and a full render are the same tokens.
+// If all thinking is kept, the bridge and a full render give the same tokens.
 TEST_P(RendererProperty, TheBridgeIsTheRenderThatKeepsItsPrefix) {
   const auto renderer = make();
   Rng rng(11);
@@ -323,7 +323,7 @@ TEST_P(RendererProperty, TheBridgeIsTheRenderThatKeepsItsPrefix) {
     ASSERT_EQ(bridged->ids, full.ids);
     ASSERT_EQ(bridged->sampled, full.sampled);
 
-    // Cut short: either declined, or everything before stays as it is.
+    // A truncated completion: the bridge either declines or leaves everything before unchanged.
     const auto cut = std::span(completion).first(rng.below(completion.size()));
     const auto closed = renderer->bridge_to_next_turn(prompt, cut, next, options());
     if (!closed) continue;
@@ -352,7 +352,7 @@ TEST(RendererBridge, DeclinesWhatItCannotProve) {
     return qwen->bridge_to_next_turn(prompt, ids_of(completion), next, {}).has_value();
   };
   EXPECT_TRUE(bridge("A<|im_end|>", {user("p")}));
-  EXPECT_TRUE(bridge("A", {user("p")}));  // cut off: closed with <|im_end|>
+  EXPECT_TRUE(bridge("A", {user("p")}));  // truncated: closed with <|im_end|>
   EXPECT_FALSE(bridge("A<|im_end|>", {}));
   EXPECT_FALSE(bridge("A<|im_end|>", {assistant("B")}));
   EXPECT_FALSE(bridge("A<|im_end|>", {user("p"), assistant("B"), user("r")}));
@@ -360,7 +360,7 @@ TEST(RendererBridge, DeclinesWhatItCannotProve) {
   EXPECT_FALSE(bridge("<tool_call>\n{", {tool("1")}));
   EXPECT_FALSE(bridge("A<|im_end|>\nB", {user("p")}));
   EXPECT_FALSE(bridge("\xc3", {user("p")}));  // half a character
-  // GLM's stop says who speaks next.
+  // GLM's stop token says who speaks next.
   const auto glm = make_renderer("glm4.6", &kTokenizer);
   const auto glm_bridge = [&](std::string_view completion, const Message& next) {
     return glm->bridge_to_next_turn({}, ids_of(completion), {next}, {}).has_value();

@@ -44,8 +44,8 @@ class BpeTokenizer final : public Tokenizer {
       const size_t valid = valid_utf8_prefix(text);
       encode_valid(text.substr(0, valid), special, ids);
       text.remove_prefix(valid);
-      // Bytes that are no text are no part of any word: each run of them is a piece of its own,
-      // and decoding gives it back.
+      // Invalid bytes belong to no word: each run of them is a piece of its own, and decoding
+      // restores it.
       const size_t invalid = invalid_prefix(text);
       bpe_.encode(text.substr(0, invalid), ids);
       text.remove_prefix(invalid);
@@ -120,7 +120,7 @@ class Loader {
   Loader(const std::string& name, const Json& root) : name_(name), root_(root) {}
 
   std::unique_ptr<Tokenizer> load() {
-    if (!root_.IsObject()) fail("the whole", "must be an object");
+    if (!root_.IsObject()) fail("the document", "must be an object");
     const Json* model = find(root_, "model");
     if (!model) fail("model", "is missing");
     read_normalizer("normalizer", find(root_, "normalizer"), 0);
@@ -144,7 +144,7 @@ class Loader {
     return {value.GetString(), value.GetStringLength()};
   }
 
-  // A member that is there and not null.
+  // A member that is present and not null.
   static const Json* find(const Json& object, const char* key) {
     const auto member = object.FindMember(key);
     return member == object.MemberEnd() || member->value.IsNull() ? nullptr : &member->value;
@@ -334,7 +334,7 @@ class Loader {
       token.lstrip = flag_in(path, entry, "lstrip", false);
       token.rstrip = flag_in(path, entry, "rstrip", false);
       token.normalized = flag_in(path, entry, "normalized", !token.special);
-      if (token.content.empty()) continue;  // nothing to look for
+      if (token.content.empty()) continue;  // nothing to match
       const auto [known, is_new] = added_ids_.emplace(token.content, token.id);
       if (!is_new && known->second == token.id) continue;
       if (!is_new) fail(path + ".id", fmt::format("'{}' has another id already", token.content));
@@ -343,7 +343,8 @@ class Loader {
     }
   }
 
-  // No id means two tokens, and no token has two ids, also across the vocabulary.
+  // No id may stand for two tokens and no token may have two ids, including those of the
+  // vocabulary.
   void check_added_tokens(const Bpe& bpe) const {
     std::unordered_set<int32_t> taken;
     for (const AddedToken& token : added_tokens_) {

@@ -1,5 +1,5 @@
-// Random text through a tokenizer and random damage to its file. Each input follows from its number
-// alone.
+// Random text through a tokenizer, and random damage to its file. Each input is determined by its
+// number.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ void for_a_while(Body body) {
   }
 }
 
-// No normal form, so that any text comes back as it was.
+// No normalization, so that any text round-trips.
 std::string small_json() {
   std::string vocab;
   for (int byte = 0; byte < 256; ++byte) {
@@ -104,7 +104,7 @@ std::string damage(Rng& rng, std::string json) {
       "2147483648", "\\\\p{", "(?", "\\ud800", "[",    "]",  "{",  "}",
       ",",          ":",      "*",  "+",       "\xFF", "0"};
   for (uint64_t count = rng.below(4) + 1; count > 0; --count) {
-    // Half of the damage away from the long list of bytes.
+    // Put half of the damage outside the long list of bytes.
     const size_t bound = rng.below(2) == 0 ? json.size() : std::min<size_t>(json.size(), 1200);
     const size_t at = rng.below(bound + 1);
     const size_t length = std::min<size_t>(rng.below(20), json.size() - at);
@@ -153,7 +153,7 @@ TEST(TokenizerFuzz, threads_agree) {
     return ids;
   };
   const auto alone = encode_all(*parse_tokenizer("small.json", small_json()));
-  // A fresh one, so that what it learns on first use is learnt by all threads at once.
+  // A fresh tokenizer, so that all threads fill its lazy tables at once.
   const auto shared = parse_tokenizer("small.json", small_json());
   std::vector<std::vector<std::vector<int32_t>>> results(4);
   std::vector<std::thread> threads;

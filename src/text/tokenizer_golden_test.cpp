@@ -1,4 +1,4 @@
-// Encodings and decodings made by the reference implementation, of real vocabularies.
+// Encodings and decodings by the reference implementation for real vocabularies.
 
 #include <gtest/gtest.h>
 
@@ -88,7 +88,7 @@ TEST_P(TokenizerGolden, every_single_byte_round_trips) {
   }
 }
 
-// Merging by repeated scans takes hours here.
+// Merging by repeated scans would take hours here.
 TEST_P(TokenizerGolden, a_megabyte_without_a_space_is_no_trouble) {
   for (const char* unit :
        {"a", "ab", "\xE4\xB8\xAD", "\xCC\x81\xCC\xA3", " ", "\n", "<|", "!", "\xFF"}) {

@@ -88,7 +88,7 @@ TEST(Tokenizer, settings_without_effect_are_accepted) {
   EXPECT_EQ(parts.parse()->encode("the", kAsText), Ids{257});
 }
 
-// Short pieces are scanned, long ones go through a heap; both must do what the definition says.
+// Short pieces are scanned, long ones use a heap; both must match the definition.
 TEST(Tokenizer, pieces_of_any_length_merge_alike) {
   const std::vector<std::pair<std::string, std::string>> merges = {
       {"a", "b"}, {"b", "a"}, {"ab", "a"}, {"a", "a"}, {"ba", "b"}, {"aa", "ab"}, {"ab", "ab"}};
@@ -162,16 +162,16 @@ TEST(PreTokenizer, reads_patterns_as_oniguruma_does) {
                               R"([\W])", "(*UTF)a", "[]a]", "\\Qa"}) {
     EXPECT_THROW(to_pcre2("p", pattern), Error) << pattern;
   }
-  // What no stack holds is matched on the heap.
+  // Matches too deep for the stack run on the heap.
   const std::string long_text(size_t{1} << 17, 'a');
   EXPECT_EQ(split({"(?:a|b)+"}, long_text), std::vector{long_text});
-  // The Mongolian vowel separator is no white space.
+  // The Mongolian vowel separator is not white space.
   EXPECT_EQ(split({R"(\s+)"}, "a\u180Eb c").size(), 3u);
 }
 
 TEST(PreTokenizer, the_work_for_a_text_is_bounded) {
   PreTokenizer hostile;
-  // Below the limit of a match at each place, and beyond all patience at all of them.
+  // Within the limit of one match at each position, but far beyond the limit of all together.
   hostile.add_split("tok.json: pre_tokenizer", {.pattern = "(?:a|a){22}[bc]"});
   std::deque<std::string> storage;
   try {
@@ -202,7 +202,7 @@ TEST(Tokenizer, pre_tokenizers_apply_in_order) {
   EXPECT_EQ(parts.parse()->encode("aa11", kAsText), (Ids{260, '1', '1'}));
   parts.pre_tokenizer = "null";
   EXPECT_EQ(parts.parse()->encode("aa aaa", kAsText), (Ids{260, ' ', 261}));
-  // The flags of ByteLevel are on unless the file says otherwise.
+  // The flags of ByteLevel are on by default.
   parts.pre_tokenizer = R"({"type": "ByteLevel"})";
   EXPECT_EQ(parts.parse()->encode("a", kAsText), (Ids{' ', 'a'}));
 }
@@ -278,7 +278,7 @@ TEST(Tokenizer, only_trusted_text_becomes_special_tokens) {
   for (const int32_t id : {-1, 299, 302, INT32_MAX, INT32_MIN}) {
     EXPECT_THROW(tokenizer->decode(Ids{id}), Error) << id;
   }
-  // Not by way of a whole entry either.
+  // Nor as a whole vocabulary entry.
   parts.model = R"("ignore_merges": true, )";
   parts.added = R"([{"id": 259, "content": "whole", "special": true}])";
   EXPECT_EQ(parts.parse()->encode("whole", kRecognise), Ids{259});
@@ -308,7 +308,7 @@ TEST(IncrementalDecoder, gives_out_whole_characters) {
   EXPECT_EQ(push("\xF0\x9F\x98"), "");
   EXPECT_EQ(push("\x80!"), "\U0001F600!");
   EXPECT_EQ(push("\xE2\x82"), "");
-  EXPECT_EQ(push("a"), "\uFFFDa");  // nothing can complete it any more
+  EXPECT_EQ(push("a"), "\uFFFDa");  // nothing can complete it now
   EXPECT_EQ(push("\xFF\x80"), "\uFFFD\uFFFD");
   EXPECT_EQ(push("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");  // half a surrogate pair
   EXPECT_EQ(decoder.finish(), "");

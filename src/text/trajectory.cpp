@@ -12,8 +12,8 @@
 namespace leeway {
 namespace {
 
-// A polynomial hash modulo 2^61 - 1 that grows with the sequence: the hash of every prefix of a
-// prompt comes from one pass over it.
+// A polynomial hash modulo 2^61 - 1, updated token by token: one pass over a prompt gives the hash
+// of each of its prefixes.
 class PrefixHash {
  public:
   void push(int32_t id) {
@@ -29,7 +29,7 @@ class PrefixHash {
   uint64_t value_ = 7;
 };
 
-// A sample that can still be extended: its ids are the prefix a next prompt must start with.
+// A sample that can still be extended: the next prompt must start with its ids.
 struct Live {
   size_t sample;
 };
@@ -70,8 +70,8 @@ size_t common_length(const std::vector<int32_t>& a, const std::vector<int32_t>& 
                              a.begin());
 }
 
-// Where a prompt leaves the sample it agrees with longest. Only recent samples are looked at, so
-// that a rollout of many breaks stays linear.
+// Finds where a prompt diverges from the sample with which it shares the longest prefix. Only
+// recent samples are compared, so that a rollout with many breaks stays linear.
 PrefixBreak explain_break(const std::vector<int32_t>& prompt, size_t step,
                           const std::vector<TrainingSample>& samples,
                           const std::vector<size_t>& last_step) {
@@ -118,8 +118,8 @@ const char* name_of(BreakReason reason) {
 
 SplitTrajectory split_trajectory(const std::vector<TrajectoryStep>& steps) {
   SplitTrajectory out;
-  // Live samples by length and hash of their ids. Lengths are ordered, so that one walk over a
-  // prompt meets them as it grows.
+  // Live samples by length and hash of their ids. Lengths are sorted, so that one pass over a
+  // prompt meets them in order.
   std::map<size_t, std::unordered_map<uint64_t, Live>> live;
   std::vector<size_t> last_step;  // of each sample
   for (size_t t = 0; t < steps.size(); ++t) {
@@ -135,7 +135,7 @@ SplitTrajectory split_trajectory(const std::vector<TrajectoryStep>& steps) {
       if (next == live.end() || next->first != i + 1) continue;
       const auto found = next->second.find(hash.value());
       if (found != next->second.end()) {
-        // Longer matches come later in the walk and replace shorter ones.
+        // Longer matches come later in the pass and replace shorter ones.
         matched = found->second;
         matched_length = i + 1;
         matched_hash = hash.value();
@@ -144,7 +144,7 @@ SplitTrajectory split_trajectory(const std::vector<TrajectoryStep>& steps) {
     }
     if (matched && !std::equal(out.samples[matched->sample].ids.begin(),
                                out.samples[matched->sample].ids.end(), step.prompt.begin())) {
-      matched.reset();  // equal hashes of different tokens
+      matched.reset();  // hash collision
     }
     if (matched) {
       auto& same_length = live[matched_length];

@@ -13,7 +13,7 @@ namespace {
 
 using Json = rapidjson::Value;
 
-// The first of the names that is there: trainers spell these keys differently.
+// The first of the names that is present: trainers spell these keys differently.
 const Json* member(const Json& object, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     const auto found = object.FindMember(name);

@@ -1,4 +1,4 @@
-// Trajectories as JSON lines: one step, or one rollout with its steps, a line.
+// Trajectories as JSON lines: one step, or one rollout with its steps, per line.
 #pragma once
 
 #include <string>
@@ -15,10 +15,10 @@ struct NamedTrajectory {
 };
 
 // Lines {"rollout"?, "prompt_ids", "completion_ids", "logprobs"?, "versions"?, "mask"?} or
-// {"rollout"?, "steps": [..]}; steps of equal `rollout` belong together, in file order, and lines
-// without one to a rollout named "0". Missing log-probabilities are zeros. Empty lines are skipped.
-// Throws Error "NAME line N: .." for what is malformed or disagrees in length, and if there is no
-// step at all.
+// {"rollout"?, "steps": [..]}. Steps with equal `rollout` belong together, in file order; lines
+// without one belong to a rollout named "0". Missing logprobs are zeros. Empty lines are skipped.
+// Throws Error "NAME line N: .." for malformed lines and mismatched lengths, and if there are no
+// steps at all.
 std::vector<NamedTrajectory> parse_trajectories(const std::string& name, std::string_view text);
 
 }  // namespace leeway

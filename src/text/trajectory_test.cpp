@@ -63,7 +63,7 @@ TEST(Splitter, InterleavedAgentsKeepASampleEach) {
   EXPECT_EQ(split.samples[0].ids, (Ids{1, 2, 3, 4}));
   EXPECT_EQ(split.samples[1].ids, (Ids{50, 51, 52, 53}));
   EXPECT_EQ(split.sample_of_step, (std::vector<size_t>{0, 1, 0, 1}));
-  // A break is explained against the agent it belongs to, not against the step before it.
+  // A break is explained against the sample of its own agent, not against the previous step.
   const auto broken =
       split_trajectory({make_step({1, 5}, {2}), make_step({50}, {51}), make_step({1, 5, 3}, {4})});
   ASSERT_EQ(broken.breaks.size(), 2u);
@@ -71,7 +71,7 @@ TEST(Splitter, InterleavedAgentsKeepASampleEach) {
   EXPECT_EQ(broken.breaks[1].reason, BreakReason::sampled_tokens_changed);
 }
 
-// A fork: two continuations of one step. The shared tokens are trained in the first alone.
+// A fork: two continuations of one step. The shared tokens are trained only in the first.
 TEST(Splitter, ASampledTokenIsTrainedOnceWhateverHoldsIt) {
   const auto split = split_trajectory(
       {make_step({1}, {2, 3}), make_step({1, 2, 3, 4}, {5}), make_step({1, 2, 3, 6}, {7})});
@@ -133,7 +133,7 @@ TEST(Splitter, AgreesWithTheQuadraticOneOnRandomTrajectories) {
       prefixes.push_back(join(prompt, completion));
       steps.push_back(make_step(prompt, completion));
     }
-    // Of samples that hold equal tokens the one written last stays live, as in the splitter.
+    // Among samples with equal tokens the last one written stays live, as in the splitter.
     std::vector<Ids> active;
     std::vector<bool> live;
     std::vector<size_t> expected;
@@ -177,9 +177,9 @@ TEST(Splitter, AgreesWithTheQuadraticOneOnRandomTrajectories) {
   }
 }
 
-// An agent with tools and c compactions: after every segment a user turn asks for a summary, then
-// the context is rebuilt from it. `strips`: the template removes earlier thinking once a new user
-// turn has come.
+// An agent with tools and c compactions: after every segment a user turn asks for a summary, and
+// the context is rebuilt from it. `strips`: the template removes earlier thinking after a new user
+// turn.
 std::vector<TrajectoryStep> compacting_agent(int compactions, bool strips) {
   constexpr int32_t kThink = 900, kUser = 1, kTool = 2, kSummarize = 3;
   std::vector<TrajectoryStep> steps;

@@ -17,7 +17,7 @@ std::optional<JsonValue> try_json(std::string_view text) {
   }
 }
 
-// The "type" that a tool's schema gives an argument; null where it is not known.
+// The "type" that a tool's schema gives an argument, or null if unknown.
 const JsonValue* schema_type(std::string_view function, std::string_view argument,
                              const std::vector<JsonValue>& tools) {
   for (const JsonValue& tool : tools) {
@@ -86,7 +86,7 @@ Thinking find_thinking(const Completion& completion, bool prompt_opens) {
   if (open != Completion::kNone && (close == Completion::kNone || open < close)) {
     const size_t begin = open + kOpen.size();
     const size_t end = std::min(close, completion.size());
-    // A prompt that opened the block makes all that precedes a second opening part of it.
+    // If the prompt opened the block, everything before a second opening tag belongs to it.
     if (prompt_opens) {
       thinking.reasoning = completion.text(0, end);
     } else {
@@ -179,13 +179,13 @@ JsonValue read_typed(std::string_view text, std::string_view function, std::stri
   if (type && (is_text(*type) || std::any_of(type->items.begin(), type->items.end(), is_text))) {
     return JsonValue::of_string(text);
   }
-  // Templates write these three as Python does.
+  // Templates write these three the way Python does.
   if (text == "True" || text == "False") {
     return {.kind = JsonValue::Kind::boolean, .truth = text == "True"};
   }
   if (text == "None") return {};
   std::optional<JsonValue> value = try_json(text);
-  // A quoted string is a string with quotes: templates write strings bare.
+  // A quoted string keeps its quotes: templates write strings without them.
   if (!value || value->is(JsonValue::Kind::string)) return JsonValue::of_string(text);
   return std::move(*value);
 }

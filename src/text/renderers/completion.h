@@ -1,5 +1,4 @@
-// Sampled ids, decoded for parsing: what is a control token is known by its id, never by its
-// spelling.
+// Sampled ids, decoded for parsing. Control tokens are recognized by id, never by spelling.
 #pragma once
 
 #include <optional>
@@ -17,7 +16,7 @@ namespace leeway {
 
 class Completion {
  public:
-  // Reads up to the first of `stops`. Ids outside the vocabulary read as U+FFFD.
+  // Reads up to the first of `stops`. Ids outside the vocabulary decode to U+FFFD.
   Completion(std::span<const int32_t> ids, const Tokenizer& tokenizer,
              const std::vector<Control>& controls, std::span<const int32_t> stops);
 
@@ -30,9 +29,9 @@ class Completion {
   size_t size() const { return text_.size(); }
   bool closed() const { return closed_; }
 
-  // The byte in [from, to) where the control token next starts, or kNone.
+  // The byte in [from, to) where the control token next occurs, or kNone.
   size_t find(std::string_view control, size_t from = 0, size_t to = kNone) const;
-  // The tokens that hold the bytes [begin, end), half open.
+  // The half-open range of tokens that cover the bytes [begin, end).
   std::pair<size_t, size_t> tokens(size_t begin, size_t end) const;
 
  private:
@@ -46,40 +45,41 @@ class Completion {
   bool closed_ = false;
 };
 
-// The thinking at the start of a completion, and where what follows it starts.
+// The thinking at the start of a completion, and where the rest starts.
 struct Thinking {
   std::optional<std::string_view> reasoning;  // untrimmed
   std::string_view before;                    // what the model wrote before <think>
   size_t end = 0;
-  bool open = false;  // it never ended
+  bool open = false;  // not closed
 };
 // `prompt_opens`: the generation prompt ends inside <think>.
 Thinking find_thinking(const Completion& completion, bool prompt_opens);
 
-// A stretch between two control tokens.
+// The text between two control tokens.
 struct Block {
   size_t begin, inner_begin, inner_end, end;
   bool closed;
 };
-// All blocks in [from, to); one that another opening or the end of the text cuts off is not closed.
+// All blocks in [from, to); a block cut off by another opening token or by the end of the text is
+// not closed.
 std::vector<Block> find_blocks(const Completion& completion, std::string_view open,
                                std::string_view close, size_t from, size_t to = Completion::kNone);
 
-// The text of [from, end of text) that lies in no block; white space between blocks is dropped.
+// The text of [from, end of text) outside all blocks; white space between blocks is dropped.
 std::string text_outside(const Completion& completion, const std::vector<Block>& blocks,
                          size_t from);
 
-// A call with its raw text and tokens filled in, to be read further.
+// A call with its raw text and token range filled in.
 ParsedToolCall call_of(const Completion& completion, const Block& block);
 
 // Checks `arguments` as JSON and sets the status.
 void set_json_arguments(ParsedToolCall& parsed, std::string_view arguments);
 
-// Reads {"name": .., "KEY": {..}} as the model wrote it.
+// Parses {"name": .., "KEY": {..}} as the model wrote it.
 void read_json_call(ParsedToolCall& parsed, std::string_view json, std::string_view arguments_key);
 
-// The value of one XML-style argument: by the tool's schema where it is known, otherwise a JSON
-// value where the text is one, otherwise a string.
+// The value of one XML-style argument: by the tool's schema if known, otherwise parsed as JSON if
+// possible, otherwise a string.
 JsonValue read_typed(std::string_view text, std::string_view function, std::string_view argument,
                      const std::vector<JsonValue>& tools);
 

@@ -1,4 +1,4 @@
-// DeepSeek-V3.1: system messages are gathered at the front, tools are not listed, past thinking is
+// DeepSeek-V3.1: system messages are moved to the front, tools are not listed, past thinking is
 // always dropped.
 #include <algorithm>
 
@@ -8,7 +8,7 @@
 namespace leeway {
 namespace {
 
-// The family's tokens are written with U+FF5C and U+2581.
+// The family's tokens contain U+FF5C and U+2581.
 #define BAR "\xef\xbd\x9c"
 #define GAP "\xe2\x96\x81"
 constexpr const char* kBegin = "<" BAR "begin" GAP "of" GAP "sentence" BAR ">";
@@ -55,7 +55,7 @@ class DeepSeekV31 : public FamilyRenderer {
     return thinking ? thinking->truthy() : c.options.enable_thinking.value_or(false);
   }
 
-  // The message before `i`, system messages aside; -1 if there is none.
+  // The message before `i`, skipping system messages; -1 if there is none.
   static int previous(const TemplateInput& c, size_t i) {
     int before = static_cast<int>(i) - 1;
     while (before >= 0 && c[static_cast<size_t>(before)].role == Role::system) --before;
@@ -102,7 +102,7 @@ class DeepSeekV31 : public FamilyRenderer {
     const Message& message = c[i];
     const bool plain = message.tool_calls.empty();
     if (plain) refuse_null(c, i);
-    // Only a plain message that answers no tool has its thinking cut out of the content.
+    // Thinking is cut out of the content only in plain messages that do not follow a tool's output.
     std::string_view content = message.content, inside;
     if (plain && !comes_after(c, i, Role::tool) && contains(content, "</think>")) {
       inside = after_last(before_first(content, "</think>"), "<think>");
@@ -112,7 +112,7 @@ class DeepSeekV31 : public FamilyRenderer {
     const bool has_header = comes_after(c, i, Role::user);
     const bool kept = !reasoning.empty() && keeps_thinking(c, i);
 
-    // The generation prompt opens the thinking; without thinking it closes it as well.
+    // The generation prompt opens the thinking block; with thinking disabled it also closes it.
     if (has_header) script.literal(kAssistant);
     script.sampled(!has_header);
     if (has_header || kept) script.literal("<think>");
@@ -136,7 +136,7 @@ class DeepSeekV31 : public FamilyRenderer {
   }
 
   void write_generation_prompt(Script& script, const TemplateInput& c) const override {
-    // After a tool's output the model goes on without a header.
+    // After a tool's output the model continues without a header.
     if (!comes_after(c, c.size(), Role::user)) return;
     script.literal(kAssistant);
     script.literal("<think>");
@@ -147,8 +147,8 @@ class DeepSeekV31 : public FamilyRenderer {
 
   void parse(const Completion& completion, const TemplateInput& c,
              ParsedResponse& out) const override {
-    // A finished turn without </think> followed a tool's output, where no prompt opens the
-    // thinking.
+    // A finished turn without </think> came after a tool's output, where the prompt does not open a
+    // thinking block.
     const Thinking thinking = find_thinking(completion, thinks(c) && !completion.closed());
     if (!thinking.reasoning.value_or("").empty()) out.reasoning = *thinking.reasoning;
     const size_t calls = std::min(completion.find(kCallsBegin, thinking.end), completion.size());

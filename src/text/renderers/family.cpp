@@ -10,7 +10,7 @@
 namespace leeway {
 namespace {
 
-// Whether the last bytes are the beginning of a UTF-8 character.
+// Whether the text ends inside a UTF-8 character.
 bool ends_inside_character(std::string_view text) {
   size_t tail = 0;
   while (tail < 3 && tail < text.size() && (text[text.size() - 1 - tail] & 0xc0) == 0x80) ++tail;
@@ -36,10 +36,10 @@ FamilyRenderer::FamilyRenderer(FamilySpec spec, const Tokenizer* tokenizer,
   const bool asked =
       retention.preserve_all_thinking || retention.preserve_thinking_between_tool_calls;
   if (asked && !spec_.has_thinking) {
-    throw Error(
-        fmt::format("renderer {} has no thinking: {} does nothing there; remove it", spec_.name,
-                    retention.preserve_all_thinking ? "preserve_all_thinking"
-                                                    : "preserve_thinking_between_tool_calls"));
+    throw Error(fmt::format("renderer {} has no thinking: {} has no effect; remove it", spec_.name,
+                            retention.preserve_all_thinking
+                                ? "preserve_all_thinking"
+                                : "preserve_thinking_between_tool_calls"));
   }
   if (!tokenizer_) return;
   for (Control& control : spec_.controls) {
@@ -124,8 +124,8 @@ std::optional<Rendered> FamilyRenderer::bridge_to_next_turn(
                   [](const Message& m) { return m.role == Role::assistant; });
   if (new_messages.empty() || has_assistant) return std::nullopt;
 
-  // The turn that was sampled stands for itself in front of the new messages; it is not written
-  // again.
+  // The sampled turn is represented by its own tokens in front of the new messages; it is not
+  // rendered again.
   const ParsedResponse turn = parse_response(completion, options);
   std::vector<Message> messages(1);
   messages[0].role = Role::assistant;
@@ -139,7 +139,7 @@ std::optional<Rendered> FamilyRenderer::bridge_to_next_turn(
   try {
     prepare(c);
     const Completion read(completion, *tokenizer_, spec_.controls, stops_);
-    // A stop token anywhere but at the end leaves tokens behind it that no template writes.
+    // A stop token anywhere but at the end is followed by tokens that no template writes.
     const auto is_stop = [&](int32_t id) {
       return std::find(stops_.begin(), stops_.end(), id) != stops_.end();
     };
@@ -171,7 +171,7 @@ std::optional<Rendered> FamilyRenderer::bridge_to_next_turn(
     write_generation_prompt(script, c);
     script.encode(*tokenizer_, out);
   } catch (const Error&) {
-    // The template refuses these messages, or an id is not in the vocabulary: nothing to prove.
+    // The template refuses these messages, or an id is not in the vocabulary: the bridge declines.
     return std::nullopt;
   }
   return out;

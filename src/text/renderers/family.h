@@ -1,5 +1,5 @@
-// What all families share: a renderer is its rules for writing messages, and its rules for reading
-// a completion.
+// Shared by all families: a renderer consists of rules for writing messages and rules for parsing a
+// completion.
 #pragma once
 
 #include <memory>
@@ -13,26 +13,26 @@
 
 namespace leeway {
 
-// Everything a template reads, parsed once.
+// Everything that a template reads, parsed once.
 struct TemplateInput {
   const std::vector<Message>& messages;
   const RenderOptions& options;
   std::vector<JsonValue> tools;
   JsonValue extra;  // an object
 
-  // Which assistant messages keep their thinking: those after this index. Each family sets it.
+  // Assistant messages after this index keep their thinking. Each family sets it.
   int last_query = -1;
-  // Per message, the ids of its calls, and for a tool message the id it answers. Kimi sets it.
+  // Per message, the ids of its calls, and for a tool message the id that it answers. Set by Kimi.
   std::vector<std::vector<std::string>> call_ids;
-  // The messages before this one are tokens already.
+  // Messages before this index are already tokens.
   size_t written = 0;
-  bool close_is_written = false;  // GLM: the next role's marker is among those tokens
+  bool close_is_written = false;  // GLM: the next role's marker is already among those tokens
 
   const Message& operator[](size_t i) const { return messages[i]; }
   size_t size() const { return messages.size(); }
   bool is_last(size_t i) const { return i + 1 == messages.size(); }
   bool role_is(size_t i, Role role) const { return i < size() && messages[i].role == role; }
-  // Whether the message before (after) `i` exists and has this role.
+  // Whether the message before (or after) `i` exists and has this role.
   bool follows(size_t i, Role role) const { return i > 0 && role_is(i - 1, role); }
   bool precedes(size_t i, Role role) const { return role_is(i + 1, role); }
   bool thinking_disabled() const { return options.enable_thinking == false; }
@@ -42,20 +42,21 @@ struct TemplateInput {
 struct Parts {
   std::string_view reasoning, content;
 };
-// What Jinja prints for the content where the template does not look: null is "None".
+// What Jinja prints for the content when the template does not check for null: "None".
 inline std::string_view printed_content(const Message& message) {
   return message.content_is_null ? std::string_view("None") : message.content;
 }
-// From the reasoning field, or from <think>..</think> inside `content` where there is none.
+// The thinking comes from the reasoning field or, if that is absent, from <think>..</think> in
+// `content`.
 Parts split_thinking(const Message& message, std::string_view content);
 
 struct FamilySpec {
   const char* name;
   bool has_thinking;
   std::vector<Control> controls;
-  std::vector<const char*> stops;  // those that the tokenizer has
-  const char* close;               // ends a turn that a length limit cut off; empty: nothing does
-  // Control tokens that come in pairs: a turn cut off inside such a block cannot be closed.
+  std::vector<const char*> stops;  // used if the tokenizer has them
+  const char* close;               // closes a turn cut off by a length limit; empty if nothing can
+  // Paired control tokens: a turn cut off inside such a block cannot be closed.
   std::vector<std::pair<const char*, const char*>> blocks;
 };
 
@@ -78,34 +79,34 @@ class FamilyRenderer : public Renderer {
                                               const RenderOptions& options) const override;
 
  protected:
-  // The template, top to bottom.
+  // The template, from top to bottom.
   virtual void prepare(TemplateInput&) const {}
   virtual void write_opening(Script& script, const TemplateInput& c) const = 0;
   virtual void write_message(Script& script, const TemplateInput& c, size_t i) const = 0;
   virtual void write_generation_prompt(Script& script, const TemplateInput& c) const = 0;
-  // What stands between a turn's close token and the next message.
+  // The text between a turn's close token and the next message.
   virtual void write_turn_end(Script&) const {}
 
-  // Fills in all but `closed`.
+  // Fills in everything but `closed`.
   virtual void parse(const Completion& completion, const TemplateInput& c,
                      ParsedResponse& out) const = 0;
-  // Whether the close token that `completion` ends with leads to `next`, and whether `next` may
-  // follow at all.
+  // Whether the close token at the end of `completion` allows `next` to follow.
   virtual bool can_follow(int32_t close_id, const Message& next) const;
   // Whether the generation prompt ends inside <think>.
   virtual bool prompt_opens_thinking(const TemplateInput&) const { return false; }
 
-  // The rule of the two flags: past thinking of this message stays, whatever the template says.
+  // Implements the retention flags: past thinking of this message is kept whatever the template
+  // does.
   bool keeps_thinking(const TemplateInput& c, size_t i) const;
   int32_t control_id(std::string_view text) const;
   [[noreturn]] void refuse(size_t message, const std::string& why) const;
-  // Null content, where the template would fail on it.
+  // Refuses null content for templates that fail on it.
   void refuse_null(const TemplateInput& c, size_t i) const;
-  // The value that the template sees as the call's arguments; Error for text that is no JSON.
+  // The call's arguments as the template sees them. Throws Error if the text is not JSON.
   JsonValue arguments_of(const TemplateInput& c, size_t i, const ToolCall& call) const;
-  // `arguments | tojson`: JSON text stays as it was written.
+  // `arguments | tojson`: JSON text is kept as it was written.
   const std::string& arguments_json(size_t i, const ToolCall& call) const;
-  // The same where the template writes strings as they are.
+  // The same for templates that write strings unquoted.
   std::string arguments_text(const TemplateInput& c, size_t i, const ToolCall& call) const;
 
  private:

@@ -61,7 +61,7 @@ class Glm46 : public FamilyRenderer {
         "<arg_value>{arg-value-2}</arg_value>\n...\n</tool_call>");
   }
 
-  // The marker of a role that the model itself writes to end its turn.
+  // The role marker that the model itself writes to end its turn.
   void write_stop(Script& script, const TemplateInput& c, size_t i, const char* marker) const {
     const bool joins = c.written > 0 && i == c.written;
     if (joins && c.close_is_written) return;
@@ -104,7 +104,7 @@ class Glm46 : public FamilyRenderer {
     const bool kept =
         !reasoning.empty() && (static_cast<int>(i) > c.last_query || keeps_thinking(c, i));
     script.literal("<|assistant|>");
-    // An empty block is the model's own only where it could have thought and did not.
+    // An empty block counts as sampled only where the model could have thought and did not.
     script.sampled(kept || (reasoning.empty() && !c.thinking_disabled()));
     script.literal("\n<think>");
     if (kept) script.words(strip(reasoning));

@@ -38,7 +38,7 @@ class Events {
   }
   bool EndObject(rapidjson::SizeType) { return close(); }
   bool EndArray(rapidjson::SizeType) { return close(); }
-  // Numbers come as text, but for NaN and the infinities.
+  // Numbers arrive as text, except NaN and the infinities.
   bool Int(int) { return false; }
   bool Uint(unsigned) { return false; }
   bool Int64(int64_t) { return false; }
@@ -50,8 +50,8 @@ class Events {
  private:
   struct Open {
     JsonValue value;
-    std::string key;                               // of the member to come
-    std::unordered_map<std::string, size_t> seen;  // where each key is, so that many cost little
+    std::string key;                               // of the next member
+    std::unordered_map<std::string, size_t> seen;  // index of each key, so that lookups stay fast
   };
 
   static void add_member(Open& open, JsonValue value) {
@@ -94,7 +94,7 @@ bool is_integer(std::string_view number) {
   return number.find_first_not_of("-0123456789") == std::string_view::npos;
 }
 
-// Python's repr() of a float: shortest digits, always with a point or an exponent.
+// Python's repr() of a float: shortest digits, always with a decimal point or an exponent.
 std::string float_text(double value) {
   std::string text = fmt::format("{}", value);
   if (text.find_first_of(".en") == std::string::npos) text += ".0";

@@ -1,5 +1,5 @@
-// JSON as the chat templates see it: key order kept, numbers as they were written, and written out
-// again exactly as Python's json module and Jinja do.
+// JSON as chat templates see it: key order and number spellings are kept, and output matches
+// Python's json module and Jinja exactly.
 #pragma once
 
 #include <string>
@@ -22,30 +22,30 @@ struct JsonValue {
   std::vector<std::pair<std::string, JsonValue>> members;  // object; a repeated key keeps its place
 
   bool is(Kind wanted) const { return kind == wanted; }
-  // Null where there is no such member, or where this is no object.
+  // Null if there is no such member or this is not an object.
   const JsonValue* find(std::string_view key) const;
   void set(std::string_view key, JsonValue value);
-  // What Python's bool() says of it.
+  // Python's bool() of the value.
   bool truthy() const;
 
   static JsonValue of_string(std::string_view text);
 };
 
-// What the kind is called in messages to the user: "a string", "an object".
+// The kind's name for error messages: "a string", "an object".
 const char* name_of(JsonValue::Kind kind);
 
-// Throws Error "NAME line L, column C: what is wrong", and for nesting deeper than kDeepestJson.
+// Throws Error "NAME line L, column C: problem", also for nesting deeper than kDeepestJson.
 JsonValue read_json(const std::string& name, std::string_view text);
 
 // `value | tojson` as Hugging Face defines it: ensure_ascii off, nothing escaped for HTML. With an
-// indent, one item a line.
+// indent, one item per line.
 std::string to_json(const JsonValue& value, int indent = 0);
 std::string to_json(std::string_view text);
 
-// `value | string`: Python's str() of it.
+// `value | string`: Python's str() of the value.
 std::string to_python_text(const JsonValue& value);
 
-// The text of member `key` in `object`, a valid JSON object, as it was written; empty if absent.
+// The raw text of member `key` in the valid JSON object `object`; empty if absent.
 std::string_view raw_member(std::string_view object, std::string_view key);
 
 }  // namespace leeway

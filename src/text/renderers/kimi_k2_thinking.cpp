@@ -1,5 +1,5 @@
-// Kimi-K2-Thinking: a default system message, tool calls with ids, thinking that is kept after the
-// first plain answer.
+// Kimi-K2-Thinking: a default system message, tool calls with ids, thinking kept after the first
+// plain answer.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -43,13 +43,13 @@ class KimiK2Thinking : public FamilyRenderer {
 
  protected:
   void prepare(TemplateInput& c) const override {
-    // The template means the last plain answer, but its search runs on to the first.
+    // The template intends the last plain answer, but its search continues to the first.
     for (size_t i = c.size(); i-- > 0;) {
       if (c[i].role == Role::assistant && c[i].tool_calls.empty()) {
         c.last_query = static_cast<int>(i);
       }
     }
-    // Results answer the calls in the order in which these were made, whatever their own ids say.
+    // Results answer the calls in the order the calls were made, whatever their own ids say.
     std::deque<std::string> waiting;
     int made = 0;
     c.call_ids.resize(c.size());
@@ -62,8 +62,8 @@ class KimiK2Thinking : public FamilyRenderer {
       }
       if (c[i].role != Role::tool) continue;
       if (waiting.empty()) {
-        // Calls of earlier turns are not known here: their count is part of the id.
-        if (c.written > 0) refuse(i, "no call waits for this result");
+        // Calls of earlier turns are not known here, and their count is part of the id.
+        if (c.written > 0) refuse(i, "there is no call for this result to answer");
         const std::string name = c[i].tool_name.empty() ? "unknown" : c[i].tool_name;
         c.call_ids[i].push_back(fmt::format("functions.{}:{}", name, made));
       } else {
@@ -111,7 +111,7 @@ class KimiK2Thinking : public FamilyRenderer {
     const std::string reasoning = message.reasoning.value_or("");
     const bool kept =
         static_cast<int>(i) > c.last_query || (!reasoning.empty() && keeps_thinking(c, i));
-    // An empty block that stands for dropped thinking is not the model's own.
+    // An empty block that replaces dropped thinking was not sampled by the model.
     script.sampled(kept || reasoning.empty());
     script.literal("<think>");
     if (kept) script.words(reasoning);

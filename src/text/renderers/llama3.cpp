@@ -1,4 +1,4 @@
-// Llama 3.1: a dated system block, tools inside the first user message, one JSON call a turn, no
+// Llama 3.1: a dated system block, tools inside the first user message, one JSON call per turn, no
 // thinking.
 #include <fmt/format.h>
 
@@ -32,7 +32,7 @@ class Llama3 : public FamilyRenderer {
                        tokenizer, retention) {}
 
  protected:
-  // What the options say beside the messages; the template's names.
+  // Settings from the options, under the template's names.
   struct Settings {
     bool has_tools = false;
     const std::vector<JsonValue>* tools = nullptr;
@@ -62,7 +62,8 @@ class Llama3 : public FamilyRenderer {
     return settings;
   }
 
-  // How many messages the opening takes up: a system message, and the one that carries the tools.
+  // The number of messages consumed by the opening: a system message, and the one that carries the
+  // tools.
   static size_t first_plain_message(const TemplateInput& c, const Settings& settings) {
     if (c.written > 0) return c.written;
     return (c.role_is(0, Role::system) ? 1 : 0) +
@@ -111,7 +112,7 @@ class Llama3 : public FamilyRenderer {
     script.literal("<|eot_id|>");
     if (!settings.has_tools || !settings.tools_in_user_message) return;
 
-    // Whatever message comes first carries the tools, as a user's.
+    // The first message carries the tools, whatever its role, and is written as the user's.
     const size_t carrier = has_system ? 1 : 0;
     if (carrier >= c.size()) refuse(carrier, "there is no user message to put the tools into");
     script.at(static_cast<int>(carrier));
@@ -129,7 +130,7 @@ class Llama3 : public FamilyRenderer {
     if (i < first_plain_message(c, settings)) return;
     const Message& message = c[i];
     if (message.role == Role::tool) {
-      // A string is iterable, so the template writes it as JSON.
+      // In Jinja a string is iterable, so the template writes it as JSON.
       write_header(script, "ipython");
       script.words(message.content_is_null ? "None" : to_json(message.content));
       return script.literal("<|eot_id|>");
@@ -140,7 +141,8 @@ class Llama3 : public FamilyRenderer {
       script.words(strip(printed_content(message)));
       script.literal("<|eot_id|>");
     } else {
-      if (message.tool_calls.size() > 1) refuse(i, "the template takes one tool call a message");
+      if (message.tool_calls.size() > 1)
+        refuse(i, "the template supports one tool call per message");
       write_call(script, c, i, settings);
       script.literal(settings.builtin_tools ? "<|eom_id|>" : "<|eot_id|>");
     }
@@ -188,7 +190,7 @@ class Llama3 : public FamilyRenderer {
     }
   }
 
-  // Whether the text is meant as a call: JSON of the wanted shape, or the start of one.
+  // Whether the text is meant as a call: JSON of the expected shape, or the beginning of it.
   static bool read_call(ParsedToolCall& parsed, std::string_view text, bool closed) {
     for (const char* key : {"parameters", "arguments"}) {
       ParsedToolCall attempt = parsed;

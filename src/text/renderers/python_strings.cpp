@@ -5,7 +5,7 @@
 namespace leeway {
 namespace {
 
-// What str.isspace() accepts beyond one byte, as UTF-8.
+// The multi-byte characters that str.isspace() accepts, as UTF-8.
 constexpr std::array<std::string_view, 19> kWideSpaces = {
     "\xc2\x85",     "\xc2\xa0",     "\xe1\x9a\x80", "\xe2\x80\x80", "\xe2\x80\x81",
     "\xe2\x80\x82", "\xe2\x80\x83", "\xe2\x80\x84", "\xe2\x80\x85", "\xe2\x80\x86",

@@ -45,7 +45,7 @@ class Qwen25 : public FamilyRenderer {
     script.sampled(message.role == Role::assistant);
     script.words(message.content);
     for (const ToolCall& call : message.tool_calls) {
-      // The line break of the header is that of the first call where there is no content.
+      // Without content, the header's line break is also that of the first call.
       const bool first = &call == &message.tool_calls.front();
       if (!first || !message.content.empty()) script.literal("\n");
       script.literal("<tool_call>\n{\"name\": \"");

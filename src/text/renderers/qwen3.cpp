@@ -1,4 +1,4 @@
-// Qwen3: ChatML, JSON tool calls, thinking that is kept after the last query.
+// Qwen3: ChatML, JSON tool calls, thinking kept after the last query.
 #include "text/renderers/python_strings.h"
 #include "text/renderers/qwen_shared.h"
 
@@ -62,7 +62,7 @@ class Qwen3 : public FamilyRenderer {
     const bool template_keeps =
         static_cast<int>(i) > c.last_query && (c.is_last(i) || !reasoning.empty());
     if (template_keeps || (!reasoning.empty() && keeps_thinking(c, i))) {
-      // Without thinking the empty block is part of the generation prompt.
+      // With thinking disabled, the empty block is part of the generation prompt.
       script.sampled(!(reasoning.empty() && c.thinking_disabled()));
       script.literal("<think>\n");
       script.words(strip_newlines(reasoning));

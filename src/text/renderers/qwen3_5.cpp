@@ -1,4 +1,4 @@
-// Qwen3.5: ChatML, XML-style tool calls, a generation prompt that opens the thinking.
+// Qwen3.5: ChatML, XML-style tool calls, a generation prompt that opens the thinking block.
 #include "text/renderers/python_strings.h"
 #include "text/renderers/qwen_shared.h"
 
@@ -59,7 +59,7 @@ class Qwen35 : public FamilyRenderer {
     const Message& message = c[i];
     switch (message.role) {
       case Role::system:
-        if (i > 0) refuse(i, "a system message must be the first");
+        if (i > 0) refuse(i, "a system message must come first");
         return;
       case Role::tool:
         return write_tool_response(script, c, i, i > 0 && !c.follows(i, Role::tool),
@@ -84,7 +84,7 @@ class Qwen35 : public FamilyRenderer {
     const std::string_view reasoning = strip(parts.reasoning);
     const bool template_keeps = static_cast<int>(i) > c.last_query;
     if (template_keeps || (!reasoning.empty() && keeps_thinking(c, i))) {
-      // The generation prompt opens the thinking, and without thinking closes it as well.
+      // The generation prompt opens the thinking block; with thinking disabled it also closes it.
       script.literal("<think>\n");
       script.sampled(!(reasoning.empty() && c.thinking_disabled()));
       script.words(reasoning);
@@ -151,7 +151,7 @@ class Qwen35 : public FamilyRenderer {
     const auto broken = [&](ToolCallStatus status) {
       if (parsed.status == ToolCallStatus::ok) parsed.status = status;
     };
-    // What follows `mark` up to `end`, which is cut off the front of `text`.
+    // Takes the text between `mark` and `end` and removes it from the front of `text`.
     const auto take = [&](std::string_view mark, std::string_view end, std::string_view& part) {
       const size_t at = text.find(mark);
       if (at == std::string_view::npos) return false;

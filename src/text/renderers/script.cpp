@@ -35,7 +35,7 @@ void Script::push(Rendered& out, int32_t id, int32_t message, bool sampled) cons
   out.ids.push_back(id);
   out.message_index.push_back(message);
   out.sampled.push_back(sampled);
-  // The model produces nothing but assistant messages, so what is sampled is trainable.
+  // The model produces only assistant messages, so everything sampled is trained.
   out.loss_mask.push_back(sampled);
 }
 
@@ -60,8 +60,8 @@ void Script::encode_segment(const Tokenizer& tokenizer, size_t first, size_t las
   const std::vector<int32_t> ids = tokenizer.encode(segment, SpecialTokens::as_text);
   const bool rewritten = tokenizer.decode(ids) != segment;
 
-  // Where each piece ends, counted in the bytes of the decoded tokens: a tokenizer that normalises
-  // its input (NFC) changes lengths.
+  // Piece ends are counted in bytes of the decoded tokens, since a tokenizer that normalizes its
+  // input (NFC) changes lengths.
   std::vector<size_t> ends;
   size_t end = 0;
   for (size_t i = first; i < last; ++i) {

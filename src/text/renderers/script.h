@@ -10,34 +10,34 @@
 
 namespace leeway {
 
-// One control token of a family. Where the tokenizer has no such token (tags like <tool_response>
-// in older vocabularies) it is written as plain text.
+// One control token of a family. If the tokenizer lacks it (tags like <tool_response> in older
+// vocabularies), it is written as plain text.
 struct Control {
   std::string text;
   bool required = false;  // make_renderer refuses a tokenizer without it
   int32_t id = -1;
 };
 
-// Pieces in the order of the text. The template's own words may hold control tokens; words of
-// messages never do, whatever they spell.
+// Pieces in text order. Template text may contain control tokens; message text never does, whatever
+// it spells.
 class Script {
  public:
   explicit Script(const std::vector<Control>& controls) : controls_(controls) {}
 
-  // Everything written from here on belongs to this message; -1: to none.
+  // Everything written from here on belongs to this message; -1: to no message.
   void at(int message) { message_ = message; }
-  // Everything written from here on is (not) what the model produces.
+  // Whether everything written from here on is produced by the model.
   void sampled(bool sampled) { sampled_ = sampled; }
 
-  // The template's words: control tokens in it become control tokens.
+  // Template text: control tokens in it become control tokens.
   void literal(std::string_view text);
-  // A message's words.
+  // Message text.
   void words(std::string_view text);
 
   std::string text() const;
-  // Encodes the pieces behind what `out` already holds. Plain text between two control tokens is
-  // encoded as one, so that who wrote what never changes the tokens; then a token is sampled only
-  // if all its bytes are, and belongs to the message of its first byte.
+  // Encodes the pieces after what `out` already holds. Plain text between two control tokens is
+  // encoded as one string, so that the boundary between authors never changes the tokens; a token
+  // then counts as sampled only if all its bytes do, and belongs to the message of its first byte.
   void encode(const Tokenizer& tokenizer, Rendered& out) const;
 
  private:

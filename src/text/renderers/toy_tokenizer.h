@@ -111,7 +111,7 @@ class ToyTokenizer : public Tokenizer {
  private:
   int32_t first_special() const { return 256 + static_cast<int32_t>(merged_.size()); }
 
-  // "\n\n" lets a piece lie across the border between a header and what the model writes.
+  // "\n\n" makes a token span the boundary between a header and what the model writes.
   const std::vector<std::string> merged_ = {"\n\n", "the", "\": ", "a\n"};
   std::vector<std::string> specials_;
 };
