@@ -1,4 +1,4 @@
-// What --set says.
+// Parsing --set.
 
 #include <fmt/format.h>
 
@@ -43,7 +43,7 @@ Assignment split_assignment(const std::string& assignment) {
     const std::optional<Scalar> scalar = scalar_of(node);
     if (!scalar) {
       throw Error(
-          fmt::format("--set {}: {} is not a value any key here takes", assignment, kind_of(node)));
+          fmt::format("--set {}: {} is not a valid value for any key", assignment, kind_of(node)));
     }
     return {key, *scalar};
   }
@@ -57,11 +57,11 @@ Assignment split_assignment(const std::string& assignment) {
   return {key, text};
 }
 
-// The number of the environment that a --set path ("environment", "environment.3") speaks of.
+// The index of the environment that a --set path ("environment", "environment.3") refers to.
 size_t environment_number(const std::string& path, const Given& given, Document& document) {
   const size_t count = document.environments.size();
   const std::string counted =
-      count == 1   ? "there is 1 environment, number 0"
+      count == 1   ? "there is one environment, number 0"
       : count == 0 ? "there is no [[environment]]"
                    : fmt::format("there are {} environments, numbers 0 to {}", count, count - 1);
   if (path == "environment") {

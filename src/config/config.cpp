@@ -26,7 +26,7 @@ std::vector<std::string> native_keys(const Catalog& catalog) {
   return names;
 }
 
-// What the document says of the loss, in order. With loss_only it says nothing else.
+// The loss settings of the document, in order. With loss_only the document has no others.
 std::vector<const Given*> loss_part(const Document& document, ConfigScope scope) {
   std::vector<const Given*> part;
   for (const Given& given : document.values()) {
@@ -35,7 +35,7 @@ std::vector<const Given*> loss_part(const Document& document, ConfigScope scope)
   return part;
 }
 
-// The keys of a preset. Those of other code bases may have any.
+// The keys of a preset. Presets of other code bases may have any key.
 class PresetKeys {
  public:
   PresetKeys(const Catalog& catalog, const std::string& preset)
@@ -45,7 +45,7 @@ class PresetKeys {
       for (const KeyInfo* key : catalog.keys_of(preset)) names_.insert(key->name);
       names_.insert("preset");
     } catch (const Error&) {
-      // There is no such preset: it has no keys.
+      // There is no such preset, so it has no keys.
     }
   }
   bool has(const std::string& key) const { return any_ || names_.contains(key); }
@@ -55,11 +55,11 @@ class PresetKeys {
   std::set<std::string> names_;
 };
 
-// The preset as the file has it, and as it is.
+// The preset as the file names it, and the effective one.
 struct PresetName {
   std::string in_file = Config().preset, now = Config().preset;
   const Given* given = nullptr;
-  std::string cause;  // what of the command line changed it; empty: nothing did
+  std::string cause;  // the command-line option that changed it; empty if none did
 };
 
 PresetName preset_name(const Document& document, const std::vector<const Given*>& part,
@@ -84,7 +84,7 @@ PresetName preset_name(const Document& document, const std::vector<const Given*>
   return name;
 }
 
-// Notes keys of the file, unless the command line gives them too, for which `inert` holds.
+// Records keys of the file for which `inert` holds, unless the command line sets them too.
 template <class Inert>
 void take_along(const PresetName& preset, const std::vector<const Given*>& part, Inert&& inert,
                 Findings& findings) {
@@ -97,7 +97,7 @@ void take_along(const PresetName& preset, const std::vector<const Given*>& part,
   }
 }
 
-// False: the loss has problems, and there is no spec.
+// Returns false if the loss has problems; there is no spec then.
 bool read_loss(const Catalog& catalog, const Document& document,
                const std::vector<const Given*>& part, Config& config, Findings& findings) {
   const size_t before = findings.problems.count();
@@ -112,7 +112,7 @@ bool read_loss(const Catalog& catalog, const Document& document,
     const PresetKeys keys_in_file(catalog, preset.in_file);
     const std::vector<std::string> all = native_keys(catalog);
     const auto of_the_other = [&](const std::string& key) {
-      // Which preset it was that --unset took out is not known here.
+      // If --unset removed the preset, its name is not known here.
       const bool known = preset.given != nullptr
                              ? keys_in_file.has(key)
                              : std::find(all.begin(), all.end(), key) != all.end();
@@ -121,7 +121,7 @@ bool read_loss(const Catalog& catalog, const Document& document,
     take_along(preset, part, of_the_other, findings);
     if (!findings.taken_along.empty()) return false;
   }
-  // A problem names its key as it stands there; without that key, the next one comes to light.
+  // A problem names its key as given; removing that key reveals the next problem.
   Settings left = config.loss;
   for (;;) {
     std::string message;
@@ -136,7 +136,7 @@ bool read_loss(const Catalog& catalog, const Document& document,
       if (message.starts_with(given->where() + given->key + " = ")) to_blame = given;
     }
     if (to_blame == nullptr) {
-      // A bad name is reported without a place: give it the one the name stands at.
+      // An unknown preset is reported without a place: add that of the name.
       const bool named = message.starts_with("preset \"") && preset.given != nullptr;
       findings.problems.add(preset.given == nullptr ? 0 : preset.given->order,
                             named ? preset.given->where() + message : message);
@@ -146,7 +146,7 @@ bool read_loss(const Catalog& catalog, const Document& document,
     findings.problems.blame(to_blame->name());
     std::erase_if(left, [&](const Setting& setting) { return setting.key == to_blame->key; });
     if (!findings.problems.full()) continue;
-    // The rest is only counted.
+    // Further problems are only counted.
     for (const Setting& setting : left) {
       if (!keys.has(setting.key)) {
         findings.problems.add(to_blame->order, setting.where + setting.key + ": unknown key");
@@ -169,7 +169,7 @@ std::vector<EffectiveValue> loss_values(const std::vector<const Given*>& part,
   std::vector<EffectiveValue> values;
   std::unordered_map<std::string, const Given*> last;
   for (const Given* given : part) last[given->key] = given;
-  // The last value of a key as it was given, and its origin.
+  // The last given value of a key, and its origin.
   auto given_of = [&](const std::string& key) -> std::pair<std::string, std::string> {
     const auto found = last.find(key);
     if (found == last.end()) return {"", "default"};
@@ -197,14 +197,14 @@ std::vector<EffectiveValue> loss_values(const std::vector<const Given*>& part,
 void refuse_second_preset(const Settings& settings) {
   for (const Setting& setting : settings) {
     if (setting.key != "preset") continue;
-    throw Error(fmt::format("{}preset = {}: the preset is named already", setting.where,
+    throw Error(fmt::format("{}preset = {}: the preset is already set", setting.where,
                             value_text(setting.value)));
   }
 }
 
 namespace {
 
-// One note for each thing on the command line that takes keys along.
+// One note per command-line option that leaves keys without effect.
 void note_taken_along(const Document& document, const std::vector<TakenAlong>& taken,
                       std::vector<std::string>& notes) {
   std::vector<std::string> causes;
@@ -220,7 +220,7 @@ void note_taken_along(const Document& document, const std::vector<TakenAlong>& t
     constexpr size_t kMostNamed = 20;
     const size_t named = std::min(all.size(), kMostNamed);
     notes.push_back(
-        fmt::format("{} leaves these without effect, and they are left out: {}{}", cause,
+        fmt::format("{} leaves these keys without effect, so they are dropped: {}{}", cause,
                     fmt::join(all.begin(), all.begin() + named, ", "),
                     named == all.size() ? "" : fmt::format(", and {} more", all.size() - named)));
   }
@@ -241,7 +241,7 @@ Config parse_config(const Catalog& catalog, const std::string& name, std::string
   remove_unset(root, name, unsets, scope, of_text);
   Document document = read_document(known, name, root, scope, of_text);
   for (const std::string& unset : unsets) {
-    // What is left of a list has other numbers, and nothing depends on what is gone.
+    // Removing a list element renumbers the others, and nothing depends on what is gone.
     if (!unset.starts_with("environment")) document.unset.push_back(unset);
   }
   if (scope == ConfigScope::loss_only && !document.has_table("trainer.loss")) {
@@ -263,7 +263,7 @@ Config parse_config(const Catalog& catalog, const std::string& name, std::string
       check_run(document, config.run, has_loss ? &config.loss_spec : nullptr, findings);
     }
     if (!findings.taken_along.empty()) {
-      // What is left may be judged otherwise without them.
+      // Without these keys the rest may be judged differently.
       note_taken_along(document, findings.taken_along, notes);
       std::set<std::string> names;
       for (const TakenAlong& one : findings.taken_along) names.insert(one.name);
@@ -294,7 +294,7 @@ std::string config_toml(const Config& config) {
                          list ? "[[environment]]" : "[" + path + "]");
     }
     const std::string key = dot == std::string::npos ? value.key : value.key.substr(dot + 1);
-    // A file's name may hold anything, a comment no control characters.
+    // A file name may contain anything, but a comment must not contain control characters.
     std::string origin = value.origin;
     for (char& c : origin) {
       if (static_cast<unsigned char>(c) < 0x20 || c == '\x7f') c = '?';

@@ -1,5 +1,4 @@
-// What is printed of a configuration: the dump, which reads back to the same, and the reference
-// page.
+// Printing a configuration: the dump, which parses back to the same values, and the reference page.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -110,7 +109,7 @@ TEST(ConfigDump, OfMutatedTextsReturnsOrThrowsError) {
         case 0: text.insert(at, word); break;
         case 1: text.erase(at, 1 + rng.below(12)); break;
         case 2: text.replace(at, 1, word); break;
-        default: {  // a line out
+        default: {  // removes a line
           const size_t start = text.rfind('\n', at);
           if (start != std::string::npos) text.erase(start, text.find('\n', start + 1) - start);
         }

@@ -1,5 +1,5 @@
-// All problems of a configuration at once, what --unset and --set take out of a file, and where
-// input paths point to.
+// Reporting all problems of a configuration at once, what --unset and --set remove from a file, and
+// how input paths are resolved.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -68,7 +68,7 @@ TEST(Problems, AreAllReportedInTheOrderOfTheFile) {
                 {"line 11: trainer.loss.icepop_ratio_low = -1", "at least"},
                 {"line 12: environment.0 has no name"},
                 {"line 15: environment.1.min_length = 9", "environment.1.max_length (8)"},
-                {"line 16: environment.1.data", "belongs to environment jsonl"},
+                {"line 16: environment.1.data", "is a key of environment jsonl"},
                 {"line 17: checkpoints", "did you mean checkpoint?"},
                 {"--set trainer.epochs = 0", "1 to 1000"},
                 {"--set foo", "no \"=\"", "key=value"}});
@@ -80,7 +80,7 @@ TEST(Problems, OneIsSaidWithoutACount) {
   EXPECT_TRUE(error_of("seed = -1\n").starts_with("run.toml line 1: seed = -1: must be"));
 }
 
-// What is refused itself keeps its default meanwhile, which must not be held against other keys.
+// A refused value keeps its default in the meantime, which must not cause problems for other keys.
 TEST(Problems, OfAValueDoNotMakeOthers) {
   expect_lines(problems_of(kSort + "min_length = 9\nmax_length = \"x\"\n"), {{"line 4"}});
   expect_lines(problems_of("[trainer]\nfinal_rate = 0.1\nschedule = \"lineal\"\n"), {{"line 3"}});
@@ -112,9 +112,9 @@ TEST(Problems, OfASweepAndItsRowsAreAllReported) {
     expect_lines(error.problems, {{"base is missing"},
                                   {"line 1: bas", "did you mean base?"},
                                   {"line 2: output_dir = 3"},
-                                  {"line 3: seeds", "-2 in it must be 0 to"},
+                                  {"line 3: seeds", "-2 in the list must be 0 to"},
                                   {"line 5: table.name"},
-                                  {"line 8", "1 in it is no text"},
+                                  {"line 8", "1 in the list is not a string"},
                                   {"line 8", "seed=3", "leave it out"},
                                   {"line 8", "--set y", "no \"=\""}});
   }
@@ -154,14 +154,14 @@ TEST(Unset, TakesKeysAndTablesOutOfTheFile) {
   EXPECT_EQ(parse_without(kThree, {"trainer"}).preset, "icepop");
   EXPECT_EQ(parse_without(kThree, {"environment.0.max_length"}).run.environments[0].max_length, 8);
   EXPECT_TRUE(parse_without(kThree, {"environment"}).run.environments.empty());
-  // Numbers are those of the file; --set counts what is left.
+  // --unset uses the numbers of the file; --set numbers what is left.
   const Config config =
       parse_without(kThree, {"environment.0", "environment.1"}, {"environment.min_length=2"});
   ASSERT_EQ(config.run.environments.size(), 1u);
   EXPECT_EQ(config.run.environments[0].id, "other");
   EXPECT_EQ(config.run.environments[0].min_length, 2);
   EXPECT_EQ(origin_of(config, "seed"), "run.toml line 1");
-  // What is wrong can be taken out too.
+  // Invalid keys can be removed too.
   EXPECT_EQ(parse_without("sead = 3\n[nonsense]\nx = 1\n", {"sead", "nonsense"}).run.seed, 1);
 }
 
@@ -283,12 +283,12 @@ TEST(Paths, OfAFileStartAtTheFileWhereTheyExistThereElseHere) {
   EXPECT_EQ(config.run.environments[0].data, inner + "/d.jsonl");
   EXPECT_EQ(config.run.environments[0].eval_data, here + "/here.jsonl");
   EXPECT_EQ(config.run.environments[0].command, "./d.jsonl");
-  // The dump has them as they are, so that it means the same in every folder.
+  // The dump contains absolute paths, so that it means the same in every folder.
   EXPECT_EQ(effective_of(parse_config(catalog, "/elsewhere/run.toml", config_toml(config), {},
                                       ConfigScope::whole)),
             effective_of(config));
   EXPECT_EQ(origin_of(config, "model.path"), inner + "/run.toml line 3");
-  // What --set gives starts here.
+  // Paths in --set are relative to the working directory.
   const Config set =
       parse_config(catalog, inner + "/run.toml", text,
                    {"environment.data=d.jsonl", "model.tokenizer=byte"}, ConfigScope::whole);
@@ -316,7 +316,7 @@ TEST(Limits, DeepTomlIsRefusedWithItsLine) {
   }
   expect_words(error_of("\n\nx." + dots + " = 1\n"), {"run.toml line 3", "64 dots"});
   EXPECT_THROW(parse("", {dots + "=1"}), Error);
-  // Dots in numbers, texts and comments are none of a key's.
+  // Dots in numbers, strings and comments do not count.
   std::string numbers = "x = [", comment = "#", quoted = "\"";
   for (int i = 0; i < 200; ++i) numbers += "1.5, ", comment += '.', quoted += '.';
   expect_words(error_of(numbers + "] " + comment + "\n"), {"line 1", "x = a list"});
@@ -337,7 +337,7 @@ TEST(Limits, ThousandsOfEnvironmentsTakeNoTime) {
   EXPECT_EQ(config.run.environments.size(), 4000u);
   EXPECT_EQ(config.run.environments[3999].id, "sort_4000");
   EXPECT_FALSE(dump.empty());
-  // Under a second by far; a sanitizer on a busy machine has its share of patience.
+  // Normally well under a second; the limit allows for sanitizers on a busy machine.
   EXPECT_LT(seconds.count(), 20.0);
 }
 

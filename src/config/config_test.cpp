@@ -1,4 +1,4 @@
-// TOML to settings, with places in every message.
+// TOML to settings, with file and line in every message.
 
 #include "config/config.h"
 

@@ -20,7 +20,7 @@ std::vector<std::string> names_in(const Known& known, const Section& section) {
   return names;
 }
 
-// Full names under which some table has `key`, be it a value or a table.
+// Full names of tables that have `key`, either as a value or as a table.
 std::vector<std::string> elsewhere(const Known& known, const std::string& key) {
   std::vector<std::string> names;
   for (const Section& section : known.sections) {
@@ -48,9 +48,9 @@ class Reader {
   Reader(const Known& known, const std::string& name, ConfigScope scope, Problems& problems)
       : known_(known), name_(name), scope_(scope), problems_(problems) {}
 
-  // The tables and values of `table`, which is `section` under `path` (with a dot).
+  // Reads the tables and values of `table`, which is `section`; `path` is its path with a dot.
   void walk(const toml::table& table, const Section& section, const std::string& path) {
-    // TOML tables are sorted by key; what is read keeps the order of the file.
+    // TOML tables are sorted by key; restore the order of the file.
     std::vector<std::pair<const toml::key*, const toml::node*>> items;
     for (const auto& [key, node] : table) items.emplace_back(&key, &node);
     std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) {
@@ -96,7 +96,7 @@ class Reader {
     if (!scalar) problems_.blame(full);
     if (!scalar && section.open) {
       throw Error(
-          fmt::format("{}: {}: {} is not a value any key here takes", where, full, kind_of(node)));
+          fmt::format("{}: {}: {} is not a valid value for any key", where, full, kind_of(node)));
     }
     if (!scalar) {
       throw Error(fmt::format("{}: {} = {}: {}", where, full, kind_of(node), demand(*field)));
@@ -108,8 +108,8 @@ class Reader {
     const toml::array* list = node.as_array();
     if (list == nullptr) {
       throw Error(
-          fmt::format("{}: environment = {}: must be a list of tables; write "
-                      "[[environment]], once for each",
+          fmt::format("{}: environment = {}: must be a list of tables; write [[environment]] for "
+                      "each",
                       where, node_text(node)));
     }
     for (const toml::node& element : *list) {

@@ -1,4 +1,4 @@
-// What reading a configuration finds: problems, all of them, and keys of the file that the command
+// What reading a configuration finds: all of its problems, and keys of the file that the command
 // line leaves without effect.
 #pragma once
 
@@ -12,14 +12,14 @@
 
 namespace leeway {
 
-// Problems in the order of the file, those of the command line after them.
+// Problems in the order of the file, followed by those of the command line.
 class Problems {
  public:
   void add(uint64_t order, std::string text);
   void add(const Given& given, const std::string& problem);
   void add(const Problems& others);
 
-  // Runs `step`; what it throws is a problem at `order`.
+  // Runs `step`; an Error that it throws becomes a problem at `order`.
   template <class Step>
   void attempt(uint64_t order, Step&& step) {
     try {
@@ -35,14 +35,15 @@ class Problems {
     if (problems_.size() > before) blamed_.insert(given.name());
   }
 
-  // Says of a value that is not there or no value that it cannot be judged.
+  // Marks a value as missing or invalid, so that checks which depend on it are skipped.
   void blame(const std::string& name) { blamed_.insert(name); }
-  // Whether a value was refused: what depends on it cannot be judged.
+  // Whether a value was refused, so that what depends on it cannot be checked.
   bool blames(const std::string& name) const { return blamed_.contains(name); }
-  // Whether there are more than are shown: further ones need no remedy, which takes its time.
+  // Whether there are more problems than are shown. Further ones need no suggestion, which is slow
+  // to compute.
   bool full() const;
   size_t count() const { return problems_.size(); }
-  // Throws ConfigError unless there are none.
+  // Throws ConfigError if there are any problems.
   void throw_if_any() const;
 
  private:
@@ -54,9 +55,9 @@ class Problems {
   std::set<std::string> blamed_;
 };
 
-// A key of the file that has no effect beside what the command line says.
+// A key of the file that has no effect because of the command line.
 struct TakenAlong {
-  std::string name;   // of the key
+  std::string name;   // full name of the key
   std::string cause;  // "--set trainer.schedule = \"constant\"", "--unset trainer.schedule"
 };
 
@@ -64,9 +65,9 @@ struct Findings {
   Problems problems;
   std::vector<TakenAlong> taken_along;
 
-  // `given`, the last value of a key, has no effect because of the keys `causes`; a cause that ends
-  // with a dot is all keys of that table. It is taken along where it stands in the file and a cause
-  // comes from the command line, and else a problem.
+  // Records that `given`, the last value of a key, has no effect because of the keys `causes`; a
+  // cause that ends with a dot means all keys of that table. If `given` is in the file and a cause
+  // comes from the command line, the key is dropped with a note; otherwise it is a problem.
   void inert(const Document& document, const Given& given, const std::vector<std::string>& causes,
              const std::string& problem);
 };

@@ -62,7 +62,7 @@ Value to_value(const Scalar& scalar) {
 }
 
 std::string toml_string(const std::string& text) {
-  JsonWriter quoted;  // TOML's basic strings escape as JSON's do, but for one character
+  JsonWriter quoted;  // TOML's basic strings escape like JSON's, with one exception
   quoted.value(text);
   std::string out;
   for (const char c : quoted.text()) {

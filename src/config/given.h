@@ -1,5 +1,5 @@
-// Values as a file or the command line gives them, each with its place, before anything is made
-// of them.
+// Values as a file or the command line gives them, each with its place, before they are
+// interpreted.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace leeway {
 
-// Integers stay integers: some keys take no others.
+// Integers stay integers: some keys accept nothing else.
 using Scalar = std::variant<bool, int64_t, double, std::string>;
 
 struct Given {
@@ -23,18 +23,18 @@ struct Given {
   std::string key;
   Scalar value;
   std::string place;   // "run.toml line 3" or "--set"
-  uint64_t order = 0;  // of problems: as in the file, then as on the command line
+  uint64_t order = 0;  // of problems: file order, then command-line order
 
   bool in_file() const { return place != "--set"; }
   std::string name() const { return path + key; }
-  // What Setting::where holds: the words before the key.
+  // The prefix of a key in messages, as in Setting::where.
   std::string where() const { return place + (in_file() ? ": " : " ") + path; }
 };
 
 // Throws Error "PLACE: NAME = VALUE: problem".
 [[noreturn]] void refuse(const Given& given, const std::string& problem);
 
-// What is known, for hints: all tables, one [[environment]] and the keys of native losses.
+// What is known, for suggestions: all tables, one [[environment]] and the keys of native losses.
 struct Known {
   std::vector<Section> sections;
   Section environment;
@@ -43,24 +43,24 @@ struct Known {
   const Section* find(const std::string& path) const;
 };
 
-// Everything that a file and --set say, in their order; the last of a key counts.
+// Everything that a file and --set give, in order; the last value of a key wins.
 class Document {
  public:
-  std::vector<std::string> tables;  // paths that are there
-  // The places of [[environment]] tables, and their order among problems.
+  std::vector<std::string> tables;  // paths that are present
+  // The places of [[environment]] tables, and their sort keys for problems.
   std::vector<std::pair<std::string, uint64_t>> environments;
-  std::vector<std::string> unset;  // names that --unset took out of the file
+  std::vector<std::string> unset;  // names that --unset removed from the file
 
   const std::vector<Given>& values() const { return values_; }
   void add(Given given);
-  // Takes out every value of these full names.
+  // Removes every value with one of these full names.
   void remove(const std::set<std::string>& names);
 
   bool has_table(const std::string& path) const;
   // The last value of a full name, or nullptr.
   const Given* find(const std::string& name) const;
-  // What the command line says of a key, or of any in a table where the name ends with a dot:
-  // "--set NAME = VALUE", "--unset NAME"; empty: nothing.
+  // The command-line option for a key, or for any key of a table if the name ends with a dot:
+  // "--set NAME = VALUE" or "--unset NAME"; empty if there is none.
   std::string command_line(const std::string& name) const;
 
  private:

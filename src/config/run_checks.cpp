@@ -1,4 +1,4 @@
-// What two or more keys must keep together.
+// Constraints between two or more keys.
 
 #include <fmt/format.h>
 
@@ -33,7 +33,9 @@ class Checks {
             fmt::format("with model.model_type = \"llama\", model.hidden_size ({}) must be a "
                         "multiple of model.num_attention_heads ({})",
                         m.hidden_size, m.num_attention_heads));
-    require(m.head_dim % 2 == 0, {"model.head_dim"}, "must be even: rotary embeddings turn pairs");
+    require(m.head_dim % 2 == 0, {"model.head_dim"},
+            "must be even: RoPE rotates pairs of "
+            "dimensions");
   }
 
   void trainer() {
@@ -45,11 +47,11 @@ class Checks {
         "minibatches or leave optimizer_steps out");
     const bool on_gpu = run_.model.device == Device::cuda;
     require(on_gpu || t.precision != TrainingPrecision::bf16, {"trainer.precision", "model.device"},
-            "the CPU trains in float32; leave trainer.precision out, or set model.device = "
+            "the CPU trains in float32 only; leave trainer.precision out, or set model.device = "
             "\"cuda\"");
     require(!on_gpu || run_.rollout.precision != Precision::int8,
             {"rollout.precision", "model.device"},
-            "int8 is of the CPU alone; with model.device = \"cuda\" take bf16 or float32");
+            "int8 works on the CPU only; with model.device = \"cuda\" use bf16 or float32");
   }
 
   void loss() {
@@ -58,20 +60,21 @@ class Checks {
     const std::vector<std::string> keys = {"trainer.loss."};
     if (loss_->reads(Stream::teacher)) {
       require(!t.teacher.empty(), {"trainer.loss.teacher_tau", "trainer.loss.preset"},
-              "the loss reads a teacher's log-probabilities (teacher_tau); give trainer.teacher, a "
+              "the loss reads a teacher's logprobs (teacher_tau); set trainer.teacher to a "
               "Hugging Face folder");
     } else {
       effective(t.teacher.empty(), "trainer.teacher", keys,
-                "inert: the loss reads no teacher; set trainer.loss.teacher_tau, or leave it out");
+                "inert: the loss does not read a teacher; set trainer.loss.teacher_tau, or leave "
+                "it out");
     }
     effective(t.reference == "initial" || loss_->reads(Stream::ref), "trainer.reference", keys,
-              fmt::format("inert: trainer.loss.preset = \"{}\" reads no ref with these keys; take "
-                          "a loss that does (grpo with ref_kl), or leave it out",
+              fmt::format("inert: trainer.loss.preset = \"{}\" does not read ref with these "
+                          "keys; use a loss that does (grpo with ref_kl), or leave it out",
                           loss_->preset));
     effective(t.prox_forward == ProxForward::automatic || loss_->reads(Stream::prox),
               "trainer.prox_forward", keys,
-              fmt::format("inert: trainer.loss.preset = \"{}\" reads no prox with these keys; take "
-                          "a loss that does (ppo), or leave it out",
+              fmt::format("inert: trainer.loss.preset = \"{}\" does not read prox with these "
+                          "keys; use a loss that does (ppo), or leave it out",
                           loss_->preset));
   }
 
@@ -89,12 +92,12 @@ class Checks {
                         o.min_group_size, o.group_size));
     require(run_.rollout.max_sequences >= o.group_size,
             {"rollout.max_sequences", "orchestrator.group_size"},
-            fmt::format("rollout.max_sequences ({}) must be at least orchestrator.group_size ({}): "
-                        "the rollouts of a group share their prompt's pass",
+            fmt::format("rollout.max_sequences ({}) must be at least orchestrator.group_size "
+                        "({}): the rollouts of a group share one prefill of their prompt",
                         run_.rollout.max_sequences, o.group_size));
     const double temperature = run_.rollout.temperature;
     require(temperature == 0 || temperature >= kLeastTemperature, {"rollout.temperature"},
-            fmt::format("must be 0, which is greedy, or at least {}", kLeastTemperature));
+            fmt::format("must be 0 (greedy) or at least {}", kLeastTemperature));
   }
 
   void environment(size_t index) {
@@ -122,10 +125,11 @@ class Checks {
   }
 
  private:
-  // Blames the first of `names` that was given. Defaults keep every rule, so that one was.
+  // Blames the first of `names` that was given. The defaults satisfy every rule, so at least one
+  // was.
   void require(bool condition, const std::vector<std::string>& names, const std::string& problem) {
     if (condition) return;
-    // A value that is refused itself says nothing about the others.
+    // Skip rules about values that were themselves refused.
     for (const std::string& name : names) {
       if (findings_.problems.blames(name)) return;
     }
@@ -136,7 +140,7 @@ class Checks {
     LEEWAY_CHECK(false, fmt::format("a default breaks a rule: {}", problem));
   }
 
-  // The key `name` must have an effect beside the keys `causes`. Its default has one always.
+  // The key `name` must have an effect given the keys `causes`. Its default always has one.
   void effective(bool condition, const std::string& name, const std::vector<std::string>& causes,
                  const std::string& problem) {
     if (condition) return;
@@ -151,8 +155,8 @@ class Checks {
       return c == '_' || c == '-' || c == '.' || (c < 128 && std::isalnum(c) != 0);
     });
     require(plain && id != "all", {id_key},
-            "must be of letters, digits, '_', '-' and '.', and not \"all\": it is a part of "
-            "metric names");
+            "must consist of letters, digits, '_', '-' and '.', and not be \"all\": it is part "
+            "of metric names");
     const auto [other, is_new] = ids_.emplace(id, index);
     if (is_new) return;
     require(false, {id_key, name_key},
@@ -169,7 +173,7 @@ class Checks {
       left.erase(at, 1);
       return true;
     });
-    require(known, {operators}, "must be of '+', '-' and '*', each at most once");
+    require(known, {operators}, "must consist of '+', '-' and '*', each at most once");
     const bool product = e.operators.find('*') != std::string::npos;
     const double bits =
         static_cast<double>(e.terms) * std::log2(static_cast<double>(e.max_operand));
@@ -182,7 +186,7 @@ class Checks {
   const RunConfig& run_;
   const LossSpec* loss_;
   Findings& findings_;
-  std::unordered_map<std::string, size_t> ids_;  // of environments, by id
+  std::unordered_map<std::string, size_t> ids_;  // number of environments with each id
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What keys must keep together: each contradiction and each key without effect is refused.
+// Constraints between keys: every contradiction and every key without effect is refused.
 
 #include <gtest/gtest.h>
 
@@ -148,7 +148,7 @@ TEST(RunChecks, EnvironmentsTakeTheirOwnKeysOnly) {
                                             "prompt_key = \"p\"", "answer_key = \"a\""};
   for (const std::string& key : of_sort) {
     expect_taken({sort + key + "\n"});
-    expect_refused({{sums + key + "\n", {"line 3", key, "belongs to environment sort"}},
+    expect_refused({{sums + key + "\n", {"line 3", key, "is a key of environment sort"}},
                     {file + key + "\n", {"line 4", "environment sort", "\"jsonl\""}}});
   }
   for (const std::string& key : of_sums) {
@@ -157,7 +157,7 @@ TEST(RunChecks, EnvironmentsTakeTheirOwnKeysOnly) {
   }
   for (const std::string& key : of_file) {
     expect_taken({file + key + "\n"});
-    expect_refused({{calculator + key + "\n", {"line 3", key, "belongs to environment jsonl"}}});
+    expect_refused({{calculator + key + "\n", {"line 3", key, "is a key of environment jsonl"}}});
   }
   for (const std::string& environment : {sort, sums, calculator, file}) {
     expect_taken({environment + "id = \"x-1.y_\"\nweight = 0.5\n"});

@@ -1,4 +1,4 @@
-// What the keys of a run's configuration are: tables, bindings, allowed values and meanings.
+// The keys of a run's configuration: tables, bindings, allowed values and meanings.
 
 #include "config/run_config.h"
 
@@ -13,19 +13,19 @@
 namespace leeway {
 namespace {
 
-// Limits are far above any use and keep products of sizes, such as rollouts of a whole run, within
-// 63 bits.
+// Limits far above any practical use that keep products of sizes, such as the rollouts of a whole
+// run, within 63 bits.
 constexpr double kMostSteps = 1e8;
 constexpr double kMostPrompts = 1e6;
-constexpr double kMostRollouts = 1e4;  // of a prompt
+constexpr double kMostRollouts = 1e4;  // per prompt
 constexpr double kMostTokens = 0x1p30;
 constexpr double kMostThreads = 1024;
-constexpr double kMostSeed = 0x1p53 - 1;  // exact wherever JSON is read
+constexpr double kMostSeed = 0x1p53 - 1;  // exact in any JSON reader
 constexpr double kMostBytes = 0x1p50;
 
 const Range kNotNegative{.low = 0};
 const Range kPositive{.low = 0, .open_low = true};
-// Of weights and penalties: sums of products with rewards and counts stay finite.
+// Limit on weights and penalties that keeps sums of products with rewards and counts finite.
 constexpr double kMostWeight = 1e9;
 const Range kWeight{.low = 0, .high = kMostWeight, .open_low = true};
 const Range kWeightOrNone{.low = 0, .high = kMostWeight};
@@ -44,7 +44,7 @@ Field flag(const char* key, bool& value, const char* meaning) {
 Field text(const char* key, std::string& value, const char* meaning) {
   return {.key = key, .target = &value, .meaning = meaning};
 }
-// Text that says something.
+// Text that must not be empty.
 Field word(const char* key, std::string& value, const char* meaning) {
   return {.key = key, .target = &value, .meaning = meaning, .may_be_empty = false};
 }
@@ -60,13 +60,13 @@ Field choice(const char* key, E& value, const char* meaning) {
           .choices = {kNames<E>.begin(), kNames<E>.end()}};
 }
 
-// A key that the value of the key `by` leaves without effect if `condition` holds.
+// A key that has no effect because of the value of key `by` if `condition` holds.
 Field inert_if(bool condition, const std::string& by, const std::string& reason, Field field) {
   field.inert_by = by;
   if (condition) field.inert = reason;
   return field;
 }
-// A file or folder to be read; `word` is a value that is none.
+// A file or folder that is read; `word` is a special value that is not a path.
 Field input(Field field, const char* word = "") {
   field.input_path = true;
   field.no_path = word;
@@ -76,27 +76,29 @@ Field input(Field field, const char* word = "") {
 std::vector<Field> model_fields(ModelTable& t) {
   std::vector<Field> fields = {
       input(text("path", t.path,
-                 "A Hugging Face folder to start from; empty makes a model from scratch.")),
+                 "A Hugging Face folder to start from; if empty, a model is initialized from "
+                 "scratch.")),
       input(text("tokenizer", t.tokenizer,
-                 "`byte`, or a tokenizer.json; empty takes that of `path`, and `byte` from "
-                 "scratch."),
+                 "`byte`, or a tokenizer.json; if empty, the one in `path`, or `byte` for a "
+                 "model from scratch."),
             "byte"),
       choice("device", t.device,
-             "What trains and samples; cuda needs a GPU and a build with PyTorch for CUDA."),
+             "Device for training and sampling; cuda needs a GPU and a build with PyTorch for "
+             "CUDA."),
   };
   const std::string reason = fmt::format(
-      "shapes a model made from scratch, and model.path = {} brings its own shape; leave out one "
-      "of the two",
+      "sets the shape of a model made from scratch, but model.path = {} has its own shape; leave "
+      "out one of the two",
       toml_string(t.path));
   for (Field& field : std::vector<Field>{
            choice("model_type", t.model_type,
-                  "Family of the decoder; qwen2 has biases on queries, keys and values, qwen3 "
-                  "norms on queries and keys."),
+                  "Decoder family; qwen2 has biases on queries, keys and values, qwen3 has "
+                  "RMSNorm on queries and keys."),
            integer("vocab_size", t.vocab_size, 0, 0x1p30,
-                   "Number of token ids; 0 takes what the tokenizer needs."),
+                   "Size of the vocabulary; 0 means what the tokenizer needs."),
            integer("hidden_size", t.hidden_size, 1, 0x1p20, "Width of the residual stream."),
            integer("intermediate_size", t.intermediate_size, 1, 0x1p22,
-                   "Width inside the feed-forward part."),
+                   "Hidden width of the feed-forward (SwiGLU) block."),
            integer("num_hidden_layers", t.num_hidden_layers, 1, 4096, "Number of layers."),
            integer("num_attention_heads", t.num_attention_heads, 1, 4096,
                    "Query heads; a multiple of `num_key_value_heads`, and a divisor of "
@@ -106,12 +108,11 @@ std::vector<Field> model_fields(ModelTable& t) {
                    "Key and value heads, shared by groups of query heads."),
            integer("head_dim", t.head_dim, 2, 1024, "Width of a head; even."),
            integer("max_position_embeddings", t.max_position_embeddings, 1, kMostTokens,
-                   "Longest sequence, prompt and completions together."),
-           number("rms_norm_eps", t.rms_norm_eps, kPositive,
-                  "Added to the mean square inside each norm."),
-           number("rope_theta", t.rope_theta, kPositive, "Base of the rotary frequencies."),
+                   "Maximum sequence length, prompt and completions together."),
+           number("rms_norm_eps", t.rms_norm_eps, kPositive, "Epsilon of RMSNorm."),
+           number("rope_theta", t.rope_theta, kPositive, "RoPE base frequency."),
            flag("tie_word_embeddings", t.tie_word_embeddings,
-                "Whether the output head is the embedding."),
+                "Whether the output head shares the embedding's weights."),
        }) {
     fields.push_back(inert_if(!t.path.empty(), "model.path", reason, std::move(field)));
   }
@@ -119,9 +120,9 @@ std::vector<Field> model_fields(ModelTable& t) {
 }
 
 std::vector<Field> optimizer_fields(OptimizerTable& t, const std::string& path) {
-  const char* rate = "AdamW's rate after the warm-up; 0 leaves the weights as they are.";
+  const char* rate = "AdamW learning rate after the warm-up; 0 leaves the weights unchanged.";
   const char* rate_or_auto =
-      "AdamW's rate after the warm-up; 0 leaves the weights as they are, `auto` is 0.3 / "
+      "AdamW learning rate after the warm-up; 0 leaves the weights unchanged, `auto` is 0.3 / "
       "`hidden_size`^1.5 of the model.";
   return {
       path == "sft" ? number("learning_rate", t.learning_rate.value, kNotNegative, rate)
@@ -130,42 +131,45 @@ std::vector<Field> optimizer_fields(OptimizerTable& t, const std::string& path) 
                             .meaning = rate_or_auto,
                             .range = kNotNegative},
       integer("warmup_steps", t.warmup_steps, 0, kMostSteps,
-              "Optimizer steps over which the rate rises from 0 to `learning_rate`."),
+              "Optimizer steps over which the learning rate rises from 0 to `learning_rate`."),
       choice("schedule", t.schedule,
-             "How the rate goes on after the warm-up, down to `final_rate` at the last step."),
+             "Learning-rate schedule after the warm-up, down to `final_rate` at the last step."),
       inert_if(t.schedule == RateSchedule::constant, path + ".schedule",
                fmt::format("inert with {}.schedule = \"constant\"; set schedule to \"linear\" or "
                            "\"cosine\", or leave final_rate out",
                            path),
                number("final_rate", t.final_rate, kShare,
-                      "Share of `learning_rate` left at the end; for linear and cosine.")),
-      number("beta1", t.beta1, kShareBelowOne, "AdamW's decay of the first moment."),
-      number("beta2", t.beta2, kShareBelowOne, "AdamW's decay of the second moment."),
-      number("epsilon", t.epsilon, kPositive, "AdamW's addition to the denominator."),
+                      "Final learning rate as a fraction of `learning_rate`; for linear and "
+                      "cosine.")),
+      number("beta1", t.beta1, kShareBelowOne, "AdamW decay of the first moment."),
+      number("beta2", t.beta2, kShareBelowOne, "AdamW decay of the second moment."),
+      number("epsilon", t.epsilon, kPositive, "AdamW epsilon, added to the denominator."),
       number("weight_decay", t.weight_decay, kNotNegative,
-             "AdamW's decay of matrices; norms and biases have none."),
+             "AdamW weight decay; applies to matrices, not to norms and biases."),
       number("max_grad_norm", t.max_grad_norm, kNotNegative,
-             "Gradients of a larger norm are scaled down to it; 0 leaves them."),
+             "Gradient clipping: gradients with a larger norm are scaled down to it; 0 disables "
+             "clipping."),
   };
 }
 
 std::vector<Field> sft_fields(SftTable& t) {
   std::vector<Field> fields = {
-      integer("max_steps", t.max_steps, 1, kMostSteps, "Optimizer steps at most."),
-      integer("batch_size", t.batch_size, 1, kMostPrompts, "Demonstrations of a step."),
+      integer("max_steps", t.max_steps, 1, kMostSteps, "Maximum number of optimizer steps."),
+      integer("batch_size", t.batch_size, 1, kMostPrompts, "Demonstrations per step."),
       input(text("data", t.data,
-                 "A JSONL file of demonstrations; empty takes those that the environments make.")),
+                 "A JSONL file of demonstrations; if empty, the environments generate them.")),
       number("stop_at_reward", t.stop_at_reward, kNotNegative,
-             "Stops when sampled held-out prompts reach this mean reward; 0 goes on to the end."),
+             "Stop early once sampled held-out prompts reach this mean reward; 0 disables early "
+             "stopping."),
   };
   const std::string reason =
-      "inert without sft.stop_at_reward; give a reward to stop at, or leave it out";
+      "inert without sft.stop_at_reward; set a reward to stop at, or leave it out";
   for (Field& field : std::vector<Field>{
            integer("check_every", t.check_every, 1, kMostSteps,
-                   "Steps between two looks at the reward."),
-           integer("check_from", t.check_from, 0, kMostSteps, "Step of the first look."),
+                   "Steps between checks of the reward."),
+           integer("check_from", t.check_from, 0, kMostSteps, "Step of the first check."),
            integer("check_prompts", t.check_prompts, 1, kMostPrompts,
-                   "Held-out prompts sampled for a look."),
+                   "Held-out prompts sampled per check."),
        }) {
     fields.push_back(
         inert_if(t.stop_at_reward == 0, "sft.stop_at_reward", reason, std::move(field)));
@@ -177,39 +181,41 @@ std::vector<Field> sft_fields(SftTable& t) {
 std::vector<Field> trainer_fields(TrainerTable& t, Device device) {
   const bool on_gpu = device == Device::cuda;
   const std::string of_cpu =
-      "is of the CPU alone and inert with model.device = \"cuda\"; leave it out";
+      "applies to the CPU only and is inert with model.device = \"cuda\"; leave it out";
   std::vector<Field> fields = {
-      integer("max_steps", t.max_steps, 1, kMostSteps, "Batches of rollouts to train on."),
+      integer("max_steps", t.max_steps, 1, kMostSteps, "Number of rollout batches to train on."),
       integer("epochs", t.epochs, 1, 1000, "Passes over each batch."),
-      integer("minibatches", t.minibatches, 1, kMostPrompts, "Parts that a batch is cut into."),
+      integer("minibatches", t.minibatches, 1, kMostPrompts,
+              "Number of minibatches that a batch "
+              "is split into."),
       choice("optimizer_steps", t.optimizer_steps,
-             "One optimizer step after all parts of a pass, or one after each part."),
+             "One optimizer step per pass over the batch, or one per minibatch."),
       integer("max_tokens", t.max_tokens, 1, kMostTokens,
-              "Tokens of one forward and backward pass at most."),
+              "Maximum tokens per forward and backward pass (micro-batch)."),
       choice("prox_forward", t.prox_forward,
-             "Whether the policy before the update is evaluated for losses that read `prox`; auto "
-             "does so when more than one optimizer step follows."),
+             "Whether to compute logprobs of the policy before the update, for losses that read "
+             "`prox`; auto does so if the batch takes more than one optimizer step."),
       input(word("reference", t.reference,
-                 "The policy that a penalty compares with: `initial`, the one at step 0, or a "
-                 "Hugging Face folder; for losses that read `ref`."),
+                 "Reference policy for losses that read `ref`: `initial` (the policy at step 0) "
+                 "or a Hugging Face folder."),
             "initial"),
       input(text("teacher", t.teacher,
-                 "A Hugging Face folder; needed by losses with `teacher_tau`, refused for "
+                 "A Hugging Face folder; required by losses with `teacher_tau`, refused for "
                  "others.")),
       number("entropy_bonus", t.entropy_bonus, kNotNegative,
-             "Times the mean entropy, taken off the loss."),
+             "Entropy coefficient: this times the mean entropy is subtracted from the loss."),
       inert_if(on_gpu, "model.device", of_cpu,
                choice("numerics", t.numerics,
-                      "Exact gives the sampler's bits whatever is computed side by side; fast uses "
-                      "the BLAS; on the CPU.")),
+                      "CPU only: exact reproduces the sampler's bits however tokens are batched; "
+                      "fast uses the BLAS.")),
       choice("precision", t.precision,
-             "Of the trainer's passes, whose weights and optimizer are float32; auto is bf16 on "
-             "cuda and float32 on cpu, which has no other."),
+             "Dtype of the trainer's forward and backward passes; weights and optimizer state "
+             "are float32. auto is bf16 on cuda and float32 on cpu, which supports only float32."),
       flag("recompute_activations", t.recompute_activations,
-           "Whether layers are computed again in the backward pass instead of kept."),
+           "Whether to recompute activations in the backward pass instead of storing them."),
       inert_if(on_gpu, "model.device", of_cpu,
                integer("threads", t.threads, 0, kMostThreads,
-                       "Threads of the trainer on the CPU; 0 leaves it to the plan.")),
+                       "Number of trainer threads on the CPU; 0 chooses automatically.")),
   };
   for (Field& field : optimizer_fields(t.optimizer, "trainer")) fields.push_back(std::move(field));
   return fields;
@@ -217,52 +223,52 @@ std::vector<Field> trainer_fields(TrainerTable& t, Device device) {
 
 std::vector<Field> orchestrator_fields(OrchestratorTable& t) {
   return {
-      integer("prompts_per_batch", t.prompts_per_batch, 1, kMostPrompts, "Groups of a batch."),
-      integer("group_size", t.group_size, 1, kMostRollouts, "Rollouts of a prompt."),
+      integer("prompts_per_batch", t.prompts_per_batch, 1, kMostPrompts, "Groups per batch."),
+      integer("group_size", t.group_size, 1, kMostRollouts, "Rollouts per prompt."),
       integer("max_off_policy_steps", t.max_off_policy_steps, 0, kMostSteps,
-              "How many updates a trained token may be behind; 0 is strictly on-policy."),
+              "Maximum staleness of a trained token, in policy updates; 0 is strictly on-policy."),
       choice("schedule", t.schedule,
-             "Lockstep repeats a run bit for bit; free lets sampling run ahead as it can."),
+             "lockstep makes runs repeatable bit for bit; free lets sampling run ahead as fast "
+             "as it can."),
       integer("max_inflight", t.max_inflight, 0, kMostPrompts,
-              "Rollouts under way at most; 0 for as many as staleness allows."),
-      integer("max_turns", t.max_turns, 1, 10000, "Turns of a rollout at most."),
+              "Maximum rollouts in flight; 0 means as many as staleness allows."),
+      integer("max_turns", t.max_turns, 1, 10000, "Maximum turns per rollout."),
       {.key = "max_error_reschedule_attempts",
        .target = &t.max_error_reschedule_attempts,
-       .meaning = "Rounds with a failure after which a group is given up.",
+       .meaning = "Number of failed attempts after which a group is given up.",
        .range = {.low = 1, .high = 1e6}},
-      integer(
-          "min_group_size", t.min_group_size, 0, kMostRollouts,
-          "Finished rollouts with which a group that is given up is trained all the same; 0 for "
-          "the whole group."),
+      integer("min_group_size", t.min_group_size, 0, kMostRollouts,
+              "A group that is given up is still trained if at least this many of its rollouts "
+              "finished; 0 means all of them."),
       integer("max_prompt_failures", t.max_prompt_failures, 1, 1e6,
-              "Groups of a prompt given up before the prompt is left out for good."),
+              "Groups of a prompt that may be given up before the prompt is excluded for good."),
       number("zero_progress_batches", t.zero_progress_batches, kPositive,
-             "Batches' worth of failed rollouts, without one that completes, after which the run "
-             "gives up."),
+             "The run gives up after this many batches' worth of consecutive failed rollouts."),
       number("retry_backoff", t.retry_backoff, kNotNegative,
-             "Seconds before a group's first retry; doubles every round, up to a minute."),
+             "Seconds before a group's first retry; doubles with every retry, up to a minute."),
       number("rollout_timeout", t.rollout_timeout, kNotNegative,
-             "Seconds from a rollout's start to its end; 0 waits for ever."),
+             "Seconds that a rollout may take; 0 means no limit."),
       choice("advantage", t.advantage, "How the rewards of a group become advantages."),
       number("length_penalty", t.length_penalty, kWeightOrNone,
-             "Taken off the longest of a group's best rollouts, less off shorter ones; 0 is off."),
+             "Length penalty: subtracted from the longest of a group's best rollouts, less from "
+             "shorter ones; 0 disables it."),
       flag("filter_zero_advantages", t.filter_zero_advantages,
-           "Whether groups whose advantages are all 0 are left out of the batch."),
+           "Whether to drop groups whose advantages are all 0 from the batch."),
   };
 }
 
 std::vector<Field> renderer_fields(RendererConfig& t) {
-  const std::string reason = "inert without orchestrator.renderer.name; give the renderer's name";
+  const std::string reason = "inert without orchestrator.renderer.name; set the renderer's name";
   const std::string by = "orchestrator.renderer.name";
   const bool nameless = t.name.empty();
   return {
       text("name", t.name, "The chat renderer, such as `qwen3`; empty for plain text."),
       inert_if(nameless && t.preserve_all_thinking, by, reason,
                flag("preserve_all_thinking", t.preserve_all_thinking,
-                    "Whether past thinking is always kept.")),
+                    "Whether to keep all past thinking.")),
       inert_if(nameless && t.preserve_thinking_between_tool_calls, by, reason,
                flag("preserve_thinking_between_tool_calls", t.preserve_thinking_between_tool_calls,
-                    "Whether thinking after the last user message is kept if a tool message "
+                    "Whether to keep thinking after the last user message if a tool message "
                     "follows.")),
   };
 }
@@ -270,69 +276,74 @@ std::vector<Field> renderer_fields(RendererConfig& t) {
 std::vector<Field> rollout_fields(RolloutTable& t) {
   return {
       integer("max_new_tokens", t.max_new_tokens, 1, kMostTokens,
-              "Sampled tokens of a turn at most."),
+              "Maximum sampled tokens per turn."),
       number("temperature", t.temperature, kNotNegative,
-             "Divides the logits; 0 is greedy, else at least 1e-4."),
+             "Sampling temperature; 0 is greedy, otherwise at least 1e-4."),
       integer("top_k", t.top_k, 0, kMostTokens,
-              "Samples among this many likeliest tokens; 0 among all, which training needs."),
+              "Sample from this many most likely tokens; 0 means all, which training requires."),
       number("top_p", t.top_p, {.low = 0, .high = 1, .open_low = true},
-             "Samples among the likeliest tokens of this total probability; training needs 1."),
+             "Sample from the most likely tokens with this total probability (nucleus); training "
+             "requires 1."),
       number("min_p", t.min_p, kShare,
              "Samples among tokens of at least this share of the likeliest one's probability; "
              "training needs 0."),
       choice("precision", t.precision, "Of the sampler's weights."),
       choice("kv_after_swap", t.kv_after_swap,
-             "What becomes of the keys and values of unfinished rollouts when weights change."),
+             "What happens to the KV cache of unfinished rollouts when the weights change."),
       text("stop", t.stop,
-           "Text whose last token ends a completion; empty leaves it to renderer and model."),
-      integer("kv_bytes", t.kv_bytes, 1, kMostBytes, "Memory for keys and values."),
-      integer("max_sequences", t.max_sequences, 1, 65536, "Sequences sampled at a time at most."),
+           "Stop text: its last token ends a completion; if empty, the renderer and model decide."),
+      integer("kv_bytes", t.kv_bytes, 1, kMostBytes, "Memory for the KV cache, in bytes."),
+      integer("max_sequences", t.max_sequences, 1, 65536,
+              "Maximum sequences sampled "
+              "concurrently."),
       integer("threads", t.threads, 0, kMostThreads,
-              "Threads of the sampler; 0 leaves it to the plan."),
+              "Number of sampler threads; 0 chooses automatically."),
   };
 }
 
 std::vector<Field> eval_fields(EvalTable& t) {
   return {
       integer("every", t.every, 0, kMostSteps,
-              "Steps between evaluations; 0 evaluates before the first and after the last only."),
-      integer("prompts", t.prompts, 1, kMostPrompts, "Held-out prompts of an evaluation."),
+              "Steps between evaluations; 0 evaluates only before the first and after the last."),
+      integer("prompts", t.prompts, 1, kMostPrompts, "Held-out prompts per evaluation."),
       integer("samples", t.samples, 1, kMostRollouts,
-              "Samples of each prompt at `rollout.temperature`."),
-      flag("greedy", t.greedy, "Whether one more sample is taken at temperature 0."),
+              "Samples per prompt at `rollout.temperature`."),
+      flag("greedy", t.greedy, "Whether to also take one greedy sample per prompt."),
   };
 }
 
 std::vector<Field> checkpoint_fields(CheckpointTable& t) {
   return {
       integer("every", t.every, 0, kMostSteps,
-              "Steps between two checkpoints; 0 makes one at the end only."),
-      integer("keep_last", t.keep_last, 1, 1e6, "Checkpoints kept; older ones are removed."),
+              "Steps between checkpoints; 0 writes only one, at the end."),
+      integer("keep_last", t.keep_last, 1, 1e6,
+              "Number of recent checkpoints to keep; older "
+              "ones are removed."),
       integer("keep_every", t.keep_every, 0, kMostSteps,
-              "Checkpoints of steps that this divides are kept for good; 0 keeps none."),
+              "Checkpoints at multiples of this step count are kept for good; 0 keeps none."),
   };
 }
 
 std::vector<Field> output_fields(OutputTable& t) {
   return {
-      flag("tensorboard", t.tensorboard, "Whether metrics are written for TensorBoard too."),
+      flag("tensorboard", t.tensorboard, "Whether to also write metrics for TensorBoard."),
       integer("rollouts_every", t.rollouts_every, 0, kMostSteps,
-              "Steps between two files of rollouts; 0 writes none."),
+              "Steps between files of rollouts; 0 writes none."),
       inert_if(t.rollouts_every == 0, "output.rollouts_every",
-               "inert with output.rollouts_every = 0; let rollouts be written, or leave it out",
+               "inert with output.rollouts_every = 0; set rollouts_every, or leave it out",
                integer("rollouts_groups", t.rollouts_groups, 0, kMostPrompts,
-                       "Groups in such a file; 0 for all.")),
+                       "Groups per file of rollouts; 0 means all.")),
       inert_if(t.rollouts_every == 0, "output.rollouts_every",
-               "inert with output.rollouts_every = 0; let rollouts be written, or leave it out",
+               "inert with output.rollouts_every = 0; set rollouts_every, or leave it out",
                integer("rollouts_keep", t.rollouts_keep, 0, kMostSteps,
-                       "Such files that stay: the first and the newest; 0 keeps all.")),
+                       "Number of rollout files to keep: the first and the newest; 0 keeps all.")),
       integer("batches_every", t.batches_every, 0, kMostSteps,
-              "Steps between two files with a whole batch and every stream that the loss read, for "
-              "`loss compare` and `loss eval`; 0 writes none."),
+              "Steps between files with a whole batch and everything the loss read, for `loss "
+              "compare` and `loss eval`; 0 writes none."),
       integer("weights_every", t.weights_every, 0, kMostSteps,
-              "Steps between two folders of weights; 0 writes those of the end only."),
+              "Steps between saved weights; 0 writes only the final ones."),
       integer("log_bytes", t.log_bytes, 4096, 1e12,
-              "Length of `log.txt` at which it becomes `log.1.txt`, in place of the one before."),
+              "Size at which `log.txt` is rotated to `log.1.txt`, replacing the previous one."),
   };
 }
 
@@ -348,33 +359,39 @@ std::vector<Section> describe(RunConfig& run, RendererConfig& renderer) {
        .about = "Keys before the first table.",
        .fields = {word("output_dir", run.output_dir, "The run's folder."),
                   integer("seed", run.seed, 0, kMostSeed,
-                          "Decides prompts, weights made from scratch and samples.")}},
+                          "Random seed for prompts, initial weights and sampling.")}},
       {.path = "model",
-       .about = "The policy at step 0: a folder, or the shape of a model made from scratch. With\n"
+       .about = "The policy at step 0: a folder, or the shape of a model initialized from "
+                "scratch. With\n"
                 "`path`, keys of the shape are refused.",
        .fields = model_fields(run.model)},
       {.path = "sft",
-       .about = "A supervised start before RL, and the whole job of `leeway sft`. It takes place\n"
-                "if the table is there, even an empty one.",
+       .about = "Supervised warm start before RL, and all that `leeway sft` does. It is enabled "
+                "by the\n"
+                "presence of the table, even an empty one.",
        .fields = sft_fields(run.sft),
        .present = run.sft.enabled,
        .given = &run.sft.enabled},
       {.path = "trainer",
        .about =
-           "What is done with a batch of rollouts.\n\n"
-           "The defaults are made for a policy that can do something already, which reinforcement\n"
-           "learning needs: its advantages are noise at first, and Adam's first steps move every\n"
-           "weight by the whole rate, whatever the gradient. At a rate of 1e-3 from the first "
-           "step\n"
-           "on, a small model falls from 0.31 to 0.07 in two updates. So the rate rises over ten\n"
-           "steps, gradients are cut to a norm of 1, and the rate itself falls with the model's\n"
-           "width: 3.2e-4 at 96, 9.2e-6 at 1024, 1.1e-6 at 4096. A rate that is tuned for one task "
-           "may\n"
+           "How a batch of rollouts is trained.\n\n"
+           "The defaults assume a policy that already has some skill, which reinforcement "
+           "learning\n"
+           "needs: advantages are noise at first, and Adam's first steps move every weight by "
+           "the full\n"
+           "learning rate, whatever the gradient. At a learning rate of 1e-3 from the first step "
+           "on, a\n"
+           "small model's reward falls from 0.31 to 0.07 in two updates. So the learning rate "
+           "warms up\n"
+           "over ten steps, gradients are clipped to a norm of 1, and the default rate falls "
+           "with the\n"
+           "model's width: 3.2e-4 at 96, 9.2e-6 at 1024, 1.1e-6 at 4096. A rate tuned for one "
+           "task may\n"
            "well be several times that.",
        .fields = trainer_fields(run.trainer, run.model.device)},
       {.path = "trainer.loss", .about = "`preset`, and the keys of that preset.", .open = true},
       {.path = "orchestrator",
-       .about = "Which rollouts are made, when, and what becomes of their rewards.",
+       .about = "Which rollouts are sampled, when, and how their rewards become advantages.",
        .fields = orchestrator_fields(run.orchestrator)},
       {.path = "orchestrator.renderer",
        .about = "How conversations become tokens.",
@@ -386,7 +403,7 @@ std::vector<Section> describe(RunConfig& run, RendererConfig& renderer) {
       {.path = "eval", .about = "Rewards on held-out prompts.", .fields = eval_fields(run.eval)},
       {.path = "output", .about = "What a run writes.", .fields = output_fields(run.output)},
       {.path = "checkpoint",
-       .about = "What `--resume` goes on from.",
+       .about = "What `--resume` continues from.",
        .fields = checkpoint_fields(run.checkpoint)},
   };
 }
@@ -394,10 +411,9 @@ std::vector<Section> describe(RunConfig& run, RendererConfig& renderer) {
 Section describe(EnvironmentTable& t, size_t index) {
   auto of = [&](std::vector<std::string> owners, Field field) {
     if (std::find(owners.begin(), owners.end(), t.name) == owners.end()) {
-      field.inert = fmt::format(
-          "belongs to environment {}, and environment.{}.name is {}; leave "
-          "it out",
-          fmt::join(owners, " and "), index, toml_string(t.name));
+      field.inert =
+          fmt::format("is a key of environment {}, but environment.{}.name is {}; leave it out",
+                      fmt::join(owners, " and "), index, toml_string(t.name));
     }
     field.inert_by = fmt::format("environment.{}.name", index);
     field.owners = std::move(owners);
@@ -407,27 +423,28 @@ Section describe(EnvironmentTable& t, size_t index) {
   const std::vector<std::string> files = {"jsonl", "process"};
   Section section;
   section.path = fmt::format("environment.{}", index);
-  section.about = "Where prompts and rewards come from: one table for each environment.";
+  section.about = "Where prompts and rewards come from: one table per environment.";
   section.fields = {
       {.key = "name",
        .target = &t.name,
        .meaning = "The kind of environment; must be given.",
        .choices = {"sort", "arithmetic", "calculator", "jsonl", "process"}},
       text("id", t.id,
-           "Its name in metrics, unlike all others; empty takes `name`, numbered from 1 if that "
-           "comes twice."),
-      number("weight", t.weight, kWeight, "Share of prompts, relative to the other weights."),
-      of({"sort"}, integer("min_length", t.min_length, 1, 26, "Letters at least.")),
-      of({"sort"}, integer("max_length", t.max_length, 1, 26, "Letters at most.")),
+           "Unique name in metrics; if empty, `name`, numbered from 1 if several environments "
+           "share it."),
+      number("weight", t.weight, kWeight,
+             "Share of prompts, relative to the weights of the "
+             "other environments."),
+      of({"sort"}, integer("min_length", t.min_length, 1, 26, "Minimum number of letters.")),
+      of({"sort"}, integer("max_length", t.max_length, 1, 26, "Maximum number of letters.")),
       of(sums, integer("max_operand", t.max_operand, 1, 1e9, "Largest number in a task.")),
-      of(sums, integer("terms", t.terms, 2, 16, "Numbers in a task.")),
-      of(sums, word("operators", t.operators, "Some of `+`, `-` and `*`, each once.")),
+      of(sums, integer("terms", t.terms, 2, 16, "How many numbers a task has.")),
+      of(sums, word("operators", t.operators, "Any of `+`, `-` and `*`, each at most once.")),
       of(files, input(text("data", t.data,
-                           "File of training prompts, one JSON object a line; must "
-                           "be given."))),
-      of(files,
-         input(text("eval_data", t.eval_data,
-                    "File of held-out prompts; empty keeps some of `data` out of training."))),
+                           "File of training prompts, one JSON object per line; required."))),
+      of(files, input(text("eval_data", t.eval_data,
+                           "File of held-out prompts; if empty, some of `data` is held out from "
+                           "training."))),
       of({"jsonl"},
          choice("verifier", t.verifier, "How an answer is compared with the expected one.")),
       of(files, word("prompt_key", t.prompt_key, "Key of the prompt in a line.")),
@@ -436,20 +453,22 @@ Section describe(EnvironmentTable& t, size_t index) {
          number("format_weight", t.format_weight, kWeightOrNone,
                 "Reward for a well-formed answer, right or wrong; 0 is off.")),
       of({"process"},
-         text("command", t.command, "What answers turns, run by /bin/sh; must be given.")),
-      of({"process"}, integer("processes", t.processes, 1, 1024, "How many of it run.")),
+         text("command", t.command, "Command that answers the turns, run by /bin/sh; required.")),
+      of({"process"}, integer("processes", t.processes, 1, 1024,
+                              "Number of processes that run "
+                              "the command.")),
       of({"process"},
-         number("turn_timeout", t.turn_timeout, kPositive, "Seconds that an answer may take.")),
-      of({"process"}, integer("max_output_bytes", t.max_output_bytes, 1024, 1e9,
-                              "Bytes that an answer may have.")),
+         number("turn_timeout", t.turn_timeout, kPositive, "Maximum seconds per answer.")),
+      of({"process"},
+         integer("max_output_bytes", t.max_output_bytes, 1024, 1e9, "Maximum bytes per answer.")),
       of({"process"}, integer("max_memory_bytes", t.max_memory_bytes, 0, kMostBytes,
-                              "Address space of each of its processes; 0 for no limit.")),
+                              "Address-space limit of each process; 0 means no limit.")),
       of({"process"}, integer("max_cpu_seconds", t.max_cpu_seconds, 0, 1e9,
-                              "CPU seconds of each of its processes, over its life; then it is "
-                              "replaced. 0 for no limit.")),
+                              "Total CPU seconds that a process may use before it is replaced; 0 "
+                              "means no limit.")),
       of({"process"}, integer("max_processes", t.max_processes, 0, 1e6,
-                              "Processes that one of it may have at a time, itself among them; "
-                              "with more all of them are killed. 0 for no limit.")),
+                              "Maximum simultaneous processes of one command, itself included; "
+                              "all of them are killed when there are more. 0 means no limit.")),
   };
   return section;
 }

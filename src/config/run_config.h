@@ -1,7 +1,7 @@
 // The tables of a run's configuration as typed values, one struct per table. Field names are the
-// TOML keys; the initial values here are the defaults, and there are no others.
+// TOML keys; the initial values here are the only defaults.
 //
-// What a key means, its range and its table stand in run_config.cpp, in `describe`, which reading,
+// The meaning, range and table of each key are in `describe` (run_config.cpp), which the reader,
 // the effective dump and docs/configuration.md share.
 #pragma once
 
@@ -14,12 +14,12 @@
 
 namespace leeway {
 
-// [model]: a Hugging Face folder, or the shape of a model made from scratch (never both).
+// [model]: a Hugging Face folder, or the shape of a model initialized from scratch (never both).
 struct ModelTable {
   std::string path;             // empty: from scratch
   std::string tokenizer;        // "byte", a tokenizer.json; empty: that of `path`, else "byte"
   Device device = Device::cpu;  // of trainer and sampler
-  // From scratch, keys of config.json. vocab_size 0: what the tokenizer needs.
+  // Keys of config.json for a model from scratch. vocab_size 0: what the tokenizer needs.
   ModelType model_type = ModelType::llama;
   int64_t vocab_size = 0;
   int64_t hidden_size = 96;
@@ -34,7 +34,8 @@ struct ModelTable {
   bool tie_word_embeddings = false;
 };
 
-// A number, or "auto": one that the rest of the configuration decides. `value` is what counts.
+// A number, or "auto", which the rest of the configuration determines. `value` is the effective
+// number.
 struct AutoNumber {
   double value = 0.0;
   bool automatic = false;
@@ -43,7 +44,7 @@ struct AutoNumber {
   AutoNumber(double number) : value(number) {}  // NOLINT: a number is one
   operator double() const { return value; }     // NOLINT
 };
-// "auto", not decided yet.
+// "auto", not determined yet.
 inline AutoNumber auto_number() {
   AutoNumber number;
   number.automatic = true;
@@ -65,15 +66,15 @@ struct OptimizerTable {
 
 // [sft]: supervised warm start before RL, or the whole job of `leeway sft`.
 struct SftTable {
-  bool enabled = false;  // true where the file has the table
+  bool enabled = false;  // whether the file has the table
   int64_t max_steps = 100;
-  int64_t batch_size = 128;     // demonstrations of a step
-  std::string data;             // JSONL; empty: demonstrations that the environments make
-  double stop_at_reward = 0.0;  // 0: off. Ends when held-out prompts reach this mean reward
-  int64_t check_every = 5;      // steps between two looks, with stop_at_reward
-  int64_t check_from = 25;      // the first
+  int64_t batch_size = 128;     // demonstrations per step
+  std::string data;             // JSONL; empty: the environments generate demonstrations
+  double stop_at_reward = 0.0;  // stop once held-out prompts reach this mean reward; 0: off
+  int64_t check_every = 5;      // steps between checks, with stop_at_reward
+  int64_t check_from = 25;      // step of the first check
   int64_t check_prompts = 256;
-  OptimizerTable optimizer;  // keys stand in [sft] itself
+  OptimizerTable optimizer;  // its keys are in [sft] itself
 };
 
 // [trainer]
@@ -90,14 +91,15 @@ struct TrainerTable {
   Numerics numerics = Numerics::exact;
   TrainingPrecision precision = TrainingPrecision::automatic;
   bool recompute_activations = false;
-  int64_t threads = 0;  // 0: by plan
-  // Keys stand in [trainer] itself. A policy that can do something loses it to steps of a careless
-  // size long before it learns: rate and warm-up are small by default.
+  int64_t threads = 0;  // 0: automatic
+  // Its keys are in [trainer] itself. Too large steps destroy a capable policy long before it
+  // learns anything, so the default learning rate is small and has a warm-up.
   OptimizerTable optimizer{.learning_rate = auto_number(), .warmup_steps = 10};
 };
 
-// The rate that "auto" stands for: falls with the model's width, as Adam's step on a sum of that
-// many terms must, and somewhat faster, down to what is used for billions of parameters.
+// The learning rate that "auto" stands for. It falls with the model's width, as Adam's step on a
+// sum of that many terms must, and somewhat faster, down to what is used for billions of
+// parameters.
 double automatic_learning_rate(int64_t hidden_size);
 
 // [orchestrator]
@@ -121,9 +123,10 @@ struct OrchestratorTable {
 
 // [rollout]: how tokens are sampled.
 struct RolloutTable {
-  int64_t max_new_tokens = 64;  // of a turn
+  int64_t max_new_tokens = 64;  // per turn
   double temperature = 1.0;
-  // Truncated sampling; refused by `leeway train`, whose trainer sees the whole distribution.
+  // Truncated sampling; refused by `leeway train`, whose trainer computes logprobs under the full
+  // distribution.
   int64_t top_k = 0;
   double top_p = 1.0;
   double min_p = 0.0;
@@ -132,39 +135,39 @@ struct RolloutTable {
   std::string stop;  // text whose last token ends a completion; "": renderer, eos
   int64_t kv_bytes = int64_t{1} << 30;
   int64_t max_sequences = 256;
-  int64_t threads = 0;  // 0: by plan
+  int64_t threads = 0;  // 0: automatic
 };
 
 // [eval]
 struct EvalTable {
-  int64_t every = 0;  // training steps between evaluations; 0: before the first and after the last
+  int64_t every = 0;  // steps between evaluations; 0: only before the first and after the last
   int64_t prompts = 256;
-  int64_t samples = 1;  // of each prompt, at rollout.temperature
-  bool greedy = true;   // and one more at temperature 0
+  int64_t samples = 1;  // per prompt, at rollout.temperature
+  bool greedy = true;   // one more at temperature 0
 };
 
 // [output]
 struct OutputTable {
   bool tensorboard = false;
   int64_t rollouts_every = 10;   // steps; 0: never
-  int64_t rollouts_groups = 4;   // groups written then; 0: all
-  int64_t rollouts_keep = 1000;  // files: the first and the newest; 0: all
+  int64_t rollouts_groups = 4;   // groups per file; 0: all
+  int64_t rollouts_keep = 1000;  // files to keep: the first and the newest; 0: all
   int64_t batches_every = 0;     // steps; 0: never
-  int64_t weights_every = 0;     // steps; 0: at the end only
-  int64_t log_bytes = 16 << 20;  // of log.txt, which then becomes log.1.txt
+  int64_t weights_every = 0;     // steps; 0: only at the end
+  int64_t log_bytes = 16 << 20;  // size at which log.txt is rotated to log.1.txt
 };
 
 // [checkpoint]
 struct CheckpointTable {
-  int64_t every = 50;      // steps; 0: at the end only
+  int64_t every = 50;      // steps; 0: only at the end
   int64_t keep_last = 2;   // checkpoints
-  int64_t keep_every = 0;  // steps: those that it divides are kept for good; 0: none
+  int64_t keep_every = 0;  // multiples of this step count are kept for good; 0: none
 };
 
-// [[environment]]: one or more; keys depend on `name`.
+// [[environment]]: one or more; the keys depend on `name`.
 struct EnvironmentTable {
   std::string name;     // sort | arithmetic | calculator | jsonl | process
-  std::string id;       // in metric names; empty: the name, numbered if it comes twice
+  std::string id;       // in metric names; empty: the name, numbered if several share it
   double weight = 1.0;  // share of prompts
   int64_t min_length = 4, max_length = 8;       // sort: letters
   int64_t max_operand = 99;                     // arithmetic, calculator
@@ -173,16 +176,16 @@ struct EnvironmentTable {
   std::string data, eval_data;                  // jsonl, process: files
   VerifierKind verifier = VerifierKind::exact;  // jsonl
   std::string prompt_key = "prompt", answer_key = "answer";  // jsonl
-  double format_weight = 0.0;  // calculator, jsonl: reward part for a well-formed answer; 0: off
+  double format_weight = 0.0;  // calculator, jsonl: reward for a well-formed answer; 0: off
   std::string command;         // process: run by /bin/sh
-  int64_t processes = 2;       // process: of them
-  double turn_timeout = 60.0;  // process: seconds for an answer
-  int64_t max_output_bytes = int64_t{1} << 20;  // process: of one answer
-  // process: limits of what the program may use; 0: none
+  int64_t processes = 2;       // process: how many run
+  double turn_timeout = 60.0;  // process: seconds per answer
+  int64_t max_output_bytes = int64_t{1} << 20;  // process: per answer
+  // process: resource limits of the program; 0: none
   int64_t max_memory_bytes = 0, max_cpu_seconds = 0, max_processes = 0;
 };
 
-// The whole file, but for [trainer.loss] and [orchestrator.renderer], which Config holds.
+// The whole file except [trainer.loss] and [orchestrator.renderer], which Config holds.
 struct RunConfig {
   std::string output_dir = "runs/leeway";
   int64_t seed = 1;

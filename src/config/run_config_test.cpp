@@ -1,4 +1,4 @@
-// Tables of a run: every key with its type and range, places and nearest names, --set.
+// The tables of a run: every key with its type and range, places and nearest names, --set.
 
 #include "config/run_config.h"
 
@@ -14,7 +14,7 @@ namespace {
 TEST(RunConfig, OfAnEmptyTextIsAllDefaults) {
   const Config config = parse("");
   Config defaults;
-  defaults.run.trainer.optimizer.learning_rate = 3.2e-4;  // what "auto" comes to
+  defaults.run.trainer.optimizer.learning_rate = 3.2e-4;  // the value of "auto"
   EXPECT_EQ(values_of(config), values_of(defaults));
   EXPECT_TRUE(config.run.environments.empty());
   for (const EffectiveValue& value : config.effective) {
@@ -28,14 +28,14 @@ TEST(RunConfig, TheRateFallsWithTheWidthOfTheModel) {
   };
   EXPECT_EQ(rate("[model]\nhidden_size = 128\n"), 2.1e-4);
   EXPECT_EQ(rate("[model]\nhidden_size = 4096\n"), 1.1e-6);
-  // A folder brings its own width; one that cannot be read is an error when the model is loaded.
+  // A folder has its own width; one that cannot be read is an error when the model is loaded.
   const testing::TestFolder folder;
   folder.write("config.json", "{\"hidden_size\": 1024}");
   const std::string path = "[model]\npath = \"" + folder.path() + "\"\n";
   EXPECT_EQ(rate(path), 9.2e-6);
   folder.write("config.json", "{\"hidden_size\": \"wide\"}");
   EXPECT_NE(config_toml(parse(path)).find("learning_rate = \"auto\""), std::string::npos);
-  // Numbers stay as given, and what is printed is a number.
+  // Given numbers are kept, and the dump prints a number.
   EXPECT_EQ(rate("[trainer]\nlearning_rate = 1e-3\n"), 1e-3);
   EXPECT_EQ(rate("[trainer]\nlearning_rate = 0\n"), 0.0);
   EXPECT_EQ(rate("[trainer]\nlearning_rate = 1e-3\n", {"trainer.learning_rate=auto"}), 3.2e-4);
@@ -49,14 +49,14 @@ TEST(RunConfig, TheRateFallsWithTheWidthOfTheModel) {
 
 TEST(RunConfig, TakesEveryKey) {
   Config config = parse(kFull), defaults;
-  // As many environments as the file has, so that tables can be set side by side.
+  // As many environments as the file has, so that the tables can be compared.
   defaults.run.environments.resize(3);
   const auto given = sections_of(config), initial = sections_of(defaults);
   ASSERT_EQ(given.size(), initial.size());
   for (size_t s = 0; s < given.size(); ++s) {
     for (size_t f = 0; f < given[s].fields.size(); ++f) {
       const Field& field = given[s].fields[f];
-      // With these given, others would be inert.
+      // Setting these would make others inert.
       if (!field.inert.empty() || field.key == "path" || field.key == "device") continue;
       EXPECT_NE(toml_text(field), toml_text(initial[s].fields[f])) << given[s].path << field.key;
       EXPECT_TRUE(origin_of(config, given[s].prefix() + field.key).starts_with("run.toml line "));
@@ -132,7 +132,7 @@ TEST(RunConfig, RefusesWrongTypesAndRangesOfEveryKey) {
       const std::string range = field.range.text();
       if (type == "integer") {
         refused("1.5", "an integer, " + range);
-        refused("1e3", "without point or exponent");
+        refused("1e3", "without decimal point or exponent");
         refused(fmt::format("{}", static_cast<int64_t>(field.range.low) - 1), range);
         refused(fmt::format("{}", static_cast<int64_t>(field.range.high) + 1), range);
         refused("9223372036854775807", range);

@@ -15,7 +15,7 @@
 namespace leeway {
 namespace {
 
-// Puts a value where its key lives, if it is of the right type and in range.
+// Assigns a value to its key's target if it has the right type and is in range.
 class Assign {
  public:
   Assign(const Field& field, const Given& given) : field_(field), given_(given) {}
@@ -29,7 +29,7 @@ class Assign {
     const auto* integer = std::get_if<int64_t>(&given_.value);
     if (integer == nullptr || !field_.range.holds(static_cast<double>(*integer))) {
       const bool real = std::holds_alternative<double>(given_.value);
-      refuse(given_, demand(field_) + (real ? ", without point or exponent" : ""));
+      refuse(given_, demand(field_) + (real ? ", without decimal point or exponent" : ""));
     }
     *target = *integer;
   }
@@ -55,7 +55,7 @@ class Assign {
     const auto* integer = std::get_if<int64_t>(&given_.value);
     const auto* number = std::get_if<double>(&given_.value);
     if (integer == nullptr && number == nullptr) refuse(given_, demand(field_));
-    // The sum turns -0 into 0, which an integer key would have been.
+    // The addition turns -0 into 0, as an integer would be.
     const double value = 0.0 + (integer != nullptr ? static_cast<double>(*integer) : *number);
     if (!field_.range.holds(value)) refuse(given_, demand(field_));
     *target = value;
@@ -99,7 +99,7 @@ std::vector<Section> all_sections(RunConfig& run, RendererConfig& renderer) {
   return sections;
 }
 
-// Environments without an id get their name, with a number if the name comes twice.
+// Environments without an id get their name, numbered if several share it.
 void fill_ids(std::vector<EnvironmentTable>& environments) {
   std::map<std::string, size_t> counts, before;
   for (const EnvironmentTable& table : environments) ++counts[table.name];
@@ -110,7 +110,7 @@ void fill_ids(std::vector<EnvironmentTable>& environments) {
   }
 }
 
-// Sections by the path of their values.
+// Finds sections by the path of their values.
 class SectionIndex {
  public:
   explicit SectionIndex(const std::vector<Section>& sections) {
@@ -126,18 +126,19 @@ class SectionIndex {
   std::unordered_map<std::string, const Section*> by_prefix_;
 };
 
-// The path where it exists beside the file, else from the working directory. What cannot be written
-// into a configuration stays as it is.
+// The path relative to the file's folder if it exists there, else relative to the working
+// directory. Paths that cannot be written into a configuration stay unchanged.
 std::string resolved(const std::string& path, const std::string& folder) {
   namespace fs = std::filesystem;
-  std::error_code unknown;  // what cannot be looked at is told by whoever opens it
+  std::error_code unknown;  // whoever opens the path will report errors
   const fs::path beside = fs::path(folder) / path;
   const bool there = !folder.empty() && fs::exists(beside, unknown);
   const std::string whole = fs::absolute(there ? beside : fs::path(path), unknown).string();
   return unknown || !is_toml_text(whole) ? path : whole;
 }
 
-// Of a Hugging Face folder; 0 where it cannot be told, which is an error when the model is loaded.
+// The width of the model in a Hugging Face folder; 0 if unknown, which is an error when the model
+// is loaded.
 int64_t hidden_size_of(const std::string& folder) {
   try {
     const std::string name = folder + "/config.json";
@@ -196,7 +197,7 @@ void decide_automatic(RunConfig& run) {
   if (!rate.automatic) return;
   const ModelTable& model = run.model;
   const int64_t width = model.path.empty() ? model.hidden_size : hidden_size_of(model.path);
-  // Two digits are as many as the rule is good for, and easy to read.
+  // Two digits: the rule is no more precise than that, and they are easy to read.
   if (width > 0) rate.value = std::stod(fmt::format("{:.1e}", automatic_learning_rate(width)));
 }
 

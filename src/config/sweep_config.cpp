@@ -10,8 +10,9 @@
 namespace leeway {
 namespace {
 
-constexpr int64_t kMostSeed = (int64_t{1} << 53) - 1;  // as that of a run
-constexpr const char* kNameDemand = "must be letters, digits, _ and -, since it names a folder";
+constexpr int64_t kMostSeed = (int64_t{1} << 53) - 1;  // the same as a run's
+constexpr const char* kNameDemand =
+    "must consist of letters, digits, _ and -, since it names a folder";
 
 bool is_name(const std::string& text) {
   const auto allowed = [](char c) {
@@ -26,13 +27,13 @@ bool has_control_character(const std::string& text) {
                      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == '\x7f'; });
 }
 
-// The words of a problem, with its place among the others.
+// A problem's text and its sort key.
 struct Refusal {
   uint64_t order;
   std::string text;
 };
 
-// Runs `step`; what it refuses is a problem.
+// Runs `step`; a Refusal that it throws becomes a problem.
 template <class Step>
 void attempt(Problems& problems, Step&& step) {
   try {
@@ -42,9 +43,9 @@ void attempt(Problems& problems, Step&& step) {
   }
 }
 
-// One table of the file: `path` is what stands before its keys in messages ("table.row."), `place`
-// where it begins. Whoever asks for a key gets a Refusal where there is a problem, or it is in
-// `problems` where there may be several.
+// One table of the file: `path` is the prefix of its keys in messages ("table.row."), `place` where
+// it starts. Reading a key throws a Refusal if there is a problem; where there may be several, they
+// are added to `problems`.
 class TableReader {
  public:
   TableReader(const std::string& file, const toml::table& table, std::string path,
@@ -69,7 +70,7 @@ class TableReader {
     }
   }
 
-  // One line of text that is not empty.
+  // A nonempty line of text.
   std::string text(const std::string& key) const {
     const auto* node = need(key).as_string();
     if (node == nullptr) refuse(key, "must be text, in quotes");
@@ -94,24 +95,25 @@ class TableReader {
     std::vector<int64_t> values;
     for (const toml::node& node : *list) {
       const auto* integer = node.as_integer();
-      if (integer == nullptr) refuse(key, node_text(node) + " in it is no integer");
+      if (integer == nullptr) refuse(key, node_text(node) + " in the list is not an integer");
       if (integer->get() < 0 || integer->get() > kMostSeed) {
-        refuse(key, fmt::format("{} in it must be 0 to {}", integer->get(), kMostSeed));
+        refuse(key, fmt::format("{} in the list must be 0 to {}", integer->get(), kMostSeed));
       }
       if (std::find(values.begin(), values.end(), integer->get()) != values.end()) {
-        refuse(key, fmt::format("{} comes twice", integer->get()));
+        refuse(key, fmt::format("{} occurs twice", integer->get()));
       }
       values.push_back(integer->get());
     }
     return values;
   }
 
-  // Assignments; a key that the sweep gives itself would be overridden without a word.
+  // Assignments. A key that the sweep itself sets is refused, since it would be silently
+  // overridden.
   std::vector<std::string> sets(const std::string& key) const {
     std::vector<std::string> values;
     if (!table_.contains(key)) return values;
     const toml::array* list = need(key).as_array();
-    if (list == nullptr) refuse(key, "must be a list of texts, as in [\"trainer.epochs=8\"]");
+    if (list == nullptr) refuse(key, "must be a list of strings, as in [\"trainer.epochs=8\"]");
     for (const toml::node& node : *list) {
       attempt(problems_, [&] { values.push_back(assignment(key, node)); });
     }
@@ -126,13 +128,14 @@ class TableReader {
     }
     const toml::array* list = table_.get(key)->as_array();
     if (list == nullptr || list->empty()) {
-      refuse(key, fmt::format("must be a list of tables; write {}, once for each", heading));
+      refuse(key, fmt::format("must be a list of tables; write {} for each", heading));
     }
     std::vector<TableReader> found;
     for (const toml::node& node : *list) {
       const std::string place = fmt::format("{} line {}", file_, node.source().begin.line);
       if (!node.is_table()) {
-        refuse(key, fmt::format("{} in it is no table; write {}", node_text(node), heading));
+        refuse(key,
+               fmt::format("{} in the list is not a table; write {}", node_text(node), heading));
       }
       found.emplace_back(file_, *node.as_table(), path_ + key + ".", place, order_of(node.source()),
                          problems_);
@@ -156,8 +159,9 @@ class TableReader {
         fmt::format("{} line {}: {}{}", file_, node.source().begin.line, path_, key);
     const auto* text = node.as_string();
     if (text == nullptr) {
-      throw Refusal{order, fmt::format("{}: {} in it is no text; write it as \"key=value\"", where,
-                                       node_text(node))};
+      throw Refusal{order, fmt::format("{}: {} in the list is not a string; write it as "
+                                       "\"key=value\"",
+                                       where, node_text(node))};
     }
     std::string assigned;
     try {
@@ -166,7 +170,7 @@ class TableReader {
       throw Refusal{order, fmt::format("{}: {}", where, error.what())};
     }
     if (assigned == "seed" || assigned == "output_dir") {
-      throw Refusal{order, fmt::format("{}: {}: each run gets its {} from the sweep; leave it out",
+      throw Refusal{order, fmt::format("{}: {}: the sweep sets the {} of each run; leave it out",
                                        where, toml_string(text->get()), assigned)};
     }
     return text->get();
@@ -190,7 +194,7 @@ class TableReader {
 template <class List>
 void refuse_twice(const TableReader& reader, const List& before, const std::string& name) {
   const auto same = [&](const auto& other) { return other.name == name; };
-  if (std::any_of(before.begin(), before.end(), same)) reader.refuse("name", "comes twice");
+  if (std::any_of(before.begin(), before.end(), same)) reader.refuse("name", "occurs twice");
 }
 
 SweepTable read_table(const TableReader& reader, Problems& problems) {
@@ -253,7 +257,7 @@ Config sweep_run_config(const Catalog& catalog, const SweepTable& table, const S
     return parse_config(catalog, base_name, base_text, sweep_sets(table, row, seed),
                         ConfigScope::whole);
   } catch (const ConfigError& error) {
-    // What is wrong with the base itself is no row's.
+    // Problems of the base file do not belong to a row.
     std::vector<std::string> problems = error.problems;
     for (std::string& problem : problems) {
       if (problem.starts_with(base_name + " line ")) continue;

@@ -1,5 +1,5 @@
 // A sweep: one run configuration, varied by rows of tables and repeated over seeds. This reads the
-// file and checks every run it asks for; running them is not done here.
+// file and checks the configuration of every run; it does not run them.
 //
 //   base = "base.toml"            # a run configuration, relative to this file
 //   output_dir = "runs/off_policy"
@@ -7,13 +7,13 @@
 //   [[table]]
 //   name = "reuse"
 //   title = "Each batch used eight times"      # optional: the name
-//   set = ["trainer.epochs=8"]                 # optional; of all its rows, as --set takes them
+//   set = ["trainer.epochs=8"]                 # optional; for all its rows, as for --set
 //   [[table.row]]
 //   name = "icepop"
 //   title = "icepop [0.2, 5]"
-//   set = ["trainer.loss.preset=icepop"]       # after the table's: the last of a key counts
+//   set = ["trainer.loss.preset=icepop"]       # after the table's: the last value of a key wins
 //
-// Names hold letters, digits, _ and -, since they name folders too.
+// Names consist of letters, digits, _ and -, since folders are named after them.
 #pragma once
 
 #include <cstdint>
@@ -34,31 +34,32 @@ struct SweepRow {
 struct SweepTable {
   std::string name, title;
   std::vector<std::string> sets;
-  std::vector<SweepRow> rows;  // at least one; names are unique in the table
+  std::vector<SweepRow> rows;  // at least one; names are unique within the table
 };
 
 struct SweepConfig {
   std::string base;        // as the file gives it
-  std::string output_dir;  // relative to the working directory, as that of a run
+  std::string output_dir;  // relative to the working directory, like a run's
   std::vector<int64_t> seeds;
   std::vector<SweepTable> tables;  // at least one; names are unique
 };
 
-// `text` is the file's content, `name` what messages call it. Throws ConfigError with file, line,
-// key and remedy of everything that is wrong: an unknown or missing key, a value of another type, a
-// name that is no name or comes twice, and a `set` of seed or output_dir, which each run gets from
-// the sweep; Error for what is no TOML.
+// `text` is the file's content, `name` its name in messages. Throws ConfigError with file, line,
+// key and remedy for every problem: an unknown or missing key, a value of the wrong type, an
+// invalid or repeated name, and a `set` of seed or output_dir, which the sweep sets for each run.
+// Throws Error if the file is not valid TOML.
 SweepConfig parse_sweep(const std::string& name, std::string_view text);
 
-// The assignments of one run in their order: the table's, the row's, the seed.
+// The assignments of one run in order: the table's, the row's, the seed.
 std::vector<std::string> sweep_sets(const SweepTable& table, const SweepRow& row, int64_t seed);
 
 // The configuration that `leeway train BASE --set ..` would see. Throws ConfigError that names the
-// row's place, table and row before what is wrong with the row.
+// place, table and row before what is wrong with the row.
 Config sweep_run_config(const Catalog& catalog, const SweepTable& table, const SweepRow& row,
                         int64_t seed, const std::string& base_name, std::string_view base_text);
 
-// What is wrong with the runs of a sweep, once each: runs share their base, and seeds their row.
+// The problems of a sweep's runs, each reported once: runs share their base, and seeds share their
+// row.
 class SweepProblems {
  public:
   void add(const ConfigError& error);

@@ -1,4 +1,4 @@
-// Sweep files: what they say, and that what is wrong is refused at its line.
+// Sweep files: what they contain, and that problems are reported with their line.
 
 #include "config/sweep_config.h"
 
@@ -85,7 +85,7 @@ TEST(SweepConfig, RefusalsNameFileLineKeyAndRemedy) {
       {"base = \"b\"\noutput_dir = \"o\"\nseeds = 3\n", {"line 3", "seeds = 3", "list"}},
       {"base = \"b\"\noutput_dir = \"o\"\nseeds = []\n", {"line 3", "list of integers"}},
       {"base = \"b\"\noutput_dir = \"o\"\nseeds = [1, 2.5]\n", {"line 3", "2.5"}},
-      {"base = \"b\"\noutput_dir = \"o\"\nseeds = [1, 2, 1]\n", {"line 3", "1 comes twice"}},
+      {"base = \"b\"\noutput_dir = \"o\"\nseeds = [1, 2, 1]\n", {"line 3", "1 occurs twice"}},
       {kTop, {"sweep.toml", "has no [[table]]"}},
       {kTop + "table = 1\n", {"line 4", "table = 1", "[[table]]"}},
       {kTop + "table = [1]\n", {"line 4", "[[table]]"}},
@@ -95,13 +95,13 @@ TEST(SweepConfig, RefusalsNameFileLineKeyAndRemedy) {
       {kTop + "[[table]]\nname = \"a/b\"\n", {"line 5", "table.name = \"a/b\"", "letters"}},
       {kTop + "[[table]]\nname = \"..\"\n", {"line 5", "letters"}},
       {kTop + row + "titel = \"x\"\n", {"line 8", "titel", "did you mean table.row.title?"}},
-      {kTop + row + "set = \"a=1\"\n", {"line 8", "table.row.set", "list of texts"}},
-      {kTop + row + "set = [1]\n", {"line 8", "1 in it is no text"}},
+      {kTop + row + "set = \"a=1\"\n", {"line 8", "table.row.set", "list of strings"}},
+      {kTop + row + "set = [1]\n", {"line 8", "1 in the list is not a string"}},
       {kTop + row + "set = [\n\"seed=1\"]\n", {"line 9", "seed=1", "leave it out"}},
       {kTop + row + "set = [\" output_dir = x\"]\n", {"line 8", "output_dir", "leave it out"}},
       {kTop + row + "set = [\"trainer.epochs\"]\n", {"line 8", "key=value"}},
-      {kTop + row + "[[table.row]]\nname = \"r\"\n", {"line 9", "\"r\"", "comes twice"}},
-      {kTop + row + row, {"line 9", "\"a\"", "comes twice"}},
+      {kTop + row + "[[table.row]]\nname = \"r\"\n", {"line 9", "\"r\"", "occurs twice"}},
+      {kTop + row + row, {"line 9", "\"a\"", "occurs twice"}},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.text);

@@ -1,4 +1,4 @@
-// What tests of the configuration share: short names, all values as text, a file with every key.
+// Shared by the tests of the configuration: short names, all values as text, a file with every key.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ inline std::vector<Section> sections_of(Config& config) {
   return sections;
 }
 
-// All values of all tables, with or without an effect.
+// All values of all tables, whether they have an effect or not.
 inline std::string values_of(Config config) {
   std::string out = config.run.sft.enabled ? "sft\n" : "";
   for (const Section& section : sections_of(config)) {
@@ -66,8 +66,8 @@ inline std::string origin_of(const Config& config, const std::string& key) {
 
 inline const std::string kSort = "[[environment]]\nname = \"sort\"\n";
 
-// A file that gives every key of every table a value other than its default, as far as they go
-// together.
+// A file that gives every key of every table a value other than its default, as far as they are
+// compatible.
 inline const std::string kFull = R"(output_dir = "runs/\u00e9 \"x\" \\ \u007f"
 seed = 9007199254740991
 [model]

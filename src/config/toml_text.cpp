@@ -8,8 +8,8 @@
 namespace leeway {
 namespace {
 
-// Looks at the text as TOML's lexer does, strings and comments apart, and counts dots of a key and
-// brackets that are open. What is no TOML is left to the parser.
+// Scans the text as TOML's lexer does, skipping strings and comments, and counts the dots of a key
+// and open brackets. Invalid TOML is left to the parser.
 class DepthCheck {
  public:
   DepthCheck(const std::string& name, std::string_view text) : name_(name), text_(text) {}
@@ -30,7 +30,7 @@ class DepthCheck {
         if (++dots_ >= kMostTomlDepth) refuse("dots in a key");
       } else if (c == '[' || c == '{') {
         dots_ = 0;
-        if (++open_ > kMostTomlDepth) refuse("brackets in each other");
+        if (++open_ > kMostTomlDepth) refuse("nested brackets");
       } else if (c == ']' || c == '}') {
         dots_ = 0;
         if (open_ > 0) --open_;
@@ -56,11 +56,11 @@ class DepthCheck {
     while (at_ < text_.size()) {
       const char c = text_[at_];
       if (c == '\n') {
-        if (!lines) return;  // not closed: the parser says so
+        if (!lines) return;  // not closed: the parser reports it
         ++line_;
       }
       if (c == '\\' && quote == '"') {
-        // An escaped line end is a line all the same.
+        // An escaped line end still ends a line.
         if (at_ + 1 < text_.size() && text_[at_ + 1] == '\n') ++line_;
         at_ += 2;
       } else if (c == quote && (!lines || text_.substr(at_, 3) == triple)) {
@@ -81,7 +81,7 @@ class DepthCheck {
 
 toml::table parse_toml(const std::string& name, std::string_view text) {
   if (text.size() > kMostTomlBytes) {
-    throw Error(fmt::format("{}: {} bytes are more than the {} that a configuration may have", name,
+    throw Error(fmt::format("{}: {} bytes exceed the limit of {} for a configuration", name,
                             text.size(), kMostTomlBytes));
   }
   DepthCheck(name, text).run();

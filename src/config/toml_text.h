@@ -1,4 +1,4 @@
-// TOML text to a tree, for every file and assignment that is TOML.
+// Parses TOML text, for every file and assignment.
 #pragma once
 
 #include <toml++/toml.h>
@@ -8,8 +8,9 @@
 
 namespace leeway {
 
-// Throws Error "NAME line N: what is wrong" for what is no TOML, for more than kMostTomlBytes, and
-// for keys or values nested deeper than kMostTomlDepth: the parser goes as deep as its text does.
+// Throws Error "NAME line N: problem" for invalid TOML, for more than kMostTomlBytes, and for keys
+// or values nested deeper than kMostTomlDepth, since the parser recurses as deeply as its input
+// nests.
 inline constexpr size_t kMostTomlBytes = size_t{16} << 20;
 inline constexpr size_t kMostTomlDepth = 64;
 toml::table parse_toml(const std::string& name, std::string_view text);

@@ -1,4 +1,4 @@
-// What --unset takes out of a file.
+// Removing from a file what --unset names.
 
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kMostNames = 1000;
 
-// Full names of tables and keys, as --unset takes them.
+// Full names of tables and keys, as --unset accepts them.
 void collect_names(const toml::node& node, const std::string& name,
                    std::vector<std::string>& names) {
   if (names.size() >= kMostNames) return;
@@ -52,8 +52,8 @@ std::optional<size_t> index_of(const std::string& text, size_t count) {
   return number;
 }
 
-// Takes one key or table out. Elements of lists are only noted in `elements`, so that the numbers
-// of the others stay. False: it is not there.
+// Removes one key or table. List elements are only recorded in `elements`, so that the numbers of
+// the others stay valid. Returns false if it does not exist.
 bool remove_one(toml::table& root, const std::string& name, std::set<size_t>& elements) {
   const std::vector<std::string> parts = parts_of(name);
   toml::table* table = &root;
