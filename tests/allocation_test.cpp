@@ -1,4 +1,4 @@
-// A program of its own: it counts every allocation of the process.
+// A separate program, since it counts every allocation of the process.
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
-// Everything goes wrong at once, and the run ends with every rollout accounted for: a judge that
-// hangs, dies, prints garbage, floods, answers late or reports errors; prompts that never work;
-// the whole program killed again and again and resumed.
+// Everything goes wrong at once, and the run still ends with every rollout accounted for: a judge
+// that hangs, dies, prints garbage, floods, answers late or reports errors; prompts that never
+// work; the whole program killed again and again and resumed.
 //
 // `scripts/chaos` runs it for longer: LEEWAY_CHAOS_STEPS and LEEWAY_CHAOS_KILLS.
 
@@ -29,7 +29,7 @@ int64_t setting(const char* name, int64_t otherwise) {
   return text != nullptr ? std::atoll(text) : otherwise;
 }
 
-// What the judge does follows from the turn's id, which is random.
+// The judge's behaviour depends on the turn's id, which is random.
 constexpr const char* kJudge = R"(#!/bin/sh
 while read -r line; do
   case $line in
@@ -115,7 +115,8 @@ class Chaos : public ::testing::TestWithParam<std::string> {
     args.push_back("--json");
     return args;
   }
-  // Starts the program and kills it after a while, unless it ends before; whether it was killed.
+  // Starts the program and kills it after a while unless it ends first; returns whether it was
+  // killed.
   bool run_and_kill(bool resume, std::chrono::milliseconds after) const {
     const pid_t child = ::fork();
     if (child == 0) {
@@ -142,7 +143,7 @@ class Chaos : public ::testing::TestWithParam<std::string> {
     return true;
   }
 
-  // Whether there is a run with a checkpoint. One that was killed before its first goes.
+  // Whether there is a run with a checkpoint. A run killed before its first checkpoint is deleted.
   bool can_go_on() const {
     std::error_code none;
     for (const auto& entry : fs::directory_iterator(folder_ / "run/checkpoints", none)) {
@@ -180,7 +181,8 @@ TEST_P(Chaos, EndsWithEveryRolloutAccountedFor) {
   EXPECT_EQ(account["admitted"].GetDouble(), sum) << result.out;
   EXPECT_GT(account["failed"].GetDouble(), 0.0);
 
-  // Every step once, no group twice, and the prompts that never work were given up with a reason.
+  // Every step occurs once, no group twice, and prompts that never work were given up with a
+  // reason.
   std::set<double> steps, groups;
   std::set<std::string> kinds;
   for (const std::string& line : lines_of(read_file(folder_ / "run/metrics.jsonl"))) {
@@ -210,7 +212,7 @@ TEST_P(Chaos, EndsWithEveryRolloutAccountedFor) {
   for (const char* kind : {"failures/bad_answer", "failures/environment_error"}) {
     EXPECT_TRUE(kinds.contains(kind)) << kind;
   }
-  // What hangs shows. In the other schedule it may be cancelled as stale before it is late.
+  // Hanging turns show up as timeouts. In the free schedule they may be cancelled as stale before.
   const bool cancelled = GetParam() == "free" && account["cancelled"].GetDouble() > 0.0;
   EXPECT_TRUE(kinds.contains("failures/timeout") || cancelled) << result.out;
   EXPECT_TRUE(contains(read_file(folder_ / "run/log.txt"), "going down"));  // the judge's stderr

@@ -80,7 +80,7 @@ TEST(LossCheck, PrintsEveryCaseAsJson) {
         EXPECT_EQ(got["grad"][s].Size(), golden["fixture"]["lens"][s].GetUint());
       }
     }
-    // Metrics come under the source's names and in its shapes.
+    // Metrics have the source's names and shapes.
     const std::string name = expected["name"].GetString();
     const bool owed = name.starts_with("prime/") || name.starts_with("cookbook_PR169/") ||
                       (name.starts_with("slime/") && contains(name, "PR2084"));
@@ -95,7 +95,7 @@ TEST(LossCheck, PrintsEveryCaseAsJson) {
   }
 }
 
-// Everything that can be computed is, whatever was expected.
+// Everything that can be computed is computed, whether or not it was expected.
 TEST(LossCheck, ComputesTheSameWhereNothingIsExpected) {
   const std::string bare = golden_with([](Document& golden) {
     for (Json& entry : golden["cases"].GetArray()) {
@@ -126,7 +126,7 @@ TEST(LossCheck, ComputesCasesThatHoldOnlyAName) {
   for (rapidjson::SizeType i = 0; i < json["cases"].Size(); ++i) {
     const Json& got = json["cases"][i];
     SCOPED_TRACE(got["name"].GetString());
-    // Its data, the versions, stands in its config.
+    // Its data, the versions, is in its config.
     if (got["name"] == "areal/prox_approx") continue;
     EXPECT_TRUE(got["ok"].IsTrue()) << text_of(got);
     EXPECT_EQ(got["loss"].IsNumber(), golden["cases"][i].HasMember("loss"));
@@ -293,7 +293,7 @@ TEST(LossCompare, SaysWhichPresetsTheBatchCannotServe) {
   const RunResult result = compare(batch_without({"prox"}));
   expect_quiet_success(result);
   EXPECT_TRUE(contains(result.out, "not shown: grpo+tis: needs the stream prox")) << result.out;
-  // Where the rollout policy can be the anchor, it is.
+  // The rollout policy is used as the anchor where possible.
   EXPECT_FALSE(contains(result.out, "not shown: ppo:")) << result.out;
 }
 

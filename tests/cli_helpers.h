@@ -1,5 +1,5 @@
-// What the tests of the program share: one small batch, strict JSON, and what success and a user's
-// mistake look like.
+// Shared by the tests of the program: a small batch, strict JSON, and checks for success and for
+// user errors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ inline const std::string kBatch = R"({"sequences": [
 
 inline const std::vector<std::string> kStreams = {"pi", "rollout", "prox", "ref", "teacher"};
 
-// Strict JSON: what the program prints must be readable by every parser.
+// Strict JSON: any parser must be able to read the program's output.
 inline Document json_of(const std::string& text) {
   Document document;
   document.Parse(text.c_str(), text.size());
@@ -107,14 +107,14 @@ inline RunResult eval(const std::string& preset, const std::string& batch,
   return run_program(args, {.input = batch});
 }
 
-// Success: the result on stdout, nothing to say on stderr.
+// Success: the result on stdout, nothing on stderr.
 inline void expect_quiet_success(const RunResult& result) {
   EXPECT_EQ(result.code, 0) << result;
   EXPECT_FALSE(result.out.empty());
   EXPECT_EQ(result.err, "");
 }
 
-// The user's mistake: exit 2, no result, and a message that holds every one of `words`.
+// A user error: exit code 2, no result, and a message that contains all of `words`.
 inline void expect_mistake(const RunResult& result, const std::vector<std::string>& words) {
   EXPECT_EQ(result.code, 2) << result;
   EXPECT_TRUE(result.out.empty());

@@ -98,7 +98,7 @@ TEST_P(PolicyCli, GreedyTokensAreTransformersAndTheirLogprobsTheTrainers) {
     ASSERT_EQ(json["tokens"][s].Size(), 48u);
     for (rapidjson::SizeType t = 0; t < 48; ++t) {
       EXPECT_EQ(json["tokens"][s][t].GetInt64(), greedy[s][16 + t]);
-      // The same text stands for the same bits.
+      // Equal text means equal bits.
       EXPECT_EQ(text_of(json["logprobs"][s][t]), text_of(all["logprobs"][s][16 + t]));
     }
     EXPECT_STREQ(json["finish"][s].GetString(), "length");

@@ -1,4 +1,4 @@
-// The program end to end: list, explain, eval, config, and what all commands share.
+// The program end to end: list, explain, eval, config, and behaviour that all commands share.
 
 #include <gtest/gtest.h>
 
@@ -151,7 +151,7 @@ TEST(LossExplain, ABareOffPolicyIsStandsOnReinforce) {
   EXPECT_EQ(text_of(bare["objective"]), text_of(whole["objective"]));
 }
 
-// What `explain` lists under "reads" is what `eval` asks for, no more and no less.
+// `eval` requires exactly the streams that `explain` lists under "reads".
 void expect_reads_what_it_names(const std::string& preset) {
   SCOPED_TRACE(preset);
   const Document explained = json_of(run_program({"loss", "explain", preset, "--json"}).out);
@@ -179,7 +179,7 @@ TEST(LossEval, GivesLossGradientAndMetricsOfAHandComputedCase) {
   const RunResult result = eval("icepop", kBatch, {"icepop_ratio_low=0.7"});
   expect_quiet_success(result);
   const Document json = json_of(result.out);
-  // Four trained tokens; the last one's ratio, e^-0.5, lies below the band.
+  // Four trained tokens; the last one's ratio, e^-0.5, is below the band.
   const double a = std::exp(0.1), b = std::exp(-0.1), c = std::exp(0.05);
   EXPECT_NEAR(json["loss"].GetDouble(), (-a - b + 0.5 * c) / 4, 1e-12);
   ASSERT_EQ(json["grad"].Size(), 2u);
@@ -360,7 +360,7 @@ TEST(ConfigCommand, TakesItsFileAfterSetToo) {
   EXPECT_EQ(result.out, run_program({"config", file, "--set", "trainer.loss.eps_high=0.4"}).out);
 }
 
-// The effective configuration, read again, gives the same loss to the last digit.
+// The effective configuration, read again, gives exactly the same loss.
 void expect_same_meaning(const std::string& table) {
   SCOPED_TRACE(table);
   const TempFolder folder;
@@ -428,7 +428,7 @@ TEST(Program, HasHelpForEveryCommand) {
     expect_quiet_success(result);
     EXPECT_TRUE(contains(result.out, "Usage: " + name)) << result.out;
     EXPECT_GT(lines_of(result.out).front().size(), 20u) << "it says what the command is for";
-    // Every option has a word of explanation.
+    // Every option has a description.
     for (const std::string& line : lines_of(result.out)) {
       if (!line.starts_with("  ") || line.starts_with("   ") || line.size() >= 32) continue;
       EXPECT_TRUE(contains(result.out, line + "\n                              ")) << line;

@@ -1,4 +1,4 @@
-// How many training samples a compacting agent costs: renderers, bridge and splitter together.
+// How many training samples a compacting agent produces: renderers, bridge and splitter together.
 //
 // The agent takes four tool turns per segment, with thinking in each; a user turn then asks for a
 // summary, and the context is rebuilt from it.
@@ -40,7 +40,7 @@ struct Agent {
         step.completion.push_back(rendered.ids[i]);
       }
     }
-    // GLM ends a turn with the next role's marker, which a finished render of it does not hold yet.
+    // GLM ends a turn with the next role's marker, which a finished render does not contain yet.
     const auto stops = renderer.stop_token_ids();
     if (std::find(stops.begin(), stops.end(), step.completion.back()) == stops.end()) {
       step.completion.push_back(stops.back());
@@ -100,7 +100,8 @@ TEST(Compaction, CostsTwoSamplesEachWhenTheTemplateStripsThinkingAndOneWhenItIsK
   for (size_t c = 0; c <= 3; ++c) {
     const int n = static_cast<int>(c);
     EXPECT_EQ(samples("qwen3", n, Prompting::render, {}), 1 + 2 * c);
-    // Between tool calls alone does not help: the user's request makes everything before it past.
+    // Keeping it only between tool calls does not help: the user's request makes everything before
+    // it past.
     EXPECT_EQ(
         samples("qwen3", n, Prompting::render, {.preserve_thinking_between_tool_calls = true}),
         1 + 2 * c);

@@ -1,5 +1,5 @@
-// Configurations as the program takes them: every problem at once, --unset, keys that --set takes
-// along, where paths start, and files that are none or too deep.
+// Configurations as the program reads them: all problems at once, --unset, keys dropped because of
+// --set, what paths are relative to, and files that are invalid or nested too deeply.
 
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -61,7 +61,7 @@ TEST(ConfigurationSet, WithoutAnEqualsSignIsSaidToHaveNone) {
     expect_mistake(run_program({command, file, "--set", "foo"}), {"--set foo", "no \"=\""});
     expect_mistake(run_program({command, "--set", "foo"}), {"--set foo", "no \"=\""});
   }
-  // A file among the assignments is one all the same.
+  // A file after the assignments is accepted too.
   EXPECT_EQ(run_program({"config", "--set", "seed=3", file}).code, 0);
 }
 
@@ -133,7 +133,7 @@ TEST(ConfigurationFiles, ThatAreTooDeepAreRefused) {
   }
 }
 
-// A reader of a pipe waits for its writer, and one of /dev/zero never comes to an end.
+// Reading a pipe would block until it has a writer, and reading /dev/zero would never end.
 TEST(ConfigurationFiles, ThatAreNoneAreRefused) {
   const TempFolder folder;
   const std::string pipe = folder / "pipe", socket_path = folder / "socket";

@@ -1,4 +1,4 @@
-// The documentation does not lie: paths and links exist, make targets are there, commands run.
+// Checks the documentation: paths and links exist, make targets exist, commands run.
 
 #include <fnmatch.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace leeway {
 namespace {
 
-// The path of a code span such as `src/core/spec.cpp:12`, or empty if it is none.
+// The path in a code span such as `src/core/spec.cpp:12`, or empty if it is not a path.
 std::string path_in(const std::string& code) {
   static const char* const kFolders[] = {"src/",     "include/",  "docs/",  "tests/",
                                          "scripts/", "examples/", "cmake/", "benchmarks/"};
@@ -27,7 +27,7 @@ std::string path_in(const std::string& code) {
   return path;
 }
 
-// a/{b,c}.h is both a/b.h and a/c.h.
+// Expands a/{b,c}.h to a/b.h and a/c.h.
 std::vector<std::string> expanded(const std::string& path) {
   const size_t open = path.find('{'), close = path.find('}');
   if (open == std::string::npos || close == std::string::npos || close < open) return {path};
@@ -63,7 +63,7 @@ std::vector<std::string> missing_paths(const Page& page, const fs::path& root) {
     if (path.empty()) continue;
     for (const std::string& one : expanded(path)) {
       if (exists_in(root, one)) continue;
-      // `tests/NAME_test.cpp` says how a file would be called.
+      // Placeholders such as `tests/NAME_test.cpp` are not files.
       if (std::regex_search(one, std::regex("[A-Z]{2,}|[<>]|\\.\\."))) continue;
       missing.push_back(std::to_string(span.line) + ": `" + span.text + "`");
     }

@@ -1,7 +1,6 @@
-// Trainer = prefill = decode. In `exact` numerics the log-probability recorded when a token was
-// sampled equals, bit for bit, the one that a prefill and the packed training forward give it,
-// whatever the batch, the chunks and the number of threads. In `fast` the difference is measured
-// and printed.
+// Trainer = prefill = decode. With `exact` numerics, the logprob recorded when a token was sampled
+// equals bit for bit what a prefill and the packed training forward compute, whatever the batch,
+// the chunks and the number of threads. With `fast`, the difference is measured and printed.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +21,7 @@ namespace {
 
 ModelConfig config_of(Family family, bool tied) {
   ModelConfig config = testing::small_config(family, tied);
-  config.vocab_size = 203;  // odd sizes on purpose: every kind of tail is met
+  config.vocab_size = 203;  // odd sizes, to cover every kind of remainder
   config.hidden_size = 72;
   config.intermediate_size = 600;  // long enough for a BLAS to split its sums
   config.num_hidden_layers = 3;
@@ -64,7 +63,7 @@ std::vector<Sampled> sample(const Parameters& parameters, const EngineOptions& o
   std::vector<Sampled> sampled;
   size_t next = 0;
   while (next < requests.size() || !engine.idle()) {
-    // Requests join while others are under way.
+    // Requests join while others are running.
     if (next < requests.size()) engine.submit(requests[next++]);
     engine.step();
     for (const FinishedSample& completion : engine.take_finished()) {
@@ -78,8 +77,8 @@ std::vector<Sampled> sample(const Parameters& parameters, const EngineOptions& o
   return sampled;
 }
 
-// The trainer's log-probabilities of sequences packed in the order given, [sequence][token t]: of
-// token t+1 after tokens 0 .. t.
+// The trainer's logprobs of sequences packed in the given order, [sequence][token t]: of token t+1
+// given tokens 0 .. t.
 std::vector<std::vector<float>> train_logprobs(const Parameters& parameters,
                                                const std::vector<Sampled>& sequences,
                                                const std::vector<size_t>& order, int threads,
@@ -126,7 +125,7 @@ std::vector<float> prefill_logprobs(const Parameters& parameters, const Sampled&
   const auto length = static_cast<int64_t>(sequence.tokens.size());
   KvStore kv(config, (length + kBlockKeys - 1) / kBlockKeys);
   std::vector<int32_t> blocks(static_cast<size_t>(kv.blocks()));
-  std::iota(blocks.rbegin(), blocks.rend(), 0);  // backwards through memory
+  std::iota(blocks.rbegin(), blocks.rend(), 0);  // in reverse memory order
   std::vector<float> logprobs;
   for (int64_t first = 0; first < length; first += chunk) {
     const int64_t rows = std::min(chunk, length - first);
@@ -173,7 +172,7 @@ TEST_P(Exactness, TrainerEqualsPrefillEqualsDecodeBitForBit) {
           train_logprobs(parameters, sampled, order, 1 + shuffle,
                          shuffle == 0 ? 1 : int64_t{1} << (12 + 4 * shuffle), Numerics::exact);
       for (size_t s = 0; s < sampled.size(); ++s) {
-        // One token at a time is slow, and each sequence is like the next: not all of them.
+        // One token at a time is slow and the sequences are alike, so not all of them are checked.
         const auto chunk = std::vector<int64_t>{1000, 1, 13}[static_cast<size_t>(shuffle)];
         if (chunk > 1 || s < 3) {
           const auto prefilled =

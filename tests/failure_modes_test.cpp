@@ -1,4 +1,4 @@
-// Ways in which retries of failed rollouts go wrong elsewhere, each with what happens here instead.
+// Known failure modes of retrying rollouts in other systems, each with what happens here instead.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -28,8 +28,8 @@ OrchestratorTable one_group(int64_t group_size, std::optional<int64_t> cap,
   return table;
 }
 
-// "abc" after a second, but what `change` makes of it. The first request of a prompt is its
-// group's, others are retries.
+// Replies "abc" after a second, as modified by `change`. The first request of a prompt comes from
+// its group; later ones are retries.
 using Change = std::function<void(FakeReply& reply, int64_t request, int64_t sample)>;
 FakeSystem::MakePolicy replies(Change change) {
   return [=](const FakeTalk& talk) {
@@ -84,7 +84,7 @@ double metric(const StepRecord& record, const std::string& wanted) {
   return 0.0;
 }
 
-// An environment with `size` prompts (0: without end), and the options with nothing but it.
+// An environment with `size` prompts (0: endless), and options for it alone.
 struct OneEnvironment {
   explicit OneEnvironment(uint64_t size)
       : made(std::make_unique<FakeEnvironment>("letters", respond_by_letter)), at(made.get()) {
@@ -116,7 +116,8 @@ TEST(FailureMode, N01_OneBadMomentIsOneRound) {
   }
 }
 
-// Rounds of a group add up, whatever completes between them; those of others do not count.
+// Retry rounds of a group add up, whatever completes in between; those of other groups do not
+// count.
 TEST(FailureMode, N02_RoundsOfAGroupAddUpAsTheManualSays) {
   for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     for (int64_t rounds = 1; rounds <= 4; ++rounds) {
@@ -125,7 +126,7 @@ TEST(FailureMode, N02_RoundsOfAGroupAddUpAsTheManualSays) {
       FakeSystem system({.table = table, .max_batches = 1}, [&](const FakeTalk& talk) {
         return [&](const SampleRequest& request, int64_t, int64_t sample) {
           FakeReply reply{talk.reply_of("abc"), 1.0};
-          // Sample 0 of both groups, the other samples complete meanwhile.
+          // Sample 0 of both groups fails; the other samples complete meanwhile.
           int64_t before = 0;
           for (const auto& sent : system.sampler.sent()) {
             before += sent.request.prompt == request.prompt ? 1 : 0;
@@ -205,7 +206,7 @@ TEST(FailureMode, N03_ExceptionsGoTheWayOfErrorResults) {
   }
 }
 
-// Nothing of the first request is in the second: whoever serves requests may send it elsewhere.
+// The second request shares nothing with the first, so it may be served elsewhere.
 TEST(FailureMode, N04_ARetryIsANewRequest) {
   FakeSystem system({.table = one_group(2, 3), .max_batches = 1},
                     failing([](int64_t request, int64_t) { return request == 0; }));
@@ -248,7 +249,7 @@ TEST(FailureMode, N06_SurvivorsAreTrainedIfTheyAreEnough) {
     for (const int64_t enough : {0, 2, 3, 4}) {
       OrchestratorTable table = one_group(4, 1, schedule);
       table.min_group_size = enough;
-      // The last to end, so that in both schedules the others have ended before.
+      // The last one to end, so that the others have ended before in both schedules.
       FakeSystem system({.table = table, .max_batches = 1},
                         replies([](FakeReply& reply, int64_t request, int64_t sample) {
                           if (request > 0 || sample != 1) return;
@@ -366,7 +367,7 @@ TEST(FailureMode, N09_UnlimitedRetriesOfAPoisonousPromptEnd) {
       options.members = environment.members();
       FakeSystem system(std::move(options), replies([](FakeReply&, int64_t, int64_t) {}));
       if (schedule == RolloutSchedule::free && off_policy > 0) {
-        // Others are trained meanwhile, and it becomes too old.
+        // Others are trained meanwhile, so it becomes stale.
         EXPECT_EQ(play(system, 20).result.end, LoopResult::End::finished);
         EXPECT_EQ(system.scheduler.totals().groups_stale, 1);
         continue;
@@ -394,7 +395,7 @@ TEST(FailureMode, N10_ARunWhoseGroupsAllFailEnds) {
         table.retry_backoff = 0.1;
         FakeSystem system({.table = table, .max_batches = 9}, [&](const FakeTalk& talk) {
           return [&](const SampleRequest& request, int64_t, int64_t sample) {
-            // Retries are of one sample; the others of a group have completed by then.
+            // Only one sample is retried; the others of the group have completed by then.
             FakeReply reply{talk.reply_of("abc")};
             if (some_complete && request.samples > 1 && sample > 0) return reply;
             reply.wait = 1.0;
@@ -431,7 +432,7 @@ TEST(FailureMode, N11_OneFailingMemberDoesNotDiscardTheOthers) {
 }
 
 TEST(FailureMode, N12_LateOriginalsAreOfTheFirstRound) {
-  // Sample 0 fails first and is tried again while samples 1 and 2 are still at their first try.
+  // Sample 0 fails first and is retried while samples 1 and 2 are still in their first attempt.
   const auto late = [](FakeReply& reply, int64_t request, int64_t sample) {
     reply.wait = request == 0 ? 1.0 + 5.0 * static_cast<double>(sample) : 0.5;
     if (request == 0 && sample < 3) reply.failure = "bad moment";
@@ -441,7 +442,7 @@ TEST(FailureMode, N12_LateOriginalsAreOfTheFirstRound) {
   ASSERT_TRUE(batch);
   EXPECT_EQ(batch->at(0).number, 0) << "one round, below the cap of two";
   EXPECT_EQ(system.scheduler.totals().failed, 3);
-  // A retry that fails is a second round.
+  // A retry that fails counts as a second round.
   FakeSystem worse({.table = one_group(4, 2), .max_batches = 1},
                    replies([&](FakeReply& reply, int64_t request, int64_t sample) {
                      late(reply, request, sample);
@@ -452,7 +453,7 @@ TEST(FailureMode, N12_LateOriginalsAreOfTheFirstRound) {
   EXPECT_EQ(other->at(0).number, 1);
 }
 
-// A checkpoint may be of a moment at which many had failed and others still ran.
+// A checkpoint may have been written when many rollouts had failed and others were still running.
 TEST(FailureMode, FailuresBeforeAResumeDoNotEndTheRunAfterIt) {
   FakeSystem system({.table = one_group(2, 3), .max_batches = 1},
                     replies([](FakeReply&, int64_t, int64_t) {}));
@@ -463,8 +464,8 @@ TEST(FailureMode, FailuresBeforeAResumeDoNotEndTheRunAfterIt) {
   EXPECT_TRUE(next_batch(system));
 }
 
-// Rollouts that fail as they start, without a wait between, leave time for others: here the clock
-// moves only while the sampler works or someone sleeps.
+// Rollouts that fail immediately, with no wait in between, leave time for others: here the clock
+// advances only while the sampler works or someone sleeps.
 TEST(FailureMode, FailuresAtOnceDoNotStarveTheOthers) {
   for (const bool answers_pend : {false, true}) {
     OrchestratorTable table = one_group(1, std::nullopt);

@@ -1,4 +1,4 @@
-// Going on with other settings: more steps of the same run, and `leeway train --from RUN`.
+// Continuing with other settings: more steps of the same run, and `leeway train --from RUN`.
 
 #include <gtest/gtest.h>
 
@@ -26,12 +26,12 @@ TEST_F(FromRunTest, MoreStepsGoOnWithTheSameRun) {
   EXPECT_TRUE(contains(result.err, "trainer.max_steps is 12 now, 6 before")) << result.err;
   EXPECT_FALSE(contains(result.err, "learning rate")) << result.err;
   EXPECT_TRUE(contains(result.err, "resumed from step 6")) << result.err;
-  // On policy and with a constant rate nothing tells the two apart.
+  // On-policy and with a constant learning rate, the two runs are indistinguishable.
   EXPECT_TRUE(outcome().weights == wanted.weights);
   EXPECT_EQ(outcome().metrics, wanted.metrics);
   EXPECT_TRUE(contains(file("run/config.toml"), "max_steps = 12"));
   EXPECT_EQ(resume().code, 0);
-  // Checkpoints of before the change are still the run's.
+  // Checkpoints from before the change still belong to the run.
   fs::remove_all(path("run/checkpoints/step_12"));
   fs::remove(path("run/end.json"));
   EXPECT_EQ(resume({"trainer.max_steps=14"}).code, 0);
@@ -73,7 +73,7 @@ TEST_F(FromRunTest, ANewRunStartsWithTheWeightsOfAnother) {
   EXPECT_TRUE(contains(config, "run-2/weights/step_0\"")) << config;
   EXPECT_FALSE(contains(config, "[sft]")) << config;
   EXPECT_FALSE(contains(config, "hidden_size")) << config;
-  // It depends on no other folder, and can be resumed and started from itself.
+  // It does not depend on any other folder, and can be resumed and used as a start itself.
   fs::remove_all(path("run"));
   fs::remove_all(path("run-2/checkpoints/step_3"));
   const RunResult more = leeway(arguments({"--resume", "run-2"}, {"trainer.max_steps=5"}));
@@ -98,7 +98,7 @@ TEST_F(FromRunTest, MomentsAreKeptWhereTheyAreAskedForAndTheRateBeginsAnew) {
   };
   EXPECT_EQ(steps("run-2"), 2);
   EXPECT_EQ(steps("run-3"), 14);
-  // Resumed, the course goes on where it was.
+  // After a resume, the learning-rate schedule continues where it was.
   ASSERT_EQ(leeway(arguments({"--resume", "run-3"}, {"trainer.max_steps=3"})).code, 0);
   const auto rows = lines_of(file("run-3/metrics.jsonl"));
   EXPECT_NEAR(json_of(rows[2])["learning_rate"].GetDouble(), 3e-3, 1e-12);
@@ -118,7 +118,7 @@ TEST_F(FromRunTest, ASupervisedRunAndAnotherConfiguration) {
   EXPECT_TRUE(contains(result.err, "starts from supervised step 4 of run")) << result.err;
   EXPECT_STREQ(json_of(result.out)["run"].GetString(), "next");
   EXPECT_TRUE(contains(file("next/config.toml"), "icepop"));
-  // Killed in its supervised phase, a run has a checkpoint alone.
+  // A run killed in its supervised phase has only a checkpoint.
   fs::remove_all(path("run/weights"));
   EXPECT_EQ(from({"other.toml"}, {"trainer.max_steps=1"}).code, 0);
   fs::remove_all(path("run/checkpoints"));

@@ -1,6 +1,7 @@
-// Seeded fuzzing of what reads files: whatever the bytes, a reader returns or throws leeway::Error.
+// Seeded fuzzing of everything that reads files: for any bytes, a reader returns or throws
+// leeway::Error.
 //
-// Each input is made from its number alone, so a failure is repeated with LEEWAY_FUZZ_SEED=NUMBER.
+// Each input is determined by its number, so a failure is reproduced with LEEWAY_FUZZ_SEED=NUMBER.
 // A crash prints that number too.
 
 #include <fmt/format.h>
@@ -42,7 +43,7 @@ volatile sig_atomic_t fuzzing = 0;
 volatile uint64_t current_seed = 0;
 struct sigaction previous_actions[65];
 
-// Prints the seed with nothing but write(), then lets whoever was there before handle the signal.
+// Prints the seed using only write(), then passes the signal to the previous handler.
 void print_seed(int signal_number) {
   if (fuzzing) {
     char text[64] = "\ncrashed at LEEWAY_FUZZ_SEED=";
@@ -64,7 +65,7 @@ void install_crash_printer() {
   static bool installed = false;
   if (installed) return;
   installed = true;
-  // A stack of its own, since running out of stack is one of the crashes looked for.
+  // A separate stack, since stack overflow is one of the crashes this looks for.
   static char stack[1 << 16];
   stack_t alternate{};
   alternate.ss_sp = stack;
@@ -184,7 +185,7 @@ const std::vector<std::string> kNumbers = {"NaN",
                                            "-2147483648",
                                            "9223372036854775807"};
 
-// A stretch of bytes, most often short.
+// A range of bytes, usually short.
 std::pair<size_t, size_t> stretch(Random& random, const std::string& text) {
   const size_t start = below(random, text.size() + 1);
   const size_t most =
@@ -192,7 +193,7 @@ std::pair<size_t, size_t> stretch(Random& random, const std::string& text) {
   return {start, below(random, most + 1)};
 }
 
-// Puts `token` in place of a number.
+// Replaces a number by `token`.
 void replace_number(Random& random, std::string& text, const std::string& token) {
   const size_t at = text.find_first_of("-0123456789", below(random, text.size() + 1));
   if (at == std::string::npos) return;
@@ -249,7 +250,8 @@ void mutate_once(Random& random, std::string& text, const std::vector<std::strin
   }
 }
 
-// Half of the inputs keep their shape and get hostile numbers, so that they come past the parser.
+// Half of the inputs keep their structure and get hostile numbers, so that they get past the
+// parser.
 std::string mutated(uint64_t seed, const std::vector<std::string>& seeds) {
   Random random(seed);
   std::string text = pick(random, seeds);
@@ -266,8 +268,8 @@ std::string mutated(uint64_t seed, const std::vector<std::string>& seeds) {
   return text;
 }
 
-// Runs `read` on mutations of `seeds` for some seconds, and at least a hundred of them. Prints how
-// many were tried, so that a reader which became slow is seen.
+// Runs `read` on mutations of `seeds` for some seconds, at least a hundred times. Prints how many
+// were tried, so that a reader that became slow is noticed.
 void fuzz(const std::vector<std::string>& seeds,
           const std::function<void(const std::string&)>& read) {
   using Clock = std::chrono::steady_clock;
@@ -316,7 +318,7 @@ const std::vector<std::string> kBatchSeeds = {
        "rollout_id": "8"}], "comment": "x"})",
     R"({"sequences": [{"pi": [], "advantages": []}, {"pi": [-1e-3], "advantages": 0}]})"};
 
-// Presets that between them read every stream and use every kind of statistic.
+// Presets that together read every stream and use every kind of statistic.
 const std::vector<std::string> kFuzzedPresets = {
     "icepop", "reinforce", "grpo+tis",      "gspo",          "m2po",       "geo_mask",
     "kpop",   "seq_mis",   "cookbook/gspo", "verl/geo_mean", "liger/luspo"};
@@ -325,7 +327,7 @@ TEST(Fuzz, OfBatchesReturnsOrThrowsError) {
   fuzz(kBatchSeeds, [](const std::string& text) { parse_batch("fuzz.json", text); });
 }
 
-// What parses is evaluated: hostile numbers must not get past the reader and hurt later.
+// What parses is evaluated too: hostile numbers must not get past the reader and do harm later.
 TEST(Fuzz, OfBatchesThatAreEvaluatedReturnsOrThrowsError) {
   const Catalog catalog;
   std::vector<LossSpec> specs;
@@ -341,7 +343,7 @@ TEST(Fuzz, OfBatchesThatAreEvaluatedReturnsOrThrowsError) {
         EXPECT_TRUE(std::isfinite(result.loss)) << spec.preset << "\n" << text;
         for (double g : result.grad) EXPECT_TRUE(std::isfinite(g)) << spec.preset << "\n" << text;
       } catch (const Error&) {
-        // A stream may be missing or not finite; the next preset may not read it.
+        // A stream may be missing or not finite; the next preset may not need it.
       }
     }
   });
@@ -430,7 +432,7 @@ std::string number_text(Random& random, double value) {
   return fmt::format("{}", value);
 }
 
-// A batch and one of the texts it may be written as.
+// A batch and one of the JSON texts that describe it.
 std::pair<Batch, std::string> any_batch(Random& random) {
   Batch batch;
   const size_t sequences = 1 + below(random, 5);
@@ -460,7 +462,7 @@ std::pair<Batch, std::string> any_batch(Random& random) {
     if (below(random, 2) == 0) {
       const double value = any_number(random);
       batch.advantages.insert(batch.advantages.end(), length, value);
-      // A whole null would mean that there are none.
+      // A null for the whole list would mean that there are no advantages.
       members.push_back("\"advantages\": " +
                         (std::isnan(value) ? "NaN" : number_text(random, value)));
     } else {
@@ -491,7 +493,7 @@ std::pair<Batch, std::string> any_batch(Random& random) {
       members.push_back("\"group\": \"" + batch.groups.back() + "\"");
     }
     if (rollouts) {
-      // Rollouts are numbered in the order in which they are first met.
+      // Rollouts are numbered in order of first appearance.
       const int32_t most =
           batch.rollout_ids.empty()
               ? 0

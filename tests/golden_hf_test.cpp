@@ -1,5 +1,5 @@
-// The decoder against Hugging Face transformers: logits, log-probabilities, every parameter's
-// gradient and greedy tokens of small models whose weights and results lie in tests/data/hf.
+// The decoder against Hugging Face transformers: logits, logprobs, the gradient of every parameter
+// and greedy tokens of small models whose weights and results are in tests/data/hf.
 
 #include <gtest/gtest.h>
 

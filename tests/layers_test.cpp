@@ -1,6 +1,6 @@
-// The rules of the source tree: which layer may include which, what a file may look like, where
-// tests lie, and that a type's name means one type. The build's target links keep most of this too;
-// here a mistake is named.
+// The rules of the source tree: which layer may include which, the form of files, where tests are
+// placed, and that a type name has one meaning. The build's target links enforce most of this too,
+// but this test names the mistake.
 
 #include <gtest/gtest.h>
 
@@ -26,8 +26,8 @@ struct SourceFile {
   std::string text;
 };
 
-// What each layer may include, itself aside, as the architecture draws it: left may use right,
-// never back. `cli` wires everything together.
+// What each layer may include besides itself, as in the architecture diagram: dependencies only go
+// downwards. `cli` wires everything together.
 const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"base", {}},
     {"kernels", {"base"}},
@@ -47,12 +47,12 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "report", "base"}},
     {"sweep", {"run", "orchestrator", "trainer", "model", "core", "config", "report", "base"}},
 };
-// The only folders that see torch: its headers are slow, and a program that needs no GPU starts
-// without it.
+// The only folders that may include torch: its headers are slow to compile, and a program that
+// needs no GPU starts without it.
 const std::vector<std::string> kTorchFolders = {"src/torch/"};
-// Third parties that ask for quotes.
+// Third-party libraries whose documentation asks for quotes.
 const std::set<std::string> kQuotedLibraries = {"hwy"};
-// Below core there is no loss to speak of: of the public headers only the error words.
+// Layers below core know nothing of losses, so of the public headers they may use only error.h.
 const std::set<std::string> kErrorsOnly = {"base", "kernels", "report", "text"};
 
 std::string layer_of(const std::string& path) {
@@ -111,8 +111,8 @@ void check_include(const SourceFile& file, const std::string& where, const std::
   }
 }
 
-// foo_test.cpp, or foo_in_some_respect_test.cpp, lies beside foo.cpp or foo.h, or tests the public
-// header foo.h. A test of a whole folder bears the folder's name.
+// foo_test.cpp, or foo_some_aspect_test.cpp, is next to foo.cpp or foo.h, or tests the public
+// header foo.h. A test of a whole folder has the folder's name.
 bool lies_beside_its_source(const fs::path& test, const std::set<std::string>& paths) {
   std::string name = test.stem().string();
   name.resize(name.size() - std::string_view("_test").size());
@@ -129,8 +129,8 @@ bool lies_beside_its_source(const fs::path& test, const std::set<std::string>& p
   }
 }
 
-// Two types of one name in one namespace are undefined behaviour as soon as a program has both, and
-// the linker does not say so. Types of anonymous namespaces are each file's own.
+// Two types with one name in one namespace are undefined behaviour as soon as a program contains
+// both, and the linker does not report it. Types in anonymous namespaces are local to their file.
 void check_type_names(const std::vector<SourceFile>& files, std::vector<std::string>& problems) {
   std::map<std::string, std::string> known;  // name -> path of the first definition
   for (const SourceFile& file : files) {
@@ -144,7 +144,7 @@ void check_type_names(const std::vector<SourceFile>& files, std::vector<std::str
   }
 }
 
-// Every broken rule, as "path:line: what".
+// Every violation, as "path:line: problem".
 std::vector<std::string> problems_of(const std::vector<SourceFile>& files) {
   std::vector<std::string> problems;
   std::set<std::string> paths;
@@ -169,7 +169,7 @@ std::vector<std::string> problems_of(const std::vector<SourceFile>& files) {
                          std::to_string(kMostLines) + " are readable");
     }
     const fs::path path = file.path;
-    // Highway compiles such a header once for each instruction set; it guards itself.
+    // Highway compiles such a header once per instruction set; it has its own guard.
     const bool for_each_target = contains(file.text, "defined(HWY_TARGET_TOGGLE)");
     if (path.extension() == ".h" && !for_each_target &&
         std::find(lines.begin(), lines.end(), "#pragma once") == lines.end()) {
@@ -340,14 +340,14 @@ TEST(LayerChecker, LetsTypesShareANameWhereTheyAreNotTheSame) {
     const auto problems = problems_of({{"src/core/a.cpp", first}, {"src/run/b.cpp", text}});
     EXPECT_TRUE(problems.empty()) << text << "\n" << joined(problems);
   }
-  // Behind #if a file may have it twice.
+  // With #if a file may contain it twice.
   EXPECT_TRUE(
       problems_in("src/core/a.cpp", "#if A\nstruct B {};\n#else\nstruct B {};\n#endif\n").empty());
 }
 
 // ---------------------------------------------------------------------------------------------
 
-// Other versions of clang-format lay out the same style differently.
+// Other versions of clang-format format the same style differently.
 constexpr const char* kFormatVersion = "version 14.";
 
 TEST(SourceTree, IsFormatted) {
@@ -361,7 +361,7 @@ TEST(SourceTree, IsFormatted) {
   if (listed.code != 0) GTEST_SKIP() << "git does not list the sources: " << listed.err;
   std::vector<std::string> args = {"--dry-run", "-Werror"};
   for (const std::string& path : lines_of(listed.out)) {
-    // A file that is deleted but not yet committed is still listed.
+    // A deleted file that is not committed yet is still listed.
     if (fs::exists(kRoot / path)) args.push_back(path);
   }
   ASSERT_GT(args.size(), 2u);

@@ -39,7 +39,7 @@ rollouts_every = 2
 
 constexpr const char* kSort = "[[environment]]\nname = \"sort\"\nmin_length = 2\nmax_length = 3\n";
 
-// A task that even random weights solve now and then: a reply with a small letter or a digit in it.
+// A task that random weights sometimes solve: a reply that contains a lowercase letter or a digit.
 constexpr const char* kLetters =
     "[[environment]]\nname = \"jsonl\"\nid = \"letters\"\ndata = \"letters.jsonl\"\n"
     "verifier = \"regex\"\n";
@@ -52,7 +52,7 @@ std::string letters_file() {
   return lines;
 }
 
-// A folder with `run.toml` in it, to run in.
+// A working folder that contains `run.toml`.
 class LoopTest : public ::testing::Test {
  protected:
   std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
@@ -119,7 +119,7 @@ TEST_F(LoopTest, ARunLeavesAFolderThatCanBeRead) {
       }
     }
   }
-  // The effective configuration is a configuration: the same run again.
+  // The effective configuration is itself a configuration for the same run.
   const RunResult again = leeway({"config", "run/config.toml"});
   EXPECT_EQ(again.code, 0) << again;
 }
@@ -129,7 +129,7 @@ TEST_F(LoopTest, EveryMetricIsDocumented) {
   ASSERT_EQ(train({"trainer.loss.preset=grpo+tis", "trainer.loss.ref_kl=0.01"}).code, 0);
   const std::string runs = read_file(LEEWAY_SOURCE_DIR "/docs/runs.md"),
                     losses = read_file(LEEWAY_SOURCE_DIR "/docs/losses.md");
-  // `a/{b,c}/d` in docs/runs.md stands for a/b/d and a/c/d; {env}, {part} and {reason} for any.
+  // `a/{b,c}/d` in docs/runs.md means a/b/d and a/c/d; {env}, {part} and {reason} mean anything.
   std::vector<std::string> patterns;
   for (size_t at = runs.find('`'); at != std::string::npos; at = runs.find('`', at + 1)) {
     const size_t end = runs.find('`', at + 1);
@@ -207,13 +207,13 @@ TEST_F(LoopTest, QuantisedRolloutsAreSeenAsMismatch) {
   }
 }
 
-// All numbers but times and rates.
+// All numbers except times and rates.
 std::map<std::string, std::string> results_of(const Document& row) {
   std::map<std::string, std::string> values;
   for (const auto& member : row.GetObject()) {
     const std::string name = member.name.GetString();
     if (name.starts_with("time/") || name.starts_with("perf/")) continue;
-    // Sampling is ahead by as much as time allows.
+    // How far sampling is ahead depends on timing.
     if (name.starts_with("progress/") || name.starts_with("account/")) continue;
     values[name] = text_of(member.value);
   }
@@ -269,7 +269,7 @@ TEST_F(LoopTest, ReuseTakesSeveralStepsPerBatchAndSaysWhatIsInert) {
   result = train({"trainer.loss.preset=ppo"});
   EXPECT_TRUE(contains(result.err, "pi/prox is always 1")) << result.err;
   EXPECT_TRUE(contains(result.err, "the clip cannot act")) << result.err;
-  // A folder that holds a run is not written over.
+  // A folder that contains a run is not overwritten.
   EXPECT_TRUE(fs::exists(path("run-2/metrics.jsonl")));
   EXPECT_STREQ(json_of(result.out)["run"].GetString(), "run-2");
 }
@@ -318,7 +318,7 @@ TEST_F(LoopTest, ToolTurnsOfARolloutAreOneSampleUnlessThePrefixBreaks) {
                                   "sft.learning_rate=5e-3", "orchestrator.prompts_per_batch=2"});
   ASSERT_EQ(result.code, 0) << result;
   for (const Document& row : jsonl("run/metrics.jsonl")) {
-    // One sample each, and one more wherever a rendered turn could not extend what was sampled.
+    // One sample each, plus one for every rendered turn that could not extend what was sampled.
     EXPECT_EQ(number(row, "samples_per_rollout"),
               1.0 + number(row, "prefix_breaks/all") / number(row, "batch/rollouts"));
     EXPECT_EQ(number(row, "errored_rollouts/all"), 0.0);

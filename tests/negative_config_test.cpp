@@ -1,5 +1,6 @@
-// Bad configurations: each is refused with exit code 2 and a message that holds the file, the line,
-// the key, its value and the remedy; the same mistakes on the command line name the option.
+// Invalid configurations: each is refused with exit code 2 and a message that contains the file,
+// the line, the key, its value and the remedy; the same mistakes on the command line name the
+// option.
 
 #include <gtest/gtest.h>
 
@@ -10,13 +11,13 @@ namespace {
 
 struct Row {
   std::string name;
-  std::string table;  // what follows [trainer.loss], which is line 1
+  std::string table;  // contents of [trainer.loss], which is line 1
   int line;
   std::string key, value;
   std::vector<std::string> remedy;
 };
 
-// Names only: brackets in what gtest lists would confuse CMake, which reads that list.
+// Names only: brackets in gtest's test list would confuse CMake, which parses it.
 void PrintTo(const Row& row, std::ostream* stream) { *stream << row.name; }
 std::string row_name(const testing::TestParamInfo<Row>& info) { return info.param.name; }
 
@@ -282,7 +283,7 @@ std::vector<Row> inert() {
 }
 INSTANTIATE_TEST_SUITE_P(Inert, BadLossTable, testing::ValuesIn(inert()), row_name);
 
-// Keys that other code bases, or earlier versions, use in another sense.
+// Keys that other code bases, or earlier versions, use with another meaning.
 std::vector<Row> renamed() {
   return {
       {"DppoMaskLowOnIcepop",
@@ -542,7 +543,7 @@ TEST(BadSet, IsRefusedAfterAGoodConfig) {
   expect_mistake(run_program({"loss", "eval", "--config", file, "--batch", batch, "--set",
                               "icepop_ratio_high=1.5"}),
                  {"icepop_ratio_low", "must not exceed icepop_ratio_high"});
-  // A key of the file that the preset of the command line does not have goes with its preset.
+  // A key of the file that does not exist in the command line's preset is dropped with its preset.
   const RunResult other =
       run_program({"loss", "eval", "--config", file, "--batch", batch, "--set", "preset=ppo"});
   EXPECT_EQ(other.code, 0) << other;

@@ -1,5 +1,5 @@
-// Bad batches, golden files and arguments: each is refused with exit code 2 and a message that says
-// what and where, or, where it does no harm, taken with the same result as without it.
+// Invalid batches, golden files and arguments: each is refused with exit code 2 and a message that
+// says what and where; harmless ones are accepted with the same result as without them.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -16,10 +16,10 @@ namespace {
 
 struct Row {
   std::string name, text;
-  std::vector<std::string> words;  // of the message, beside the file's name
+  std::vector<std::string> words;  // expected in the message, besides the file name
 };
 
-// Names only: brackets in what gtest lists would confuse CMake, which reads that list.
+// Names only: brackets in gtest's test list would confuse CMake, which parses it.
 void PrintTo(const Row& row, std::ostream* stream) { *stream << row.name; }
 
 std::string row_name(const testing::TestParamInfo<Row>& info) { return info.param.name; }
@@ -37,7 +37,7 @@ TEST_P(BadBatch, IsRefusedWithItsPlace) {
   }
 }
 
-// One sequence on line 2, with these members.
+// One sequence, on line 2, with these members.
 std::string one(const std::string& members) { return "{\"sequences\": [\n{" + members + "}]}\n"; }
 
 const std::string kGood = R"("pi": [-1, -2], "rollout": [-1, -2], "advantages": 1)";
@@ -181,7 +181,7 @@ const std::vector<Row> kDeep = {
 INSTANTIATE_TEST_SUITE_P(Deep, BadBatch, testing::ValuesIn(kDeep), row_name);
 
 // ---------------------------------------------------------------------------------------------
-// Batches that are taken with a word on stderr
+// Batches that are accepted with a note on stderr
 
 TEST(OddBatch, IgnoresUnknownKeysWithAWarningThatNamesTheNearestOne) {
   const RunResult plain = eval("icepop", one(kGood));
@@ -209,7 +209,7 @@ TEST(OddBatch, SuggestsNoNameThatIsNotNear) {
     EXPECT_EQ(odd.code, 0) << odd;
     EXPECT_FALSE(contains(odd.err, "did you mean")) << odd.err;
   }
-  // Keys of a sequence do not belong to the batch.
+  // Keys of a sequence do not belong at the level of the batch.
   const RunResult odd = eval("icepop", "{\"pj\": 1, " + one(kGood).substr(1));
   EXPECT_EQ(odd.code, 0) << odd;
   EXPECT_FALSE(contains(odd.err, "did you mean")) << odd.err;
@@ -275,8 +275,8 @@ std::vector<std::string> native_and_composed() {
   return presets;
 }
 
-// Two sequences with every stream. `value` stands in `stream` ("" for every stream and the
-// advantages) at position 1 of sequence 1, which has this `mask` and `weight`.
+// Two sequences with every stream. `value` is at position 1 of sequence 1 in `stream` ("" for every
+// stream and the advantages); that token has this `mask` and `weight`.
 std::string batch_with(const std::string& stream, const std::string& value, int mask, int weight) {
   auto at = [&](const std::string& name, const char* good) {
     return stream.empty() || stream == name ? value : std::string(good);
@@ -293,7 +293,7 @@ std::string batch_with(const std::string& stream, const std::string& value, int 
       stream == "weights" ? value : std::to_string(weight));
 }
 
-// Everything the presets have by way of sequence statistics and denominators is switched on.
+// Enables every sequence statistic and denominator that the presets have.
 std::vector<std::vector<std::string>> settings_for(const std::string& preset) {
   std::vector<std::vector<std::string>> all = {
       {}, {"reduction=seq_mean_token_mean"}, {"teacher_tau=0.5", "reduction=sum"}};
@@ -381,7 +381,7 @@ TEST(NotFinite, IsNotLookedAtInAStreamThatIsNotRead) {
   }
 }
 
-// Where a code base lets masked positions take part, its preset does, and NaN there is an error;
+// If a code base lets masked positions take part, so does its preset, and NaN there is an error;
 // everywhere else masked positions do not matter.
 TEST(NotFinite, IsEitherInertOrRefusedOnAMaskedTokenOfAForeignPreset) {
   for (const std::string& preset : names().foreign) {
@@ -413,7 +413,7 @@ TEST(NotFinite, NamesTheTokenWhoseRatioOverflows) {
   expect_mistake(result, {"/dev/stdin", "sequence 0, position 1", "ratio", "log_clamp"});
 }
 
-// Finite inputs, a finite loss of every token, and a sum or a shared gradient that is not.
+// Finite inputs and finite token losses, but a sum or shared gradient that overflows.
 TEST(NotFinite, IsRefusedWhereOnlyTheSumOverflows) {
   const std::string huge =
       one(R"("pi": [-1, -1], "rollout": [-1, -1], "prox": [-1, -1], "advantages": 1.5e308)");
@@ -582,7 +582,7 @@ TEST(Files, OfTwentyMegabytesAreRead) {
   EXPECT_EQ(json["metrics"]["tokens"].GetDouble(), static_cast<double>(kSequences * kTokens));
   EXPECT_EQ(json["grad"].Size(), kSequences);
 
-  // A mistake at its end is found where it is.
+  // A syntax error at the end is reported at its position.
   text.replace(text.size() - 3, 1, "x");
   folder.write("large.json", text);
   expect_mistake(run_program({"loss", "eval", "--preset", "icepop", "--batch", file}),

@@ -1,4 +1,4 @@
-// A page of the documentation as tests read it: what it names, and the commands it shows.
+// A documentation page as the tests read it: what it refers to, and the commands it shows.
 #pragma once
 
 #include <cctype>
@@ -19,7 +19,7 @@ struct Span {
   std::string text;
 };
 
-// What of a page can be checked.
+// The parts of a page that can be checked.
 struct Page {
   std::vector<Span> code;       // `in backticks`, outside fences
   std::vector<Span> links;      // targets of [text](target), outside fences
@@ -80,7 +80,7 @@ inline Page parse_page(const std::string& text) {
   return page;
 }
 
-// F.json, YOURS.toml, PRESET, "..": the reader puts something there.
+// F.json, YOURS.toml, PRESET, "..": placeholders for the reader to fill in.
 inline bool is_placeholder(const std::string& word) {
   static const std::regex kCapitals(R"([A-Z][A-Z0-9_]*(\.[a-z]+)?)");
   return word == ".." || word == "..." || word.find_first_of("<>[]") != std::string::npos ||
@@ -107,7 +107,7 @@ struct Command {
 inline const std::set<std::string> kTranscripts = {"tutorial.md", "your-model.md", "corrections.md",
                                                    "migration.md", "text.md"};
 
-// Lines that run the program and can be run as they stand.
+// Lines that run the program and can be run as written.
 inline std::vector<Command> commands_of(const Page& page) {
   static const std::regex kExit(R"(#\s*exit (\d+)\s*$)");
   std::vector<Command> commands;
@@ -123,7 +123,7 @@ inline std::vector<Command> commands_of(const Page& page) {
   return commands;
 }
 
-// A copy of the tree in which commands may write: what they read is linked or copied.
+// A copy of the tree in which commands may write; their inputs are linked or copied.
 inline void fill_copy(const fs::path& copy) {
   for (const auto& entry : fs::directory_iterator(kRoot)) {
     const std::string name = entry.path().filename().string();

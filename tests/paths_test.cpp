@@ -1,5 +1,5 @@
-// Files that the system refuses, threads and memory that it does not give: each command names the
-// path and the reason.
+// Files that the system refuses to open, and threads and memory that it refuses to provide: each
+// command names the path and the reason.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ samples = 1
 name = "sort"
 )";
 
-// Root reads every file by two of its powers. What it starts after this has neither.
+// Root reads every file thanks to two capabilities. Programs started after this have neither.
 void give_up_roots_powers() {
   if (::geteuid() != 0) return;
   for (const int power : {CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH}) {
@@ -41,7 +41,7 @@ void give_up_roots_powers() {
   }
 }
 
-// Every command with one path of it replaced by PATH.
+// Every command, with one of its paths replaced by PATH.
 std::vector<std::vector<std::string>> commands(const TempFolder& folder) {
   const std::string config = folder.write("config.toml", kConfig);
   const std::string tokens = kExamples + "tokens.json", batch = kExamples + "batch.json";
@@ -136,7 +136,7 @@ TEST(Paths, OfASweepsResultsAreNamed) {
   }
 }
 
-// A stack that fits no address space: every thread is refused, to root too.
+// A stack size that fits no address space, so that every thread is refused, even for root.
 void refuse_threads() {
   const rlimit limit{rlim_t{1} << 60, RLIM_INFINITY};
   if (::setrlimit(RLIMIT_STACK, &limit) != 0) ::_exit(125);
@@ -156,18 +156,19 @@ TEST(Threads, ThatTheSystemRefusesAreTheUsersLimit) {
                               "1", "--threads", "3"},
                              options),
                  words);
-  // A run that has begun gives up, and says the same.
+  // A run in progress stops and reports the same.
   const RunResult run = run_program({"train", config, "--set", "trainer.threads=3"}, options);
   EXPECT_EQ(run.code, 3) << run;
   for (const std::string& word : words) EXPECT_TRUE(contains(run.err, word)) << run;
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they end the program there
+#if !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)  // sanitizers end the program there
 
 TEST(Memory, ThatTheSystemRefusesIsNotTheUsersMistake) {
   const TempFolder folder;
   const std::string large = folder.write("large", "");
-  fs::resize_file(large, uintmax_t{1} << 40);  // a hole: it takes no room on the disk
+  fs::resize_file(large, uintmax_t{1} << 40);  // a sparse file: takes no space on the disk
   const auto limit_memory = [] {
     const rlimit limit{rlim_t{1} << 33, rlim_t{1} << 33};
     if (::setrlimit(RLIMIT_AS, &limit) != 0) ::_exit(125);

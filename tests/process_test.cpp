@@ -1,4 +1,5 @@
-// `leeway train` with environments that are programs: those of examples/04_process, and bad ones.
+// `leeway train` with environments that are programs: those of examples/04_process, and faulty
+// ones.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -52,7 +53,7 @@ class ProcessTest : public ::testing::Test {
     folder_.write("data.jsonl", lines);
     folder_.write("conversations.jsonl", conversations);
   }
-  // A table of an environment whose program is `script`.
+  // The table of an environment whose program is `script`.
   std::string table(const std::string& id, const std::string& script,
                     const std::string& more = "turn_timeout = 10\n") const {
     folder_.write(id + ".sh", script);
@@ -71,7 +72,7 @@ class ProcessTest : public ::testing::Test {
     for (const std::string& set : sets) args.insert(args.end(), {"--set", set});
     return run_program(args, {.directory = folder_.path().string()});
   }
-  // Of all steps together.
+  // The sum over all steps.
   double sum(const std::string& metric) const {
     double total = 0.0;
     for (const std::string& line : lines_of(read_file(folder_ / "run/metrics.jsonl"))) {
@@ -172,7 +173,7 @@ TEST_F(ProcessTest, ABadProgramIsNamedWithWhatItDid) {
   };
   for (const Case& bad : cases) {
     const RunResult result = train(table("judge", bad.script, "turn_timeout = 0.3\n"));
-    // One that does not even say hello is refused before the run.
+    // A program that does not even say hello is refused before the run.
     EXPECT_EQ(result.code, contains(bad.script, "while read") ? 3 : 2) << bad.script << result;
     for (const std::string& word : bad.words) {
       EXPECT_TRUE(contains(result.err, word)) << "no \"" << word << "\" in: " << result.err;
@@ -214,7 +215,7 @@ TEST_F(ProcessTest, OneBrokenEnvironmentOfThreeStopsNobody) {
 }
 
 TEST_F(ProcessTest, AProgramMayGoOnWithMessages) {
-  // The second turn is about the first one's reply and the message after it.
+  // The second turn refers to the first one's reply and the message after it.
   const std::string script = answering(R"(case $line in
   *'"turn": 1,'*) echo "{\"id\": $id, \"messages\": [{\"role\": \"user\", \"content\": \"again\"}]}" ;;
   *'"content": "again"'*) echo "{\"id\": $id, \"rewards\": {\"two\": $((id % 2))}}" ;;
@@ -239,7 +240,7 @@ TEST_F(ProcessTest, NoProgramOutlivesARunHoweverItEnds) {
     }
     return count;
   };
-  // What is killed is gone a moment later, on a busy machine a long one.
+  // Killed processes disappear a moment later, which may be long on a busy machine.
   const auto left = [&](const std::string& mark) {
     for (int i = 0; i < 500 && running(mark) > 0; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -247,13 +248,13 @@ TEST_F(ProcessTest, NoProgramOutlivesARunHoweverItEnds) {
     return running(mark);
   };
   const std::string mark = "outlives" + std::to_string(::getpid());
-  // Deaf to the end of its input, and with a child in a session of its own: both have to be killed.
+  // Ignores the end of its input and has a child in its own session: both must be killed.
   const std::string stubborn = "setsid sh -c 'while :; do sleep 0.05; done' " + mark +
                                " </dev/null >/dev/null 2>&1 &\n" + kHalf +
                                "while :; do sleep 0.05; done\n";
   ASSERT_EQ(train(table(mark, stubborn)).code, 0);
   EXPECT_EQ(left(mark), 0);
-  // Killed in the middle.
+  // Killed in the middle of a run.
   const RunResult killed =
       run_program({"-s", "KILL", "1", leeway_program(), "train", "run.toml", "--set",
                    "trainer.max_steps=1000000", "--set", "output_dir=killed"},

@@ -1,5 +1,5 @@
-// The README's commands, one after the other, as a reader runs them: every one works on the runs it
-// means, and so does what `leeway train` suggests at its end.
+// Runs the README's commands one after the other, as a reader would: each works on the runs it
+// refers to, and so do the commands that `leeway train` suggests at its end.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ RunResult run_line(const TempFolder& folder, const std::string& line) {
       {.directory = folder.path().string(), .path_first = LEEWAY_BINARY_DIR, .program = "sh"});
 }
 
-// What a command names as its `runs/NAME` folders.
+// The `runs/NAME` folders that a command refers to.
 std::set<std::string> named_runs(const std::string& text) {
   static const std::regex kRun(R"(runs/([A-Za-z0-9_-]+))");
   std::set<std::string> names;
@@ -36,7 +36,7 @@ std::set<std::string> named_runs(const std::string& text) {
   return names;
 }
 
-// The page that `leeway report` made has these runs, and no other.
+// The page written by `leeway report` shows exactly these runs.
 void expect_report_of(const std::string& page, const std::set<std::string>& names,
                       const std::set<std::string>& all) {
   const std::string text = file_text(page);
@@ -49,7 +49,7 @@ TEST(Readme, ShowsCommandsThatWorkInTheirOrder) {
   const TempFolder folder;
   fs::copy(kRoot / "examples", folder.path() / "examples", fs::copy_options::recursive);
   fs::create_directory_symlink(kRoot / "tests", folder / "tests");
-  // `make demo` comes first; what counts here is that its run is there.
+  // `make demo` comes first; all that matters here is that its run exists.
   const RunResult demo =
       run_line(folder, "leeway train --set trainer.max_steps=1 --set sft.max_steps=1");
   ASSERT_EQ(demo.code, 0) << demo;
@@ -62,7 +62,7 @@ TEST(Readme, ShowsCommandsThatWorkInTheirOrder) {
     ASSERT_EQ(result.code, command.exit_code) << result;
     const std::set<std::string> named = named_runs(command.text);
     if (command.text.starts_with("leeway train")) {
-      // It makes, or goes on with, the run it names, and there is something to see.
+      // It creates or continues the run it names, and there is something to see.
       ASSERT_EQ(named.size(), 1u);
       expected.insert(named.begin(), named.end());
       std::smatch match;
@@ -79,7 +79,7 @@ TEST(Readme, ShowsCommandsThatWorkInTheirOrder) {
   EXPECT_GT(expected.size(), 2u);
 }
 
-// What stands below "Try next:", without the words that explain it.
+// The commands below "Try next:", without their explanations.
 std::vector<std::string> suggestions(const std::string& text) {
   std::vector<std::string> commands;
   bool below = false;
@@ -95,7 +95,7 @@ TEST(TryNext, IsRightInItsOrderInAnyFolder) {
   const TempFolder folder;
   fs::copy(kRoot / "examples", folder.path() / "examples", fs::copy_options::recursive);
   const std::string quick = " --set trainer.max_steps=1 --set sft.max_steps=1";
-  for (const std::string first : {"sort", "sort-2"}) {  // also where there was a run before
+  for (const std::string first : {"sort", "sort-2"}) {  // also if there was a run before
     const RunResult start = run_line(folder, "leeway train" + quick);
     ASSERT_EQ(start.code, 0) << start;
     const std::vector<std::string> commands = suggestions(start.out);

@@ -1,5 +1,5 @@
-// `leeway train --resume` where something is wrong: damaged files are found and made good, a full
-// disk costs what does not fit, another configuration is refused.
+// `leeway train --resume` when something is wrong: damaged files are detected and repaired, a full
+// disk only loses what does not fit, and another configuration is refused.
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -10,7 +10,7 @@
 namespace leeway {
 namespace {
 
-// A run with its checkpoints of steps 8, 10 and 12 that was killed just before its end.
+// A run with checkpoints of steps 8, 10 and 12 that was killed just before its end.
 class DamageTest : public ResumeFixture {
  protected:
   void SetUp() override {
@@ -57,7 +57,7 @@ TEST_F(DamageTest, ADamagedCheckpointIsNamedAndTheOneBeforeIsUsed) {
       const RunResult result = resume();
       ASSERT_EQ(result.code, 0) << result;
       EXPECT_TRUE(contains(result.err, "checkpoint of step 12 is passed over")) << result.err;
-      // A manifest may be readable and say something wrong of another file.
+      // A manifest may be readable but wrong about another file.
       EXPECT_TRUE(contains(result.err,
                            "checkpoints/step_12/" + (name == "manifest.json" ? "" : name + ": ")))
           << result.err;
@@ -138,11 +138,11 @@ TEST_F(DamageTest, AFinishedRunWithoutWholeCheckpointsIsLeftAsItIs) {
     EXPECT_STREQ(json_of(result.out)["weights"].GetString(), "run/weights/step_12");
     EXPECT_GT(json_of(result.out)["before"].MemberCount(), 0u);
     EXPECT_GT(json_of(result.out)["account"]["admitted"].GetInt(), 0);
-    // More steps have nothing to go on from.
+    // There is nothing to continue from for more steps.
     expect_mistake(resume({"trainer.max_steps=20"}),
                    {"there is no checkpoint to go on from", "leeway train --from run"});
     EXPECT_TRUE(content_of(path("run")) == before);
-    // Weights gone as well: nothing is made of nothing.
+    // The weights are gone as well, so there is nothing to recover from.
     fs::remove_all(path("run/weights/step_12"));
     const RunResult less = resume();
     EXPECT_EQ(less.code, 0) << less;
@@ -162,7 +162,7 @@ TEST_F(DamageTest, NothingIsMovedOrDeletedBehindASymbolicLink) {
   ASSERT_EQ(result.code, 0) << result;
   EXPECT_TRUE(contains(result.err, "run/weights/step_12 lies behind a symbolic link and stays"))
       << result.err;
-  EXPECT_TRUE(content_of(path("weights")) == weights);  // made again, the same
+  EXPECT_TRUE(content_of(path("weights")) == weights);  // recreated identically
   for (const char* name : {"weights", "checkpoints", "rollouts"}) {
     EXPECT_TRUE(fs::is_symlink(path(std::string("run/") + name))) << name;
   }
@@ -223,7 +223,7 @@ TEST_F(DamageTest, WhatDoesNotChangeTheTrainingMayBeAnother) {
   EXPECT_EQ(checkpoints(), std::set<std::string>{"step_12"});
   EXPECT_TRUE(contains(read_file(path("run/config.toml")), "samples = 3"));
 
-  // With nothing changed the file keeps the origins of its values.
+  // If nothing changed, the file keeps the origins of its values.
   put_back();
   fs::remove_all(path("run/checkpoints/step_12"));
   ASSERT_EQ(leeway({"train", "run.toml", "--resume", "run"}).code, 0);
@@ -234,7 +234,7 @@ TEST_F(DamageTest, WhatDoesNotChangeTheTrainingMayBeAnother) {
   EXPECT_EQ(read_file(path("run/config.toml")), config);
 }
 
-// Runs on a file system of its own, whose size can be set.
+// Runs on a separate file system whose size can be set.
 class FullDiskTest : public ResumeFixture {
  protected:
   void SetUp() override {
@@ -242,7 +242,7 @@ class FullDiskTest : public ResumeFixture {
     memory_.reset();
     inside_ = "disk";
     fs::create_directory(directory());
-    // Mounts of this process alone, so that nothing stays mounted.
+    // Mounts in a private namespace, so that nothing stays mounted.
     if (::unshare(CLONE_NEWNS) != 0 ||
         ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         ::mount("none", directory().c_str(), "tmpfs", 0, "size=16m") != 0) {
@@ -265,7 +265,7 @@ TEST_F(FullDiskTest, CheckpointsThatDoNotFitCostNothingButThemselves) {
   const std::vector<std::string> sets = {"output.rollouts_every=100", "checkpoint.every=1",
                                          "checkpoint.keep_last=1"};
   const Outcome wanted = undisturbed(sets);
-  // Room for the reference, one checkpoint, the lines and the last weights; not for two.
+  // Room for the reference, one checkpoint, the metrics and the last weights, but not for two.
   set_size("560k");
   const RunResult result = train(sets);
   EXPECT_TRUE(contains(result.err, "warning: no checkpoint of step")) << result.err;

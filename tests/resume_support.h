@@ -1,5 +1,5 @@
-// What the tests of `leeway train --resume` share: runs in a folder of their own, which can be
-// disturbed, and what came of them.
+// Shared by the tests of `leeway train --resume`: runs in their own folder that can be disturbed,
+// and their outcome.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -66,11 +66,11 @@ name = "arithmetic"
 max_operand = 5
 )";
 
-// So many steps that a signal comes before the last one.
+// Enough steps that a signal arrives before the last one.
 inline const std::vector<std::string> kLong = {"trainer.max_steps=400", "checkpoint.every=50",
                                                "output.rollouts_every=20", "eval.every=60"};
 
-// Prompts that even random weights answer now and then: there is something to learn.
+// Prompts that random weights sometimes answer, so that there is something to learn.
 inline std::string letters_file() {
   std::string lines;
   for (char c = 'a'; c <= 'z'; ++c) {
@@ -80,7 +80,7 @@ inline std::string letters_file() {
   return lines;
 }
 
-// A program that goes on beside the test. Its output goes to files.
+// A program that runs in the background of the test. Its output goes to files.
 class Started {
  public:
   Started(std::vector<std::string> args, const std::string& directory) {
@@ -113,7 +113,7 @@ class Started {
   pid_t child_;
 };
 
-// Everything of a folder: bytes by path.
+// The contents of a folder: bytes by path.
 inline std::map<std::string, std::string> content_of(const fs::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -139,7 +139,7 @@ class ResumeFixture : public ::testing::Test {
     std::ofstream(directory + "/run.toml") << kResumeConfig;
   }
   std::string path(const std::string& name) const { return directory() + "/" + name; }
-  // Where runs are made: in memory where there is such a file system, as syncing takes its time.
+  // Where runs are written: in memory if there is such a file system, since syncing is slow.
   std::string directory() const {
     return memory_ ? memory_->path().string() : (folder_.path() / inside_).string();
   }
@@ -167,7 +167,7 @@ class ResumeFixture : public ::testing::Test {
     return leeway(arguments({"--resume", "run", "--json"}, sets));
   }
 
-  // What a run gave: its last weights, its metrics and evaluations without times, its rollouts.
+  // The outcome of a run: its last weights, metrics and evaluations without times, and rollouts.
   struct Outcome {
     std::string weights;
     std::vector<std::string> metrics, evaluations;
@@ -179,7 +179,7 @@ class ResumeFixture : public ::testing::Test {
       Document row = json_of(line);
       for (auto member = row.MemberBegin(); member != row.MemberEnd();) {
         const std::string key = member->name.GetString();
-        // Sampling is ahead of training by as much as time allows.
+        // How far sampling is ahead of training depends on timing.
         const bool of_time = key.starts_with("time/") || key.starts_with("perf/") ||
                              key.starts_with("progress/") || key.starts_with("account/");
         member = of_time ? row.EraseMember(member) : member + 1;
@@ -203,13 +203,13 @@ class ResumeFixture : public ::testing::Test {
     EXPECT_EQ(found.evaluations, wanted.evaluations);
     EXPECT_TRUE(found.rollouts == wanted.rollouts);
   }
-  // A run that nothing disturbs; its folder is removed.
+  // An undisturbed run; its folder is removed.
   Outcome undisturbed(const std::vector<std::string>& sets = {}, int64_t steps = 12) const {
     const RunResult result = train(sets);
     EXPECT_EQ(result.code, 0) << result;
     Outcome found = outcome(steps);
     EXPECT_EQ(found.metrics.size(), static_cast<size_t>(steps));
-    // Something is learned, or sameness would say nothing.
+    // Something must be learned, or equality would prove nothing.
     EXPECT_FALSE(found.weights == read_file(path("run/weights/step_0/model.safetensors")));
     fs::remove_all(path("run"));
     return found;
@@ -228,14 +228,14 @@ class ResumeFixture : public ::testing::Test {
       EXPECT_FALSE(name.ends_with(".tmp") || name.starts_with(".writing")) << entry.path();
     }
   }
-  // The page of the run, whatever became of it, can be made.
+  // The report of the run can be written, whatever happened to it.
   void expect_readable() const {
     const std::string page = (folder_.path() / "page.html").string();
     const RunResult report = leeway({"report", "run", "--output", page});
     EXPECT_EQ(report.code, 0) << report;
     EXPECT_TRUE(contains(read_file(page), "</html>"));
   }
-  // Until metrics.jsonl has this many lines.
+  // Waits until metrics.jsonl has this many lines.
   void wait_for_steps(size_t steps) const {
     wait_until([&] {
       return fs::exists(path("run/metrics.jsonl")) &&

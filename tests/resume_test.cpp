@@ -1,4 +1,4 @@
-// `leeway train --resume`: runs that are killed, stopped or give up go on as if nothing had
+// `leeway train --resume`: runs that are killed, stopped or give up continue as if nothing had
 // happened.
 
 #include <gtest/gtest.h>
@@ -14,8 +14,8 @@ using SteadyTime = std::chrono::steady_clock;
 
 class ResumeTest : public ResumeFixture {
  protected:
-  // Makes runs, each killed at random moments and resumed until it ends, with `kills` kills in all;
-  // looks at each run with `check`.
+  // Runs training repeatedly, each time killed at random moments and resumed until it ends, with
+  // `kills` kills in total; calls `check` on each run.
   void survive(int kills, uint64_t seed, const std::vector<std::string>& sets,
                const std::function<void()>& check) const {
     Rng rng(seed);
@@ -25,7 +25,7 @@ class ResumeTest : public ResumeFixture {
       fs::remove_all(path("run"));
       const auto begin = SteadyTime::now();
       for (int code = -1; code != 0;) {
-        // The first run is timed.
+        // The first run is not killed, and is timed.
         const bool spare = runs == 0 || killed >= kills;
         const bool begun = fs::exists(path("run/config.toml"));
         Started run(begun ? arguments({"--resume", "run"}, {}) : arguments({"run.toml"}, sets),
@@ -35,14 +35,14 @@ class ResumeTest : public ResumeFixture {
           run.send(SIGKILL);
         }
         code = run.wait();
-        // Killed before its first checkpoint, a run has nothing to go on from and is started again.
+        // A run killed before its first checkpoint has nothing to resume from and is started again.
         if (code == 2 && contains(read_file(path("err.txt")), "there is no checkpoint")) {
           fs::remove_all(path("run"));
           continue;
         }
         ASSERT_TRUE(code == 0 || code == -SIGKILL) << code << read_file(path("err.txt"));
         killed += code == -SIGKILL ? 1 : 0;
-        longest *= code == -SIGKILL ? 1.05 : 0.85;  // about three kills for each end
+        longest *= code == -SIGKILL ? 1.05 : 0.85;  // about three kills per completed run
         from_checkpoint += contains(read_file(path("err.txt")), "resumed from ") ? 1 : 0;
       }
       if (runs == 0) longest = Seconds(SteadyTime::now() - begin).count();
@@ -63,7 +63,7 @@ TEST_F(ResumeTest, AHundredKillsChangeNothing) {
     expect_same(outcome(), wanted);
     expect_no_leftovers();
   };
-  // On a disk most moments are those of a file being synced, in memory those of training.
+  // On a disk most kills hit a file sync, in memory most hit training.
   survive(80, 1, sets, check);
   work_on_disk();
   survive(20, 3, sets, check);
@@ -126,7 +126,7 @@ TEST_F(ResumeTest, WhatAResumeSupersedesIsMovedAside) {
   const auto before = content_of(path("run"));
   fs::resize_file(path("run/checkpoints/step_10/optimizer.safetensors"), 100);
   fs::resize_file(path("run/checkpoints/step_12/optimizer.safetensors"), 100);
-  // The damaged ones of later steps do not count among those to be kept.
+  // Damaged checkpoints of later steps do not count among those to be kept.
   const RunResult result = resume({"checkpoint.keep_last=1"});
   ASSERT_EQ(result.code, 0) << result;
   EXPECT_TRUE(contains(result.err, "resumed from step 8")) << result.err;
@@ -149,7 +149,7 @@ TEST_F(ResumeTest, WhatAResumeSupersedesIsMovedAside) {
   EXPECT_EQ(read_file(path(aside + "rollouts/step_12.jsonl")), before.at("rollouts/step_12.jsonl"));
   EXPECT_FALSE(fs::exists(path(aside + "weights/step_8")));
   EXPECT_FALSE(fs::exists(path(aside + "rollouts/step_8.jsonl")));
-  // Nothing to supersede: no second folder. A run that is resumed again has one of its own.
+  // Nothing to supersede, so no second folder. A run that is resumed again gets its own.
   EXPECT_EQ(resume().code, 0);
   EXPECT_FALSE(fs::exists(path("run/superseded_2")));
 }
@@ -181,7 +181,7 @@ TEST_F(ResumeTest, ASignalSavesAndTheResumedRunEndsTheSame) {
     ASSERT_EQ(result.code, 0) << result;
     expect_same(outcome(400), wanted);
   }
-  // Twice: at once. Where the second comes too late, the run has ended well before it.
+  // A second signal stops at once. If it comes too late, the run has already ended properly.
   int code = 0;
   for (int attempt = 0; attempt < 20 && code == 0; ++attempt) {
     fs::remove_all(path("run"));
@@ -213,7 +213,7 @@ TEST_F(ResumeTest, ARunThatGaveUpCanBeReadAndResumed) {
   std::string config = kResumeConfig;
   config.erase(config.find("[sft]"), config.find("[trainer]") - config.find("[sft]"));
   config.erase(config.find("[[environment]]"));
-  // A judge that likes what it is evaluated with and nothing that is trained on.
+  // A judge that rewards evaluation prompts and nothing that is trained on.
   write("judge.sh",
         "while read -r line; do\n"
         "  id=${line#*'\"id\": '} id=${id%%,*}\n"

@@ -1,4 +1,5 @@
-// Batches of runs as files: rollouts and whole batches, and the loss commands that read them.
+// Batches of runs written as files: rollouts and whole batches, and the loss commands that read
+// them.
 
 #include <gtest/gtest.h>
 
@@ -13,8 +14,8 @@
 namespace leeway {
 namespace {
 
-// Random weights say any byte, and a letter or a digit about every second time: groups of mixed
-// rewards from the first step on.
+// Random weights produce any byte, and a letter or a digit about half of the time, so groups have
+// mixed rewards from the first step on.
 constexpr const char* kConfig =
     "output_dir = \"run\"\n" LEEWAY_TINY_MODEL
     "[trainer]\nmax_steps = 2\nlearning_rate = 3e-3\n"
@@ -53,7 +54,7 @@ class RunBatches : public ::testing::Test {
     for (const std::string& line : lines_of(text_of_file(name))) out.push_back(json_of(line));
     return out;
   }
-  // `loss eval` of the first step's file, of this name.
+  // `loss eval` on the first step's file of this name.
   Document eval(const std::string& file, std::vector<std::string> args) const {
     args.insert(args.begin(), {"loss", "eval", "--batch", file});
     const RunResult result = leeway(args);
@@ -106,7 +107,8 @@ TEST_F(RunBatches, LossCommandsReadRolloutsAndSayHowManyOfTheBatchTheyAre) {
     }
   }
   EXPECT_EQ(compared["tokens"].GetDouble(), trained);
-  // What reads a stream that such files lack is refused, each with the reason; the rest is shown.
+  // Presets that need a stream which such files lack are refused with the reason; the rest is
+  // shown.
   std::set<std::string> shown, refused;
   for (const Json& preset : compared["presets"].GetArray()) {
     const bool is_shown = preset["unavailable"].IsNull();
@@ -157,7 +159,7 @@ TEST_F(RunBatches, WholeBatchesHoldEveryStreamThatTheLossRead) {
     }
     EXPECT_EQ(rollouts.size(), 12u);
     EXPECT_EQ(moved, step == 2);  // the reference is the policy at step 0
-    // What the trainer computed, once more by the reference implementation.
+    // What the trainer computed, recomputed by the reference implementation.
     const Json& row = metrics[static_cast<size_t>(step - 1)];
     const Document again = eval(name, {"--preset", "grpo+tis", "--set", "ref_kl=0.1"});
     EXPECT_NEAR(again["loss"].GetDouble(), row["loss"].GetDouble(), 1e-4) << step;
@@ -177,7 +179,7 @@ TEST_F(RunBatches, WholeBatchesHoldTheProximalPolicyThatSeveralUpdatesLookAt) {
             0);
   const Document batch = json_of(text_of_file("run/batches/step_1.json"));
   for (const Json& sequence : batch["sequences"].GetArray()) {
-    EXPECT_TRUE(sequence["prox"] == sequence["pi"]);  // of the first epoch, before any step
+    EXPECT_TRUE(sequence["prox"] == sequence["pi"]);  // from the first epoch, before any step
     EXPECT_FALSE(sequence.HasMember("ref"));
   }
 }

@@ -1,5 +1,5 @@
-// A checkpoint belongs to its run, and a folder to one process: what of another run, another
-// configuration or other data is not taken for the run's own.
+// A checkpoint belongs to its run, and a folder to one process: anything from another run, another
+// configuration or other data is not mistaken for the run's own.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ TEST_F(IdentityTest, ACheckpointOfAnotherRunIsPassedOver) {
   ASSERT_EQ(train({"output_dir=other", "seed=2", "checkpoint.keep_last=3"}).code, 0);
   make_unfinished();
   const Outcome wanted = outcome();
-  // Whole, of the same configuration but for the seed, and of a later step.
+  // Complete, with the same configuration except the seed, and from a later step.
   fs::copy(path("other/checkpoints/step_12"), path("run/checkpoints/step_12"),
            fs::copy_options::recursive);
   const RunResult result = resume();
@@ -73,7 +73,7 @@ TEST_F(IdentityTest, AConfigurationThatSomeoneEditedIsRefused) {
   config.replace(at, 21, "learning_rate = 0.002");
   write("run/config.toml", config);
   expect_mistake(resume(), {"run/config.toml is not what the run wrote", "--from run"});
-  // What may change may be changed there, too.
+  // Keys that may change may be changed there too.
   config = whole;
   config.replace(config.find("prompts = 8 "), 12, "prompts = 7 ");
   write("run/config.toml", config);
@@ -103,13 +103,13 @@ TEST_F(IdentityTest, ALostIdentityIsTakenFromTheCheckpoint) {
   fs::remove(path("run/identity.json"));
   ASSERT_EQ(resume().code, 0);
   EXPECT_EQ(json_of(read_file(path("run/identity.json")))["run_id"].GetString(), id);
-  // A file that is damaged is named.
+  // A damaged file is named.
   write("run/identity.json", "{\"run_id\": 7}");
   expect_mistake(resume(), {"run/identity.json", "damaged", "Remove it"});
 }
 
 TEST_F(IdentityTest, TenSimultaneousStartsEachGetANameOfTheirOwn) {
-  fs::create_directory(path("run"));  // a folder without a run is no one's yet
+  fs::create_directory(path("run"));  // a folder without a run is not taken yet
   std::vector<std::unique_ptr<Started>> runs;
   for (int k = 0; k < 10; ++k) {
     runs.push_back(std::make_unique<Started>(

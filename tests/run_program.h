@@ -1,5 +1,5 @@
-// Runs programs for tests: arguments in, exit code, stdout and stderr out. POSIX only, so that a
-// bare machine needs nothing beyond the compiler.
+// Runs programs for tests: takes arguments, returns exit code, stdout and stderr. POSIX only, so
+// that it needs nothing but the compiler.
 #pragma once
 
 #include <fcntl.h>
@@ -26,12 +26,12 @@ namespace leeway {
 
 struct RunOptions {
   std::string input;                        // stdin
-  std::string directory;                    // where to run; empty: here
-  std::string path_first;                   // put before PATH
+  std::string directory;                    // working directory; empty: the current one
+  std::string path_first;                   // prepended to PATH
   std::string stdout_file, stderr_file;     // e.g. /dev/full; empty: captured
-  std::chrono::seconds time_limit{120};     // then it is killed, and `code` is -SIGKILL
+  std::chrono::seconds time_limit{120};     // after which it is killed and `code` is -SIGKILL
   std::optional<std::string> program = {};  // instead of the leeway of this build
-  std::function<void()> in_child = {};  // called last before the program: limits, closed streams
+  std::function<void()> in_child = {};  // called last before exec, to set limits or close streams
 };
 
 struct RunResult {
@@ -89,12 +89,12 @@ struct Pipe {
 
 }  // namespace run_detail
 
-// Runs the program with `args`. 127: it could not be started. Streams are served together, so
-// neither side can fill a pipe and wait for ever.
+// Runs the program with `args`. Code 127: it could not be started. All streams are served together,
+// so neither side can block on a full pipe.
 inline RunResult run_program(std::vector<std::string> args, const RunOptions& options = {}) {
   using Clock = std::chrono::steady_clock;
   args.insert(args.begin(), options.program.value_or(leeway_program()));
-  // A child that does not read its input must not end the test.
+  // A child that does not read its input must not kill the test.
   ::signal(SIGPIPE, SIG_IGN);
   run_detail::Pipe in, out, err;
   const pid_t child = ::fork();
@@ -141,7 +141,7 @@ inline RunResult run_program(std::vector<std::string> args, const RunOptions& op
   return result;
 }
 
-// A folder of its own for a test; it goes when the test does.
+// A temporary folder for a test, removed with the object.
 class TempFolder {
  public:
   TempFolder() {

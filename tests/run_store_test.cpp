@@ -1,6 +1,6 @@
-// What a run keeps on disk: checkpoints that were tampered with although their sums are right are
-// passed over, numbers that are not finite are never saved, files are bounded, and files that
-// someone deletes are noticed.
+// What a run stores on disk: checkpoints that were tampered with are skipped even if their
+// checksums match, numbers that are not finite are never saved, file sizes are bounded, and deleted
+// files are noticed.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 namespace leeway {
 namespace {
 
-// Makes the manifest of a checkpoint say of a file what the file is now.
+// Updates a checkpoint's manifest to match the current content of a file.
 void seal(const std::string& folder, const std::string& name) {
   const FileSum sum = sum_of_file(folder + "/" + name);
   std::string manifest = read_file(folder + "/manifest.json");
@@ -34,7 +34,7 @@ class CraftedTest : public ResumeFixture {
     fs::remove(path("run/end.json"));  // killed just before its end
     fs::copy(path("run"), path("whole"), fs::copy_options::recursive);
   }
-  // Puts `text` in place of the newest checkpoint's file, with the right sum, and goes on.
+  // Replaces a file of the newest checkpoint by `text`, with the right checksum, and resumes.
   RunResult resumed_with(const std::string& name, const std::string& text) const {
     fs::remove_all(path("run"));
     fs::copy(path("whole"), path("run"), fs::copy_options::recursive);
@@ -83,7 +83,7 @@ TEST_F(CraftedTest, ACheckpointIsCheckedAndNotOnlySummed) {
     SCOPED_TRACE(each.word);
     expect_passed_over(resumed_with(each.name, each.text), each.name, each.word);
   }
-  // NaN, as the last number of a file.
+  // NaN as the last number of a file.
   for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
     SCOPED_TRACE(name);
     std::string bytes = original(name);
@@ -116,17 +116,17 @@ TEST_F(CraftedTest, DamagedWeightsAreRefusedWithTheFilesName) {
                                         "tokens.json"};
   EXPECT_EQ(leeway(use).code, 0);
   std::string bytes = read_file(name);
-  bytes[bytes.size() - 4] ^= 1;  // the last bit of a number: nothing else could tell
+  bytes[bytes.size() - 4] ^= 1;  // the last bit of a number: only the checksum reveals it
   write_file_atomically(name, bytes);
   expect_mistake(leeway(use), {"weights/step_12/model.safetensors: is damaged", "checksums.json"});
-  // Another program's change is the user's business.
+  // Without checksums, changes by other programs are the user's responsibility.
   fs::remove(path("run/weights/step_12/checksums.json"));
   EXPECT_EQ(leeway(use).code, 0);
 }
 
 class StoreTest : public ResumeFixture {
  protected:
-  // A program that judges, with `answer` for each turn; $n counts them.
+  // A judge program that answers each turn with `answer`; $n counts the turns.
   void use_judge(const std::string& answer) const {
     std::string config = kResumeConfig;
     config.erase(config.find("[sft]"), config.find("[trainer]") - config.find("[sft]"));
@@ -153,7 +153,7 @@ TEST_F(StoreTest, WeightsThatAreNotFiniteEndTheRunAndAreNeverSaved) {
   EXPECT_TRUE(contains(result.err, "the weights are not finite after the update: ")) << result.err;
   EXPECT_TRUE(contains(result.err, " holds ")) << result.err;
   EXPECT_STREQ(json_of(result.out)["end"].GetString(), "gave_up");
-  // What was saved is good: the run can be gone on with, and meets the same end.
+  // What was saved is valid: the run can be resumed and ends the same way.
   EXPECT_TRUE(fs::exists(path(json_of(result.out)["weights"].GetString()) + "/checksums.json"));
   const RunResult again = resume();
   EXPECT_EQ(again.code, 3) << again;
@@ -229,7 +229,7 @@ TEST_F(StoreTest, DeletedFilesAreNoticedAtTheNextStep) {
     const std::string err = read_file(path("err.txt"));
     EXPECT_TRUE(contains(err, "the run gave up: ")) << err;
     EXPECT_TRUE(contains(err, "run/metrics.jsonl: was deleted, moved or replaced")) << err;
-    // At once, not at the end.
+    // Immediately, not at the end.
     EXPECT_LT(json_of(read_file(path("out.txt")))["steps"].GetInt(), 400);
   };
   ended([&] { fs::remove(path("run/metrics.jsonl")); });

@@ -1,5 +1,5 @@
 // One assertion that fails. ctest expects this program to fail, which proves that a failure of any
-// other one would be seen.
+// other program would be noticed.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Random damage to model files: safetensors, config.json and indexes of shards. Each is read or
-// refused with an Error. Each input follows from its number alone.
+// Random damage to model files: safetensors, config.json and shard indexes. Each is either read or
+// refused with an Error. Each input is determined by its number.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -25,10 +25,10 @@ using testing::small_parameters;
 using testing::TestFolder;
 
 constexpr auto kBudget = std::chrono::milliseconds(1300);
-// Tried however slow the machine is, so that something is read and something refused.
+// The minimum number of inputs however slow the machine is, so that some are read and some refused.
 constexpr uint64_t kFewest = 50;
 
-// Number 0 is left whole by every test.
+// Every test leaves input 0 undamaged.
 
 template <class Body>
 void for_a_while(Body body) {
@@ -54,9 +54,9 @@ const std::vector<std::string>& words() {
 
 std::string word(Rng& rng) { return words()[rng.below(words().size())]; }
 
-// RapidJSON 1.1 counts the leading zeros of a zero, which is undefined, for a zero with a large
-// exponent (0e-30) and for a number that starts with the digits of 2^64 - 1 and goes on (rounding
-// wraps). A sanitizer would end the test there.
+// RapidJSON 1.1 counts the leading zeros of a zero, which is undefined behaviour, for a zero with a
+// large exponent (0e-30) and for a number that starts with the digits of 2^64 - 1 and continues
+// (rounding wraps around). A sanitizer would abort the test there.
 bool upsets_rapidjson(const std::string& text) {
   for (size_t e = text.find_first_of("eE"); e != std::string::npos;
        e = text.find_first_of("eE", e + 1)) {
@@ -89,7 +89,7 @@ void damage_text(Rng& rng, std::string& text, size_t bound) {
         if (at < text.size()) text[at] = static_cast<char>(static_cast<uint8_t>(rng.below(256)));
         break;
       default: {
-        // Another number where one stands; this is how plausible lies are made.
+        // Replaces a number by another, which makes plausible but wrong headers.
         const size_t digit = text.find_first_of("0123456789", at);
         if (digit != std::string::npos) text[digit] = static_cast<char>('0' + rng.below(10));
       }
@@ -110,8 +110,8 @@ std::string valid_file(Rng& rng) {
   return safetensors_of(tensors);
 }
 
-// Tensors of a few bytes, some of which lie a little beside their place: overlaps, holes and ends
-// out of the file whose sizes are right.
+// Tensors of a few bytes, some slightly out of place: overlaps, gaps and ends beyond the file, with
+// consistent sizes.
 std::string misplaced_tensors(Rng& rng) {
   std::string header = "{";
   int64_t at = 0;
@@ -150,7 +150,7 @@ std::string damaged_file(Rng& rng) {
       break;
     }
     default: {
-      // A header that changes its length and still says so reaches deeper than one that does not.
+      // A header whose length field is updated gets further than one with the old length.
       std::string header;
       do {
         header = file.substr(kLengthBytes, length);
@@ -164,7 +164,7 @@ std::string damaged_file(Rng& rng) {
   return file;
 }
 
-// Bytes whose neighbours are not ours, so that a sanitizer sees what lies beside them read.
+// Bytes in their own allocation, so that a sanitizer detects reads beside them.
 class MemoryBytes : public TensorBytes {
  public:
   explicit MemoryBytes(const std::vector<char>& bytes) : bytes_(bytes) {}
@@ -178,7 +178,7 @@ class MemoryBytes : public TensorBytes {
   const std::vector<char>& bytes_;
 };
 
-// The tensors tile all that follows the header, and every byte and value can be read.
+// The tensors cover everything after the header, and every byte and value can be read.
 void expect_sound(const std::vector<StoredTensor>& tensors, std::string_view data) {
   size_t reached = 0;
   for (const StoredTensor& tensor : tensors) {
@@ -225,8 +225,8 @@ TEST(SafetensorsFuzz, ADamagedFileIsReadOrRefused) {
   EXPECT_GT(refused, 0u);
 }
 
-// Without a file, in blocks of memory of exactly the right size, where a sanitizer sees the first
-// byte too many.
+// Without a file, in memory blocks of exactly the right size, so that a sanitizer detects the first
+// byte beyond.
 TEST(SafetensorsFuzz, ADamagedHeaderIsReadOrRefused) {
   size_t read = 0, refused = 0;
   for_a_while([&](uint64_t number) {
@@ -274,7 +274,7 @@ TEST(ModelConfigFuzz, ADamagedConfigIsReadOrRefused) {
       return;
     }
     ASSERT_NO_THROW(check_model_config("config.json", *config));
-    // What is read can be written, and says the same.
+    // What was read can be written and reads back the same.
     testing::expect_same(parse_model_config("config.json", model_config_json(*config)), *config);
     if (config->num_hidden_layers > 200) return;
     for (const ParameterInfo& info : parameter_table(*config)) ASSERT_GT(info.size(), 0);
@@ -292,7 +292,7 @@ TEST(ParametersFuzz, ADamagedFolderIsReadOrRefused) {
   size_t read = 0, refused = 0;
   for_a_while([&](uint64_t number) {
     Rng rng(number);
-    // Mostly the index.
+    // Usually the index.
     const std::string& name = names[rng.below(4) == 0 ? 1 + rng.below(2) : 0];
     const std::string good = bytes_of(folder.at(name));
     std::string bad = good;

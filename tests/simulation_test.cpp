@@ -1,6 +1,6 @@
-// Thousands of whole runs on a virtual clock: any table, any failure, killed and stopped at any
-// moment, resumed from the last checkpoint. Each follows from its seed; what must hold of all runs
-// is looked at all the time. A history that fails is told alone by `scripts/replay_history SEED`.
+// Thousands of whole runs on a virtual clock: any configuration, any failure, killed and stopped at
+// any moment, resumed from the last checkpoint. Each is determined by its seed, and invariants are
+// checked throughout. `scripts/replay_history SEED` replays a single failing history.
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ constexpr uint64_t kHistories = 10000;
 constexpr int64_t kMostLooks = 2000000;  // of one run between two interruptions
 constexpr double kForEver = std::numeric_limits<double>::infinity();
 
-// Everything that a history's seed decides before it begins.
+// Everything that a history's seed determines in advance.
 struct Plan {
   explicit Plan(uint64_t of) : seed(of) {
     Rng rng(mixed_seed({seed, 77}));
@@ -54,7 +54,8 @@ struct Plan {
     trouble = shares[number(0, 3)];
     hangs = trouble > 0.0 && number(0, 2) == 0 ? 0.02 : 0.0;
     poison = trouble > 0.0 && number(0, 2) == 0 ? static_cast<uint64_t>(number(2, 5)) : 0;
-    // Waits of a minute are for other tests: there the looks alone take long.
+    // Backoffs of up to a minute are left to other tests: here polling through them would take too
+    // long.
     if (poison > 0 && !table.max_error_reschedule_attempts) table.retry_backoff = 0.0;
     slow_answers = number(0, 2) == 0;
     slowest = 0.01 + 0.3 * rng.uniform();
@@ -80,9 +81,9 @@ struct Plan {
   OrchestratorTable table;
   int64_t steps;
   bool filter, turns, slow_answers;
-  uint64_t prompts = 0;   // 0: without end
-  double trouble, hangs;  // shares of replies, of each kind
-  uint64_t poison;        // every so many prompts one never starts; 0: none
+  uint64_t prompts = 0;   // 0: endless
+  double trouble, hangs;  // fractions of replies of each kind
+  uint64_t poison;        // one prompt in this many never starts; 0: none
   double slowest, learner_seconds;
   int64_t checkpoint_every, interruptions;
   int64_t learner_fails = 0;  // the step, once; 0: never
@@ -94,13 +95,13 @@ double share_of(uint64_t seed, uint64_t purpose) {
 
 struct Killed {};
 
-// What a record says of failures, by the name of the metric; "group 7" was given up.
+// Failures reported by a record, by metric name; "group 7" means that it was given up.
 using Troubles = std::map<std::string, int64_t>;
 
-// What of all that happened still counts.
+// What still counts of everything that happened.
 struct Timeline {
-  std::vector<std::string> steps;            // what was trained, in words
-  std::vector<std::vector<int64_t>> groups;  // numbers, by step
+  std::vector<std::string> steps;            // what was trained, as text
+  std::vector<std::vector<int64_t>> groups;  // group numbers by step
   std::vector<Troubles> troubles;            // by step
 
   Troubles all_troubles() const {
@@ -167,7 +168,7 @@ class Process {
     prepare(delays);
   }
 
-  // Nothing: killed. `at` is the look, step or checkpoint of its fate.
+  // Returns nothing if killed. `at` is the poll, step or checkpoint at which its fate occurs.
   std::optional<LoopResult> run(Fate fate, int64_t at, int64_t failing_step) {
     LoopOptions options;
     options.max_steps = plan_.steps;
@@ -220,7 +221,7 @@ class Process {
                fmt::format(format, std::forward<Args>(args)...));
   }
 
-  // What is sampled follows from the request's seed, when from `delays`.
+  // The request's seed determines what is sampled, `delays` when.
   FakePolicy policy(const FakeTalk& talk, uint64_t delays) const {
     const RandomPolicy random{talk, delays, plan_.trouble, plan_.turns ? 0.3 : 0.0, plan_.slowest};
     return [random, hangs = plan_.hangs](const SampleRequest& request, int64_t number,
@@ -313,7 +314,7 @@ class Process {
       EXPECT_EQ(state.next_group, drawn) << "a prompt is lost";
     }
     EXPECT_EQ(t.groups_batched, state.batches_taken * plan_.table.prompts_per_batch);
-    // What no record has told so far, the next one will.
+    // Failures that no record has reported yet are reported by the next one.
     Troubles told = timeline_.all_troubles();
     const ScheduleCounts& counts = state.counts;
     EXPECT_EQ(t.groups_dropped, told["given up"] + static_cast<int64_t>(counts.given_up.size()));
@@ -457,7 +458,7 @@ void play_history(uint64_t seed, Tally& tally, bool log) {
         EXPECT_GT(plan.trouble, 0.0) << result->reason;
         break;
       }
-      failing_step = 0;  // it is put right
+      failing_step = 0;  // the problem is fixed
     }
     tally.stops += result && result->end == LoopResult::End::stopped ? 1 : 0;
     tally.resumes += timeline.saved ? 1 : 0;
@@ -468,11 +469,11 @@ void play_history(uint64_t seed, Tally& tally, bool log) {
   Timeline whole;
   const auto result =
       Process(plan, whole, tally, mixed_seed({seed, 80}), log).run(Process::Fate::none, 0, 0);
-  // One of them may have given up before the other: time has a say in that alone.
+  // One of them may have given up earlier: only that depends on timing.
   const size_t common = std::min(whole.steps.size(), timeline.steps.size());
   for (size_t i = 0; i < common; ++i) EXPECT_EQ(timeline.steps[i], whole.steps[i]) << "step " << i;
   tally.compared += static_cast<int64_t>(common);
-  // Which step tells of a failure is a matter of time, unless sampling and learning take turns.
+  // Which step reports a failure depends on timing, unless sampling and learning alternate.
   for (size_t i = 0; i < common && plan.table.max_off_policy_steps == 0; ++i) {
     EXPECT_EQ(timeline.troubles[i], whole.troubles[i]) << "step " << i;
   }

@@ -1,5 +1,5 @@
-// Closed standard streams, readers that go away, terminals that hang up, limits on file sizes, and
-// text that would steer the terminal: none of them ends or falsifies a run.
+// Closed standard streams, readers that disappear, terminals that hang up, file size limits, and
+// text with terminal escapes: none of them ends or corrupts a run.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ min_length = 1
 max_length = 2
 )";
 
-// So many steps that a signal comes before the last one.
+// Enough steps that a signal arrives before the last one.
 const std::vector<std::string> kLong = {"--set", "trainer.max_steps=100000",
                                         "--set", "checkpoint.every=1000",
                                         "--set", "output.rollouts_every=0"};
@@ -45,7 +45,7 @@ class Streams : public ::testing::Test {
   Streams() { folder_.write("config.toml", kConfig); }
   std::string path(const std::string& name) const { return folder_ / name; }
   RunOptions options() const { return {.directory = folder_.path().string()}; }
-  // Every line of a file is JSON, one for each of `count` steps.
+  // Every line of a file is JSON, one line per step, `count` in total.
   void expect_metrics(size_t count) const {
     const std::vector<std::string> lines = lines_of(file_text(path("run/metrics.jsonl")));
     EXPECT_EQ(lines.size(), count);
@@ -57,7 +57,8 @@ class Streams : public ::testing::Test {
     in_shell.program = "sh";
     return run_program({"-c", "LEEWAY='" + leeway_program() + "'\n" + script}, in_shell);
   }
-  // `$LEEWAY train` in the background; after its third step `then`, with its number in $P; waits.
+  // Runs `$LEEWAY train` in the background, runs `then` after its third step with its pid in $P,
+  // and waits.
   RunResult disturb(const std::string& start, const std::string& then) const {
     return shell(
         fmt::format("{} \"$LEEWAY\" train config.toml {} >out 2>err & P=$!\n"
@@ -73,7 +74,7 @@ TEST_F(Streams, WhoseReaderGoesAwayDoNotEndARun) {
   const RunResult result =
       shell("{ \"$LEEWAY\" train config.toml; echo $? > code; } 2>&1 | head -1");
   EXPECT_TRUE(contains(result.out, "run folder run")) << result;
-  // The summary could not be written; everything else is there.
+  // The summary could not be written; everything else exists.
   EXPECT_EQ(file_text(path("code")), "2\n");
   expect_metrics(6);
   EXPECT_TRUE(fs::exists(path("run/report.html")));
@@ -130,7 +131,7 @@ TEST_F(Streams, HungUpTheRunIsSaved) {
 }
 
 TEST_F(Streams, HungUpUnderNohupTheRunGoesOn) {
-  // After the hang-up ten more steps; then it is ended as it would be without.
+  // Ten more steps after the hang-up; then it is stopped normally.
   const RunResult result =
       disturb("nohup",
               "kill -HUP $P; N=$(wc -l < run/metrics.jsonl)\n"
@@ -152,9 +153,9 @@ TEST_F(Streams, OfALimitedSizeEndARunWithAReason) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Text that steers the terminal
+// Text with terminal control sequences
 
-// No byte that a terminal obeys, but newlines and tabs.
+// Contains no byte that a terminal interprets, except newlines and tabs.
 bool is_tame(const std::string& text) {
   return std::none_of(
              text.begin(), text.end(),
@@ -208,8 +209,8 @@ done
   const std::string log = file_text(path("run/log.txt"));
   EXPECT_TRUE(is_tame(log)) << log;
   EXPECT_TRUE(contains(log, "said \\u009b2J to stderr")) << log;
-  // The program itself is started as if nothing were ignored: signals 1 to 31; the C library has
-  // the ones above to itself.
+  // The program is started with no signals ignored (1 to 31; the C library reserves the ones
+  // above).
   const size_t mask = log.find("SigIgn: ");
   ASSERT_NE(mask, std::string::npos) << log;
   EXPECT_EQ(std::stoull(log.substr(mask + 8, 16), nullptr, 16) & 0x7fffffffu, 0u) << log;

@@ -1,4 +1,4 @@
-// `leeway sweep` as users run it, on runs of milliseconds, and the sweep file of the examples.
+// `leeway sweep` as users run it, with runs of milliseconds, and the sweep file of the examples.
 
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -48,12 +48,12 @@ constexpr const char* kStale =
     "[[table]]\nname = \"stale\"\n[[table.row]]\nname = \"two\"\n"
     "set = [\"orchestrator.max_off_policy_steps=2\"]\n";
 
-// A folder with base.toml and what it needs, to run in; sweeps lie in the folder `sweeps`.
+// A working folder with base.toml and what it needs; sweep files are in `sweeps`.
 class SweepTest : public ::testing::Test {
  protected:
   SweepTest() {
     fs::create_directory(path("sweeps"));
-    // A task that even random weights solve now and then.
+    // A task that random weights sometimes solve.
     std::string lines;
     for (char c = 'a'; c <= 'z'; ++c) {
       lines += std::string("{\"prompt\": \"") + c + "=\", \"answer\": \"[a-z0-9]\"}\n";
@@ -104,7 +104,7 @@ TEST_F(SweepTest, TablesComeOut) {
   EXPECT_TRUE(contains(page, "reuse/icepop"));
   EXPECT_FALSE(contains(page, "seed_2"));
 
-  // Everything is there: the tables again, at once.
+  // All results exist, so the tables are printed at once.
   const RunResult markdown = sweep({"--markdown"});
   EXPECT_EQ(markdown.code, 0) << markdown;
   EXPECT_TRUE(contains(markdown.out, "| run | held-out reward |")) << markdown.out;
@@ -152,7 +152,7 @@ TEST_F(SweepTest, NumbersAreThoseOfTheRuns) {
   EXPECT_EQ(number(json["tables"][1]["rows"][0], "max_off_policy_level"), 2.0);
 }
 
-// All numbers but times.
+// All numbers except times.
 std::string without_seconds(const std::string& text) {
   Document json = json_of(text);
   for (Json& table : json["tables"].GetArray()) {
@@ -168,7 +168,7 @@ TEST_F(SweepTest, ResultsDoNotDependOnTheNumberOfJobs) {
   write(std::string(kTop) + kReuse + kStale);
   const RunResult one = sweep({"--json", "--jobs", "1"});
   ASSERT_EQ(one.code, 0) << one;
-  // Jobs are no setting: nothing is run again because of them.
+  // The number of jobs is not a setting: it causes no run to be repeated.
   const auto before = times();
   EXPECT_EQ(sweep({"--json", "--jobs", "2"}).out, one.out);
   EXPECT_EQ(times(), before);
@@ -189,7 +189,7 @@ TEST_F(SweepTest, OnlyWhatChangedIsRunAgain) {
   EXPECT_TRUE(contains(again.err, "6 of 6 runs are finished")) << again.err;
   EXPECT_EQ(times(), first);
 
-  // Another setting of one row.
+  // Changes a setting of one row.
   std::string text = std::string(kTop) + kReuse + kStale;
   const std::string from = "max_off_policy_steps=2";
   write(text.replace(text.find(from), from.size(), "max_off_policy_steps=1"));
@@ -206,7 +206,7 @@ TEST_F(SweepTest, OnlyWhatChangedIsRunAgain) {
   }
   EXPECT_FALSE(fs::exists(path("out/stale/two/seed_1-2")));
 
-  // What says nothing of its end is no result.
+  // A summary that does not say how the run ended is not a result.
   folder_.write("out/reuse/none/seed_1.summary.json", "{\"end\": \"stopped\"}");
   folder_.write("out/reuse/none/seed_2.summary.json", "{\"end\": ");
   fs::remove(path("out/reuse/icepop/seed_1.settings.json"));
@@ -215,7 +215,7 @@ TEST_F(SweepTest, OnlyWhatChangedIsRunAgain) {
   EXPECT_EQ(repaired.code, 0) << repaired;
   EXPECT_TRUE(contains(repaired.err, "2 of 6 runs are finished")) << repaired.err;
 
-  // Another base changes every run.
+  // A different base changes every run.
   folder_.write("sweeps/base.toml", std::string(kBase) + "# changed\n");
   EXPECT_FALSE(contains(sweep({"--dry-run"}).out, "finished"));
 }
@@ -240,7 +240,7 @@ TEST_F(SweepTest, MistakesAreNamedBeforeAnythingIsWritten) {
     expect_mistake(sweep({option}), {"sweep.toml line 20", "table stale", "row bad",
                                      "trainer.epoch", "did you mean trainer.epochs?"});
   }
-  // A key without an effect is a mistake too.
+  // A key without effect is also an error.
   write(std::string(kTop) + kStale +
         "[[table.row]]\nname = \"bad\"\nset = [\"trainer.loss.preset="
         "reinforce\", \"trainer.loss.icepop_ratio_high=3\"]\n");
@@ -259,7 +259,7 @@ TEST_F(SweepTest, MistakesAreNamedBeforeAnythingIsWritten) {
 TEST_F(SweepTest, TwoSweepsDoNotWorkInOneFolder) {
   write(std::string(kTop) + kStale);
   fs::create_directory(path("out"));
-  // What the other sweep does while it works.
+  // The lock that another sweep would hold while it works.
   const int other = ::open(path("out").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   ASSERT_EQ(::flock(other, LOCK_EX | LOCK_NB), 0);
   expect_mistake(sweep(), {"out: another sweep is at work in this folder; wait for it or end it"});
@@ -289,7 +289,7 @@ TEST_F(SweepTest, ARunThatFailsIsListedAndDoesNotStopTheOthers) {
   EXPECT_EQ(number(rows[1], "finished"), 2);
   EXPECT_FALSE(std::isnan(number(rows[1], "reward_mean")));
 
-  // Failures are tried again, the others are not.
+  // Failed runs are tried again, the others are not.
   const auto fine = times().at("rates/fine/seed_1");
   const RunResult again = sweep();
   EXPECT_EQ(again.code, 3) << again;

@@ -1,5 +1,5 @@
-// A model small enough for runs of milliseconds, as a table of a configuration. A macro, so that it
-// joins the literals beside it.
+// A model small enough for runs of milliseconds, as a configuration table. A macro, so that it can
+// be concatenated with adjacent string literals.
 #pragma once
 
 #define LEEWAY_TINY_MODEL     \

@@ -1,8 +1,8 @@
-// What the built files take from PyTorch's libraries. PyTorch's wheels export functions of the C++
-// library they were built with (std::filesystem, time zones): a file of ours that refers to one of
-// those names may be bound to a version that does not fit this compiler's headers, and crashes,
-// depending on the order of libraries. So nothing that links PyTorch refers to them, and the
-// program does not link PyTorch.
+// What the built files import from PyTorch's libraries. PyTorch's wheels export functions of the
+// C++ library they were built with (std::filesystem, time zones): a file of ours that refers to one
+// of those names may, depending on library order, be bound to a version that does not match this
+// compiler's headers, and crash. So nothing that links PyTorch refers to them, and the program does
+// not link PyTorch.
 
 #include <gtest/gtest.h>
 
@@ -14,9 +14,9 @@
 namespace leeway {
 namespace {
 
-// The standard library's names among the symbols that nm prints, of the kinds given ("TDBR":
-// defined and not weak; "U": undefined). Weak ones are instances of templates, which every file
-// that uses them has itself.
+// The standard library's names among the symbols that nm prints, of the given kinds ("TDBR":
+// defined and not weak; "U": undefined). Weak ones are template instances, which every file that
+// uses them defines itself.
 std::set<std::string> standard_symbols(const std::string& nm_text, const std::string& kinds) {
   std::set<std::string> found;
   std::istringstream lines(nm_text);
@@ -38,14 +38,16 @@ bool is_file_system(const std::string& name) {
   return name.find("St10filesystem") != std::string::npos;
 }
 
-// Functions that see no object of the library: they throw, or set up the streams, the same in every
-// version. A compiler whose libstdc++ is an archive takes them from wherever they are found first.
+// Functions that take no object of the library: they throw, or set up the streams, and are the same
+// in every version. A compiler with a static libstdc++ takes them from wherever they are found
+// first.
 bool is_the_same_in_every_version(const std::string& name) {
   return name.starts_with("_ZSt") && (name.find("__throw_") != std::string::npos ||
                                       name.find("ios_base_library_init") != std::string::npos);
 }
 
-// Undefined in ours, and either defined by PyTorch or a name that its wheels are known to define.
+// Undefined in our file, and either defined by PyTorch or a name that its wheels are known to
+// define.
 std::set<std::string> wrongly_bound(const std::string& ours,
                                     const std::vector<std::string>& torch) {
   std::set<std::string> offered, wrong;
@@ -63,7 +65,7 @@ std::string output_of(const std::string& program, const std::vector<std::string>
   return result.out;
 }
 
-// Files of PyTorch that a file of ours is loaded with.
+// The PyTorch libraries that our file is loaded with.
 std::vector<std::string> torch_libraries(const std::string& file) {
   std::vector<std::string> found;
   std::istringstream lines(output_of("ldd", {file}));

@@ -1,5 +1,6 @@
-// Trouble is seen early and kept: environments that cannot work are known before anything is
-// trained, evaluation obeys the failure policy, and why a run ended is written down.
+// Problems are detected early and recorded: environments that cannot work are detected before
+// anything is trained, evaluation follows the failure policy, and the reason why a run ended is
+// written down.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -44,7 +45,7 @@ processes = 1
 turn_timeout = 20
 )";
 
-// Gives 0 or 1 for every turn of the training split; `held_out` is done for the others, with $line
+// Answers 0 or 1 for every turn of the training split; runs `held_out` for the others, with $line
 // and $id set.
 std::string judge(const std::string& held_out) {
   return R"(read -r hello; echo '{"type": "hello", "protocol": 1}'
@@ -77,7 +78,7 @@ class TroubleTest : public ::testing::Test {
   }
   std::string text(const std::string& name) const { return read_file(folder_ / ("run/" + name)); }
   Document last_evaluation() const { return json_of(lines_of(text("eval.jsonl")).back()); }
-  // Waits for it, for a long time on a busy machine.
+  // Waits until `done`, for a long time since the machine may be busy.
   static bool wait_until(const std::function<bool()>& done) {
     for (int i = 0; i < 3000; ++i) {
       if (done()) return true;
@@ -115,14 +116,14 @@ TEST_F(TroubleTest, WeightsThatOverflowAreRefused) {
 }
 
 TEST_F(TroubleTest, AnOutageInAnEvaluationCostsNothing) {
-  // The first two turns of each evaluation's first prompt end the program.
+  // The first two turns of each evaluation's first prompt kill the program.
   folder_.write("judge.sh", judge(R"(case $line in *'"a?"'*)
   n=$(cat outage 2>/dev/null || echo 0); echo $((n + 1)) > outage
   [ $((n % 3)) -lt 2 ] && { echo the network is down >&2; exit 1; } ;; esac)"));
   const RunResult result = train();
   ASSERT_EQ(result.code, 0) << result;
   EXPECT_EQ(json_of(result.out)["steps"].GetDouble(), 4.0);
-  EXPECT_EQ(lines_of(text("eval.jsonl")).size(), 3u);  // at 0, 2 and 4
+  EXPECT_EQ(lines_of(text("eval.jsonl")).size(), 3u);  // at steps 0, 2 and 4
   EXPECT_EQ(last_evaluation()["eval/all/failed_rollouts"].GetDouble(), 0.0);
   EXPECT_EQ(last_evaluation()["eval/all/prompts"].GetDouble(), 4.0);
   EXPECT_EQ(read_file(folder_ / "outage"), "9\n");
@@ -138,7 +139,7 @@ TEST_F(TroubleTest, WhatStaysFailedInAnEvaluationIsCountedAndNamed) {
     EXPECT_TRUE(contains(said, "1 of 4 rollouts failed")) << said;
     EXPECT_TRUE(contains(said, "a broken page")) << said;
   }
-  // Nothing completes: that is said, and the run goes on.
+  // Nothing completes: this is reported, and the run continues.
   folder_.write("judge.sh", judge(error));
   result = train();
   ASSERT_EQ(result.code, 0) << result;

@@ -24,7 +24,7 @@ struct Token {
 
 inline bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
 
-// Where the literal or comment that begins at `at` ends; `at` itself if none begins there.
+// Where the literal or comment that starts at `at` ends; `at` itself if none starts there.
 inline size_t skip_text(std::string_view text, size_t at) {
   const std::string_view rest = text.substr(at);
   const auto after = [&](std::string_view end, size_t from) {
@@ -39,7 +39,7 @@ inline size_t skip_text(std::string_view text, size_t at) {
     return after(")" + std::string(text.substr(at + 2, open - at - 2)) + "\"", open);
   }
   const char quote = rest.front();
-  // 1'000'000 is a number.
+  // The digit separators of 1'000'000 are not quotes.
   const bool separator = quote == '\'' && at > 0 && is_word(text[at - 1]);
   if ((quote != '"' && quote != '\'') || separator) return at;
   size_t end = at + 1;
@@ -47,7 +47,7 @@ inline size_t skip_text(std::string_view text, size_t at) {
   return std::min(end + 1, text.size());
 }
 
-// Without comments, literals and preprocessor lines.
+// The tokens of a text, without comments, literals and preprocessor lines.
 inline std::vector<Token> tokens_of(std::string_view text) {
   std::vector<Token> tokens;
   size_t line = 1;
@@ -139,7 +139,7 @@ class Finder {
     ++at_;
   }
 
-  // From `struct` on. A declaration, or a type that is only named, defines nothing.
+  // Starts at `struct`. Declarations and uses of a type define nothing.
   void look_at_type() {
     const size_t line = tokens_[at_].line;
     ++at_;
@@ -184,7 +184,8 @@ class Finder {
 
 }  // namespace type_definitions_detail
 
-// Those of a source file's text, anonymous namespaces and types within types and functions aside.
+// The type definitions of a source text, except those in anonymous namespaces, other types and
+// functions.
 inline std::vector<TypeDefinition> type_definitions(std::string_view text) {
   return type_definitions_detail::Finder(text).run();
 }

@@ -1,5 +1,5 @@
-// What the program tells a user who waits: help, how far a sweep is, how a run goes on, what a
-// number means.
+// What the program tells a user who waits: help, the progress of a sweep, how to continue a run,
+// what a number means.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ TEST(Eval, SaysWhatPassAtKMeans) {
   EXPECT_TRUE(contains(result.out, "pass@k  chance that at least one of k answers")) << result;
 }
 
-// Runs `start` in the background with the program as $LEEWAY; ends it by SIGTERM once `seen` holds.
+// Runs `start` in the background with the program as $LEEWAY; sends SIGTERM once `seen` holds.
 RunResult stopped(const TempFolder& folder, const std::string& start, const std::string& seen) {
   const std::string script = fmt::format(
       "LEEWAY='{}'\n{} >out 2>err & P=$!\n"
@@ -98,7 +98,7 @@ TEST(Train, SaysHowARunThatStoppedGoesOn) {
   const std::string err = file_text(folder / "err");
   const std::string words = "to go on:  leeway ";
   ASSERT_TRUE(contains(err, words + "train --resume 'a run'\n")) << err;
-  // The command works as it stands.
+  // The printed command works as it is.
   const RunResult again =
       stopped(folder, "\"$LEEWAY\" train --resume 'a run'", "grep -q 'resumed from step' err");
   EXPECT_EQ(again.code, 0) << again;
@@ -107,7 +107,7 @@ TEST(Train, SaysHowARunThatStoppedGoesOn) {
 TEST(Train, SaysHowARunThatGaveUpGoesOn) {
   const TempFolder folder;
   folder.write("config.toml", kConfig);
-  // After some hundred steps metrics.jsonl may not grow any more.
+  // After some hundred steps metrics.jsonl hits its size limit.
   const auto limit_files = [] {
     const rlimit limit{1 << 20, 1 << 20};
     if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(125);
