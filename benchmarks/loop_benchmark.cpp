@@ -1,6 +1,6 @@
-// What the loop costs beside sampling and training: the scheduler with a thousand rollouts in
+// What the loop costs besides sampling and training: the scheduler with a thousand rollouts in
 // flight, and training passes with more and more tokens that carry no loss.
-// benchmarks/README.md tells the method.
+// See benchmarks/README.md for the method.
 //   loop_benchmark
 
 #include <chrono>
@@ -20,7 +20,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Answers at once, with made-up tokens: what is left is the orchestrator's own time.
+// Answers immediately with made-up tokens, so that only the orchestrator's own time is measured.
 class InstantSampler : public Sampler {
  public:
   int64_t submit(const SampleRequest& request) override {
@@ -35,7 +35,7 @@ class InstantSampler : public Sampler {
     return next_++;
   }
   void cancel(int64_t) override {}
-  // A few at a time, so that the rest stays in flight.
+  // Returns a few at a time, so that the rest stays in flight.
   std::vector<SampleResult> poll(double) override {
     std::vector<SampleResult> results;
     while (!waiting_.empty() && results.size() < 16) {
@@ -92,7 +92,7 @@ void scheduler_overhead() {
 void masked_tokens() {
   ModelConfig config;
   config.family = Family::llama;
-  config.vocab_size = 32768;  // the head is most of the work, as in real models
+  config.vocab_size = 32768;  // the output head dominates, as in real models
   config.hidden_size = 128;
   config.intermediate_size = 256;
   config.num_hidden_layers = 2;

@@ -1,5 +1,5 @@
-// The loss on CPU beside what a user would write in libtorch and beside the copy that is its floor,
-// in one run. See benchmarks/README.md for the method.
+// The loss on the CPU compared with what a user would write in libtorch and with a memory copy as
+// the lower bound, in one run. See benchmarks/README.md for the method.
 
 #include <benchmark/benchmark.h>
 
@@ -78,7 +78,8 @@ void leeway_loss(benchmark::State& state, const std::string& preset, bool metric
   report(state, tokens);
 }
 
-// Reading what IcePop reads and writing the gradient, once: 13 bytes in and 4 out per token.
+// Lower bound: reads what IcePop reads and writes the gradient once, 13 bytes in and 4 out per
+// token.
 void copy_floor(benchmark::State& state) {
   const int64_t tokens = state.range(0);
   const size_t bytes = static_cast<size_t>(tokens) * 17 / 2;
@@ -111,7 +112,7 @@ void libtorch(benchmark::State& state, Torch kind) {
 }
 #endif
 
-// Remembers the median of each benchmark, to print ratios at the end.
+// Records the median of each benchmark, to print ratios at the end.
 class Collector : public benchmark::ConsoleReporter {
  public:
   void ReportRuns(const std::vector<Run>& runs) override {

@@ -16,7 +16,7 @@ struct PlainLayer {
   Tensor input_norm, q, k, v, q_norm, k_norm, o, post_norm, gate, up, down;
 };
 
-// Keys and values of one layer, [rows, kv_heads, positions, head_dim].
+// KV cache of one layer, [rows, kv_heads, positions, head_dim].
 struct PlainCache {
   Tensor keys, values;
 };
@@ -46,14 +46,14 @@ struct PlainDecoder::Impl {
   std::vector<PlainLayer> layers;
 
   // Zero where a query sees a key and -infinity elsewhere, for `groups` query heads that share a
-  // key head and lie one below the other.
+  // key head and are stacked.
   Tensor causal_mask(int64_t length) const {
     const int64_t groups = config.num_attention_heads / config.num_key_value_heads;
     return torch::full({length, length}, -INFINITY).triu(1).repeat({groups, 1});
   }
 
-  // tokens [B, T] at positions `start` .. to hidden [B, T, hidden_size]. `mask` is undefined for a
-  // single token, which sees everything.
+  // From tokens [B, T] at positions `start` .. to hidden states [B, T, hidden_size]. `mask` is
+  // undefined for a single token, which sees everything.
   Tensor body(const Tensor& tokens, int64_t start, const Tensor& mask,
               std::vector<PlainCache>* caches, Cache kind) const {
     const int64_t batch = tokens.size(0), length = tokens.size(1), dim = config.head_dim;
@@ -75,7 +75,7 @@ struct PlainDecoder::Impl {
         q = norm(q, w.q_norm, config.rms_norm_eps);
         k = norm(k, w.k_norm, config.rms_norm_eps);
       }
-      // Query heads of a group as rows of one matrix: keys and values need not be repeated.
+      // Query heads of a group become rows of one matrix, so keys and values need not be repeated.
       q = (rotate(q, cosine, sine) * scale)
               .permute({0, 2, 3, 1, 4})
               .reshape({batch, kv_heads, groups * length, dim});
@@ -154,7 +154,7 @@ std::string PlainDecoder::libtorch_version() { return TORCH_VERSION; }
 
 void PlainDecoder::set_threads(int aten, int blas) {
   at::set_num_threads(aten);
-  // After ATen, which sets the BLAS it was built with as well.
+  // Set after ATen, which also sets the threads of the BLAS it was built with.
   if (void* set = dlsym(RTLD_DEFAULT, "openblas_set_num_threads")) {
     reinterpret_cast<void (*)(int)>(set)(blas);
   }

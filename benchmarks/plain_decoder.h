@@ -1,6 +1,6 @@
-// The Qwen3 decoder as one writes it in plain libtorch: padded batches, full logits and autograd
-// for training; a cache of keys and values, softmax and multinomial for sampling. The baseline of
-// policy_benchmark. Torch stays out of this header.
+// The Qwen3 decoder as one would write it in plain libtorch: padded batches, full logits and
+// autograd for training; a KV cache, softmax and multinomial for sampling. The baseline of
+// policy_benchmark. This header does not include torch.
 #pragma once
 
 #include <cstdint>
@@ -28,25 +28,25 @@ class PlainDecoder {
   ~PlainDecoder();
 
   static std::string libtorch_version();
-  // ATen's threads and those of the BLAS under it, which ATen does not govern.
+  // Sets ATen's threads and those of its BLAS, which ATen does not control.
   static void set_threads(int aten, int blas);
-  // Seconds of one float32 product of [n, n] matrices.
+  // Seconds for one float32 product of [n, n] matrices.
   static double product_seconds(int64_t n);
 
   // IcePop's loss, keeping ratios in [0.2, 5], and the gradients of all parameters. Micro-batches
   // add up under one denominator.
   double train(std::span<const PaddedBatch> micro_batches, double denominator);
-  // Of the last `train`.
+  // Gradients of the last `train`.
   void copy_gradients_to(Parameters& to) const;
 
-  // Concatenated: the cache is a tensor that grows with each token, as in transformers.
-  // Preallocated: keys and values are written into room made before.
+  // concatenated: the cache is a tensor that grows with each token, as in transformers.
+  // preallocated: keys and values are written into preallocated memory.
   enum class Cache { concatenated, preallocated };
   struct Sampled {
     std::vector<int64_t> ids;  // [rows, new_tokens]
     std::vector<float> logprobs;
   };
-  // From prompts of equal length [rows, length], at temperature 1.
+  // Samples from prompts of equal length [rows, length] at temperature 1.
   Sampled sample(std::span<const int64_t> prompts, int64_t rows, int64_t new_tokens, Cache cache);
 
  private:

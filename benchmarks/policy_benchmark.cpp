@@ -1,5 +1,5 @@
-// Sampling and training of whole policies on the CPU, beside what a user would write in plain
-// libtorch, in one process and by turns. benchmarks/README.md tells the method.
+// Sampling and training of whole policies on the CPU, compared with what a user would write in
+// plain libtorch, taking turns in one process. See benchmarks/README.md for the method.
 //   policy_benchmark [--json FILE] [--repeats N] [--model 1M|10M]
 
 #include <cstdlib>
@@ -18,7 +18,7 @@ namespace {
 constexpr double kKilo = 1e3, kMega = 1e6, kGiga = 1e9, kMebi = 1048576.0;
 
 #ifdef LEEWAY_HAS_TORCH
-// `run` with one thread or all of them, in ATen and in the BLAS below it.
+// `run` with one thread and with all, in ATen and in its BLAS.
 std::vector<Contender> with_threads(const std::string& name, int cores,
                                     const std::function<void()>& run) {
   std::vector<Contender> ways;
@@ -37,9 +37,9 @@ std::vector<Contender> with_threads(const std::string& name, int cores,
 #endif
 
 // ---------------------------------------------------------------------------------------------
-// What Leeway does
+// Leeway
 
-// One optimizer step's gradients, all of it: forward, head, backward.
+// The gradients of one optimizer step: forward, head and backward.
 class LeewayTraining {
  public:
   LeewayTraining(ThreadPool& pool, const Model& model, const PackedBatch& batch)
@@ -52,7 +52,7 @@ class LeewayTraining {
         d_hidden_(hidden_.size()),
         logprobs_(static_cast<size_t>(batch.count())) {}
 
-  // Activations are kept from step to step, as a trainer does.
+  // Activation memory is reused from step to step, as a trainer does.
   double run(const TrainingOptions& options) {
     std::ranges::fill(gradients_.flat(), 0.0f);
     training_forward(pool_, model_.parameters, batch_.packed(), options, hidden_, &activations_);
@@ -74,7 +74,7 @@ class LeewayTraining {
   }
 
   const Parameters& gradients() const { return gradients_; }
-  size_t activation_bytes = 0;  // of the last run
+  size_t activation_bytes = 0;  // from the last run
 
  private:
   ThreadPool& pool_;
@@ -99,7 +99,7 @@ EngineOptions engine_options(const Model& model, Precision precision) {
   return options;
 }
 
-// All prompts at once, to the end; in the order of the prompts.
+// Samples all prompts to the end; results are in the order of the prompts.
 std::vector<FinishedSample> sample(Engine& engine,
                                    const std::vector<std::vector<int32_t>>& prompts) {
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -107,7 +107,7 @@ std::vector<FinishedSample> sample(Engine& engine,
   }
   while (!engine.idle()) engine.step();
   std::vector<FinishedSample> finished = engine.take_finished();
-  LEEWAY_CHECK(finished.size() == prompts.size(), "a sample for every prompt");
+  LEEWAY_CHECK(finished.size() == prompts.size(), "every prompt must have a sample");
   std::ranges::sort(finished, {}, &FinishedSample::request);
   return finished;
 }
@@ -159,7 +159,7 @@ void head_memory(Report& report, ThreadPool& pool) {
     const BatchView<float> view = {
         .offsets = offsets, .pi = logprobs, .rollout = rollout, .advantages = advantages};
 
-    // Makes the high-water mark the present size.
+    // Resets the high-water mark to the current size.
     std::ofstream("/proc/self/clear_refs") << "5";
     const double before = memory_status("VmRSS");
     const double seconds = seconds_of(
@@ -267,8 +267,8 @@ void decode(Report& report, const std::vector<Model>& models, [[maybe_unused]] i
       bytes.insert(bytes.end(), {4, 2, 1});
       measure(contenders, repeats);
 
-      // Each prompt and each new token but the last goes through the body, each new token through
-      // the head.
+      // Each prompt token and each new token except the last goes through the body, each new token
+      // through the head.
       const double passed = static_cast<double>(kPrompt + kNewTokens - 1);
       const double flops = passed * model.body_flops(0.5 * (passed + 1)) +
                            static_cast<double>(kNewTokens) * model.head_flops();
@@ -327,12 +327,12 @@ void train(Report& report, ThreadPool& pool, const std::vector<Model>& models, i
         kept.push_back(kNone);
       }
 #endif
-      // Each has its own activations, so that none is grown while it is timed.
+      // Each contender has its own activations, so that none of them grows while being timed.
       LeewayTraining fast(pool, model, batch), recomputing(pool, model, batch);
       contenders.push_back({"leeway, exact", [&] { leeway.run({}); }});
       contenders.push_back({"leeway, fast (products by OpenBLAS)", [&] {
 #ifdef LEEWAY_HAS_TORCH
-                              PlainDecoder::set_threads(1, 1);  // the pool shares the work
+                              PlainDecoder::set_threads(1, 1);  // the pool already uses all threads
 #endif
                               fast.run({.numerics = Numerics::fast});
                             }});
@@ -346,11 +346,11 @@ void train(Report& report, ThreadPool& pool, const std::vector<Model>& models, i
       }
       measure(contenders, repeats);
 
-      // What has to be done at least: forward and twice that backward, the head on trained tokens.
+      // The minimum work: forward and twice that backward, the head on trained tokens only.
       const auto tokens = static_cast<double>(batch.count());
       const double flops = 3.0 * (tokens * model.body_flops(batch.mean_keys()) +
                                   static_cast<double>(batch.rows.size()) * model.head_flops());
-      // Beside the better of the two libtorch ways.
+      // Compared with the better of the two libtorch variants.
       const double plain_seconds =
           contenders.size() > 3 ? std::min(contenders[0].seconds, contenders[1].seconds) : kNone;
       for (size_t i = 0; i < contenders.size(); ++i) {
@@ -362,7 +362,7 @@ void train(Report& report, ThreadPool& pool, const std::vector<Model>& models, i
   }
 }
 
-// That all contenders compute the same, so that their times may be compared.
+// Checks that all contenders compute the same, so that their times are comparable.
 class Checks {
  public:
   Checks(Report& report, ThreadPool& pool) : report_(report), pool_(pool) {
@@ -442,7 +442,8 @@ class Checks {
     if (!(difference <= allowed)) throw Error(what + ": too far apart to compare times");
   }
 
-  // The largest, of the prompts' sampled tokens [rows, kNewTokens] to Leeway's training path.
+  // The largest difference between sampled logprobs of the prompts [rows, kNewTokens] and Leeway's
+  // training path.
   double difference(const Model& model, const std::vector<std::vector<int32_t>>& sequences,
                     std::span<const float> logprobs) {
     const PackedBatch batch = pack(sequences);
@@ -476,7 +477,7 @@ Options parse(int argc, char** argv) {
       options.repeats = std::atoi(value.c_str());
     } else {
       throw Error("policy_benchmark: " + name + " " + value +
-                  ": not understood; it takes --json FILE, --repeats N, --model 1M|10M");
+                  ": unknown option; options are --json FILE, --repeats N, --model 1M|10M");
     }
   }
   return options;
@@ -485,7 +486,7 @@ Options parse(int argc, char** argv) {
 void run(const Options& options) {
   Report report;
   ThreadPool pool;
-  // First, while there is no freed memory about that would hide growth.
+  // First, before freed memory could hide growth.
   head_memory(report, pool);
   std::vector<Model> models = benchmark_models();
   std::erase_if(models, [&](const Model& model) {

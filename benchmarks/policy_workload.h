@@ -1,4 +1,4 @@
-// What policy_benchmark works on: models, and sequences side by side or padded.
+// Workloads of policy_benchmark: models, and packed or padded sequences.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@ namespace leeway {
 struct Model {
   std::string name;
   Parameters parameters;
-  double body = 0, head = 0, norms = 0;  // numbers; the embedding is looked up, not multiplied
+  double body = 0, head = 0, norms = 0;  // parameter counts; the embedding is only a lookup
 
-  // Of one token that sees `keys` keys, a multiply-add counting two.
+  // For one token that sees `keys` keys, counting a multiply-add as two.
   double body_flops(double keys) const;
   double head_flops() const { return 2.0 * head; }
   double weight_bytes(double bytes_per_weight) const;
 };
 
-// Qwen3 models of about one and ten million parameters, their heads untied.
+// Qwen3 models with about one and ten million parameters and untied heads.
 std::vector<Model> benchmark_models();
 
 std::vector<int32_t> random_ids(const Model& model, int64_t count, Rng& rng);
@@ -34,8 +34,8 @@ struct PackedBatch {
   std::vector<int32_t> tokens;
   std::vector<int64_t> cu_seqlens{0};
   std::vector<int64_t> targets;  // the token after each; 0 after the last
-  // For training.
-  std::vector<int64_t> rows;  // positions that are trained
+  // For training:
+  std::vector<int64_t> rows;  // trained positions
   std::vector<float> rollout, advantages;
   std::vector<uint8_t> mask;
 
@@ -51,19 +51,20 @@ struct PackedBatch {
 
 PackedBatch pack(const std::vector<std::vector<int32_t>>& sequences);
 
-// Random tokens. The second half of each sequence is trained; rollouts come from a policy nearby.
+// Random tokens. The second half of each sequence is trained; rollouts come from a slightly
+// different policy.
 PackedBatch training_batch(ThreadPool& pool, const Model& model,
                            const std::vector<int64_t>& lengths);
 
-// Skewed as completions are: the median is about 120, and a few reach the limit of 512.
+// Skewed like real completions: the median is about 120, and a few reach the limit of 512.
 std::vector<int64_t> mixed_lengths(int64_t sequences);
 
-// In the order given, or shortest first so that little is padded, `at_once` sequences at a time.
+// In the given order, or shortest first to reduce padding, `at_once` sequences at a time.
 std::vector<PaddedBatch> padded_batches(const PackedBatch& batch, bool sorted, int64_t at_once);
 
 HeadProblem head_problem(const Model& model, const PackedBatch& batch, const float* hidden);
 
-// What the policy gives each target, by Leeway's training path.
+// The policy's logprob of each target, by Leeway's training path.
 std::vector<float> logprobs_of(ThreadPool& pool, const Model& model, const PackedBatch& batch);
 
 }  // namespace leeway

@@ -1,4 +1,4 @@
-// Timing and reporting of a benchmark program whose contenders take turns in one process.
+// Timing and reporting for a benchmark program whose contenders take turns in one process.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace leeway {
 
 inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();  // printed as "-"
 
-// Tables, printed as they grow and kept for the file.
+// Tables, printed as they are filled and kept for the JSON file.
 class Report {
  public:
   using Cell = std::variant<std::string, double>;
@@ -102,8 +102,8 @@ struct Contender {
   double seconds = kNone;  // median, once measured
 };
 
-// One run each to warm up, then rounds in which everyone runs once, after a pause: threads of the
-// one before (a BLAS keeps its own spinning for a while) must not run beside it.
+// One warm-up run each, then rounds in which every contender runs once, after a pause: threads of
+// the previous one (a BLAS keeps its threads spinning for a while) must not run alongside.
 inline void measure(std::vector<Contender>& contenders, int repeats) {
   std::vector<std::vector<double>> times(contenders.size());
   for (Contender& contender : contenders) contender.run();
@@ -121,7 +121,7 @@ inline void measure(std::vector<Contender>& contenders, int repeats) {
   }
 }
 
-// The fastest of several ways to do the same. Short runs are done twice, and the better one counts.
+// The fastest of several ways to do the same. Short runs are done twice, and the faster one counts.
 inline Contender best_of(const std::vector<Contender>& ways) {
   const Contender* best = nullptr;
   double best_seconds = std::numeric_limits<double>::infinity();

@@ -17,8 +17,8 @@
 namespace leeway {
 namespace {
 
-// Words made from syllables, drawn by Zipf's law, in sentences: like English in the lengths of its
-// words and in how often they come again, with more of them unknown to a vocabulary.
+// Words made from syllables, drawn by Zipf's law, in sentences: like English in word lengths and
+// repetition, but with more words unknown to a vocabulary.
 std::string english_like(size_t size) {
   static const char* const kCommon[] = {"the", "of",   "and", "to",   "in",   "that",  "is",
                                         "was", "for",  "it",  "with", "as",   "his",   "on",

@@ -14,10 +14,10 @@ class TorchBaseline {
                 const std::vector<uint8_t>& mask, int threads);
   ~TorchBaseline();
 
-  // The whole batch as one flat tensor. `all_metrics`: everything Leeway reports for IcePop;
+  // The whole batch as one flat tensor. `all_metrics`: everything that Leeway reports for IcePop;
   // otherwise what prime-rl logs (mismatch KLs and masked shares).
   double flat(bool all_metrics);
-  // Sequence by sequence, as prime-rl's loss does, with what prime-rl logs.
+  // Sequence by sequence, as prime-rl's loss does, with the metrics that prime-rl logs.
   double by_sequence();
 
  private:

@@ -1,5 +1,5 @@
-# Helpers every module's CMakeLists.txt uses. A layer is a static library; what it may include is
-# what it links (tests/layers_test.cpp checks the includes as well).
+# Helpers for every module's CMakeLists.txt. A layer is a static library and may include only what
+# it links (tests/layers_test.cpp also checks the includes).
 include(GoogleTest)
 
 add_library(leeway_options INTERFACE)

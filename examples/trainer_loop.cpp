@@ -1,4 +1,4 @@
-// A training loop of one's own, from the trainer's primitives:
+// A custom training loop built from the trainer's primitives:
 //
 //   ref_forward -> prox_forward -> N x forward_backward -> optim_step
 //
@@ -14,13 +14,13 @@
 
 using namespace leeway;
 
-// Made-up completions of a prompt in which token 7 is good and every other one a little bad.
-// Rollout log-probabilities are the policy's own, with the noise of a coarser sampler.
+// Made-up completions of a prompt in which token 7 is good and every other token slightly bad.
+// Rollout logprobs are the policy's own, with the noise of a less precise sampler.
 std::vector<Sample> make_samples(Trainer& trainer, uint64_t seed) {
   Rng rng(seed);
   std::vector<Sample> samples(8, {.ids = {1, 2, 3}, .loss_mask = {0, 0, 0}});
   for (Sample& sample : samples) {
-    sample.advantages = {0, 0, 0};  // of the prompt, which is not trained
+    sample.advantages = {0, 0, 0};  // for the prompt, which is not trained
     for (int t = 0; t < 8; ++t) {
       sample.ids.push_back(rng.uniform() < 0.3 ? 7 : static_cast<int32_t>(rng.below(32)));
       sample.loss_mask.push_back(1);
@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
   config.num_key_value_heads = 2, config.head_dim = 8, config.max_position_embeddings = 64;
   Parameters policy(config);
   initialise(policy, 1);
-  // The penalty against the reference, the policy as it is now, makes the loss read `ref`.
+  // The penalty against the reference (the policy as it is now) makes the loss read `ref`.
   Trainer trainer(policy, Catalog().make_spec("grpo+tis", {{"ref_kl", 0.02, ""}}), {});
 
   for (uint64_t batch = 0; batch < 5; ++batch) {
@@ -49,24 +49,24 @@ int main(int argc, char** argv) {
       std::vector<Sample> samples;
       PolicyStreams streams;
     } parts[2];
-    double denominator = 0.0;  // of all samples of a step
+    double denominator = 0.0;  // over all samples of a step
     for (Part& part : parts) {
       part.samples = make_samples(trainer, 2 * batch + (&part == parts ? 0 : 1));
       part.streams.ref = trainer.ref_forward(part.samples);
-      part.streams.prox = trainer.forward(part.samples);  // stays, while the policy moves on
+      part.streams.prox = trainer.forward(part.samples);  // fixed while the policy moves on
       denominator += trainer.denominator_of_samples(part.samples);
     }
     for (int step = 0; step < 3; ++step) {
       PassResult passes;
-      for (const Part& part : parts) {  // gradients add up
+      for (const Part& part : parts) {  // gradients accumulate
         passes.merge(trainer.forward_backward(part.samples, part.streams, denominator));
       }
-      const OptimResult optim = trainer.optim_step();  // clips, steps, sets gradients to zero
+      const OptimResult optim = trainer.optim_step();  // clips, steps, and zeroes the gradients
       if (!optim.failure.empty()) return fmt::print(stderr, "{}\n", optim.failure), 1;
       fmt::print("batch {} step {}  loss {:8.4f}  ratio {:.4f}  grad_norm {:.4f}\n", batch, step,
                  passes.loss, passes.metrics[Slot::ratio] / passes.metrics[Slot::tokens],
                  optim.grad_norm);
     }
   }
-  if (argc > 1) trainer.save(argv[1]);  // a Hugging Face folder, and the optimizer's state
+  if (argc > 1) trainer.save(argv[1]);  // a Hugging Face folder and the optimizer state
 }

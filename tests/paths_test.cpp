@@ -162,8 +162,7 @@ TEST(Threads, ThatTheSystemRefusesAreTheUsersLimit) {
   for (const std::string& word : words) EXPECT_TRUE(contains(run.err, word)) << run;
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)  // sanitizers end the program there
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they abort the program
 
 TEST(Memory, ThatTheSystemRefusesIsNotTheUsersMistake) {
   const TempFolder folder;

@@ -68,7 +68,7 @@ def write(path, results):
 class Contender:
     def __init__(self, name, run, reset=None):
         self.name, self.run = name, run
-        self.reset = reset or (lambda: None)  # what must not be timed or counted
+        self.reset = reset or (lambda: None)  # not timed or counted
         self.times, self.peak_bytes, self.failure = [], 0, ""
 
     def median(self):
@@ -103,7 +103,7 @@ def measure(contenders, rounds=7, warm_ups=2):
                 torch.cuda.synchronize()
                 contender.peak_bytes = torch.cuda.max_memory_allocated() - before
             contender.reset()
-        except Exception as error:  # a contender that fails is a result, not the end
+        except Exception as error:  # a failing contender is a result, not the end of the run
             contender.failure = f"{type(error).__name__}: {str(error)[:300]}"
             print(f"  {contender.name}: {contender.failure}", flush=True)
             torch.cuda.empty_cache()

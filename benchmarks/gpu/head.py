@@ -16,12 +16,12 @@ VOCABULARY = 151936
 ICEPOP = {"preset": "icepop"}
 LOW, HIGH = 0.2, 5.0
 FLOOR_ROWS = (2048, 4096, 16384)
-CHUNK_ROWS = 2048  # of the baseline that recomputes
+CHUNK_ROWS = 2048  # for the recomputing baseline
 METHOD = ("forward and backward, one process, contenders by turns; medians of the rounds after 2 "
           "warm-ups, CUDA events; floor: the three products, in chunks, outputs allocated before, "
           "random data; memory: the allocator's peak beyond inputs and gradients; errors: 1024 "
           "rows against float64, norm of the difference over norm")
-# What the design asks for.
+# Design targets.
 TARGETS = [("over floor, all tokens", "ours", "over_floor", {4096: 1.05, 1024: 1.15}),
            ("over the full floor, 40 % trainable", "ours, 40 % trainable", "over_floor",
             {4096: 0.45, 1024: 0.45}),
@@ -102,7 +102,7 @@ class Problem:
 
 
 # ------------------------------------------------------------------------------------------------
-# What others do. None of them computes entropies or metrics, which ours does.
+# Baselines. Unlike ours, none of them computes entropies or metrics.
 
 
 def materialised_logprobs(hidden, weight, targets):
@@ -306,7 +306,7 @@ def main():
                             3 if arguments.quick else arguments.rounds, not arguments.quick)
         results["rows"] += rows
         results["targets"] = targets_of(results["rows"])
-        write(arguments.output, results)  # what there is, should the next size fail
+        write(arguments.output, results)  # keep partial results in case the next size fails
         texts.append(table(f"head, H={hidden_size}, {arguments.tokens} tokens, V={VOCABULARY}, "
                            f"bf16, IcePop; no_grad rows over one product", COLUMNS, rows))
         torch.cuda.empty_cache()

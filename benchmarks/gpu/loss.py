@@ -117,7 +117,7 @@ def main():
             ("torch.compile, flat", flat(data, compiled), 20)]
     runs += [("ours, " + ", ".join(spec.values()), data.ours(spec), 20) for spec in SPECS[1:]]
 
-    # They compute the same, or their times say nothing.
+    # Check that both compute the same, or their times could not be compared.
     g = data.ours({"preset": "icepop"})()[1]
     plain_g = flat(data, icepop)()[1]
     difference = float((g - plain_g).norm() / plain_g.norm())

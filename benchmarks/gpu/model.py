@@ -29,7 +29,7 @@ METHOD = ("medians of 5 steps after 2 warm-ups, by the host's clock with the dev
           "weights, sdpa, fused AdamW on bf16; ours: bf16 with float32 masters, gradients and "
           "moments; sampling at temperature 1: new tokens over the whole time, prompts included; "
           "used_gib: of the device, allocators' caches included")
-# Seconds; the whole stage stays within them together.
+# Seconds per stage.
 LIMITS = {"train_eager": 60, "train_compiled": 120, "sample": 90, "ours": 120}
 
 
@@ -85,7 +85,7 @@ def train(compiled):
         return F.cross_entropy(logits.float(), ids[:, 1:].flatten())
 
     if compiled:
-        # Were each layer a case of its own, the rest would silently stay eager.
+        # If each layer counted as a recompilation, the rest would silently stay eager.
         torch._dynamo.config.recompile_limit = 64
         for layer in model.model.layers:
             layer.compile()
@@ -162,7 +162,7 @@ def rows_of(command, limit):
         failure = "" if done.returncode == 0 else f"exit {done.returncode}: {error[-800:]}"
     except subprocess.TimeoutExpired as late:
         out = late.stdout or ""
-        if isinstance(out, bytes):  # as it is, whatever `text` says
+        if isinstance(out, bytes):  # bytes even with text=True
             out = out.decode(errors="replace")
         failure = f"not done within {limit} s"
     except OSError as error:

@@ -52,8 +52,8 @@ Workload workload_of(const Options& options) {
   return {config, 8, 2048, 256, 128, 128};
 }
 
-// As large as `initialise` makes them, but uniform: a normal number for each of 0.6 billion takes
-// longer than everything that is measured here.
+// The same scale as `initialise`, but uniform: drawing 0.6 billion normal numbers would take longer
+// than everything that is measured here.
 Parameters weights_of(const ModelConfig& config) {
   Parameters weights(config);
   Rng rng(1);
@@ -83,7 +83,7 @@ std::vector<int32_t> random_ids(const ModelConfig& config, int64_t count, Rng& r
   return ids;
 }
 
-// Waits for the device, so that a clock read next has all of its work behind it.
+// Waits for the device, so that the next clock reading includes all of its work.
 void finish_device_work(const Options& options) {
 #ifdef LEEWAY_CUDA
   if (options.device != Device::cpu) cudaDeviceSynchronize();
@@ -91,8 +91,8 @@ void finish_device_work(const Options& options) {
   static_cast<void>(options);
 }
 
-// Memory of the device that is in use. Allocators keep what they once had, so that after a step
-// this is the step's peak.
+// Device memory in use. Allocators keep what they once had, so after a step this is the step's
+// peak.
 double used_gib(const Options& options) {
 #ifdef LEEWAY_CUDA
   size_t free = 0, total = 0;
@@ -137,7 +137,7 @@ std::vector<Sample> samples_of(const Workload& work, double trained_share) {
   return samples;
 }
 
-// Rollouts of a policy nearby, and advantages of both signs.
+// Rollouts of a slightly different policy, and advantages of both signs.
 void make_off_policy(Trainer& trainer, std::vector<Sample>& samples) {
   Rng rng(5);
   const TokenValues logprobs = trainer.forward(samples);
@@ -201,7 +201,7 @@ void train(const Options& options, const Workload& work, const Parameters& weigh
 // Sampling
 
 struct SamplingTime {
-  double seconds = 0.0, decode_seconds = 0.0;  // decode: steps without a prompt's rows
+  double seconds = 0.0, decode_seconds = 0.0;  // decode: steps without prefill rows
   int64_t sampled = 0, decoded = 0;
 };
 
@@ -226,7 +226,7 @@ SamplingTime sample_all(Engine& engine, const Workload& work) {
   for (const FinishedSample& finished : engine.take_finished()) {
     tokens += static_cast<int64_t>(finished.ids.size());
   }
-  if (tokens != work.prompts * work.new_tokens) throw Error("sampling: tokens are missing");
+  if (tokens != work.prompts * work.new_tokens) throw Error("sampling returned too few tokens");
   return time;
 }
 
@@ -234,7 +234,7 @@ void sample(const Options& options, const Workload& work, const Parameters& weig
   const ModelConfig& config = work.config;
   EngineOptions engine_options;
   engine_options.max_sequences = work.prompts;
-  // Prompts go in a few large passes; float32 keys and values would fit as well.
+  // Prompts are prefilled in a few large passes; a float32 KV cache would fit as well.
   engine_options.max_rows_per_step = std::max<int64_t>(512, work.prompts * work.prompt_length / 4);
   const int64_t positions = work.prompts * (work.prompt_length + work.new_tokens + 64);
   engine_options.kv_bytes = positions * config.num_hidden_layers * config.num_key_value_heads *
@@ -249,12 +249,13 @@ void sample(const Options& options, const Workload& work, const Parameters& weig
     decode.push_back(time.decoded > 0 ? static_cast<double>(time.decoded) / time.decode_seconds
                                       : kNone);
   }
-  print("ours, sample", {{"sequences", static_cast<double>(work.prompts)},
-                         {"prompt_tokens", static_cast<double>(work.prompt_length)},
-                         {"new_tokens", static_cast<double>(work.new_tokens)},
-                         {"tokens_per_second", median(whole)},  // new ones; prompts are in the time
-                         {"decode_tokens_per_second", median(decode)},
-                         {"used_gib", used_gib(options)}});
+  print("ours, sample",
+        {{"sequences", static_cast<double>(work.prompts)},
+         {"prompt_tokens", static_cast<double>(work.prompt_length)},
+         {"new_tokens", static_cast<double>(work.new_tokens)},
+         {"tokens_per_second", median(whole)},  // new tokens; the time includes the prompts
+         {"decode_tokens_per_second", median(decode)},
+         {"used_gib", used_gib(options)}});
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -272,9 +273,10 @@ Options parse(int argc, char** argv) {
     } else if (name == "--only" && (value == "train" || value == "sample")) {
       options.only = value;
     } else {
-      throw Error("gpu_model_benchmark: " + name + " " + value +
-                  ": not understood; it takes --device cuda|cpu, --model 0.6B|tiny, --repeats N, "
-                  "--only train|sample");
+      throw Error(
+          "gpu_model_benchmark: " + name + " " + value +
+          ": unknown option; options are --device cuda|cpu, --model 0.6B|tiny, --repeats N, "
+          "--only train|sample");
     }
   }
   return options;

@@ -5,10 +5,10 @@
 #   BUILD   build folder                      (build-gpu)
 #   OUT     where results go, gpu_*.json      (benchmarks/results)
 #   PREFIX  dependencies outside the system, a folder with include/ and lib/
-#   COMMIT  what is measured, where there is no git to ask
+#   COMMIT  the commit being measured, if git is not available
 #
-# Needs a PyTorch for CUDA that python3 imports; the stage `model` needs transformers. A stage that
-# fails does not keep the next from running. Tables and what failed are printed last.
+# Needs a CUDA build of PyTorch that python3 can import; the stage `model` needs transformers. A
+# failing stage does not stop the next. Tables and failures are printed last.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
@@ -54,7 +54,7 @@ use_prefix() {
   [ -n "$PREFIX" ] || return 0
   PREFIX=$(cd "$PREFIX" && pwd)
   local lib=$PREFIX/lib/x86_64-linux-gnu
-  # The files of pkg-config name the system's folders.
+  # The pkg-config files name the system's folders.
   mkdir -p "$BUILD/pkgconfig"
   find "$PREFIX" -name '*.pc' | while read -r file; do
     sed "s#^prefix=.*#prefix=$PREFIX#; s#=/usr/#=$PREFIX/#g; s#-L/usr/lib#-L$PREFIX/lib#g" \
@@ -68,7 +68,7 @@ use_prefix() {
 
 build() {
   local torch paths targets=()
-  # Not from a folder that holds one named torch, which would be imported in its place.
+  # Run from /, since a folder named torch in the working directory would be imported instead.
   torch=$(cd / && python3 -c 'import torch; print(torch.utils.cmake_prefix_path)') || {
     failed+=("python3 has no torch")
     return 1
@@ -92,7 +92,7 @@ build() {
       echo "   no target $target in this tree"
     fi
   done
-  # One target that does not compile leaves the others to be measured.
+  # If one target does not compile, the others can still be measured.
   step compile 500 ninja -C "$BUILD" -k 0 "${targets[@]}"
   echo "   slowest, in seconds:"
   awk '!/^#/ {n = split($4, p, "/"); printf "   %6.1f %s\n", ($2 - $1) / 1000, p[n]}' \
@@ -123,7 +123,7 @@ check() {
   fi
 }
 
-# measure NAME SECONDS ARGUMENTS ..: a script of this folder, its table for the end.
+# measure NAME SECONDS ARGUMENTS ..: runs a script of this folder and keeps its table for the end.
 measure() {
   local name=$1 limit=$2
   shift 2
@@ -145,12 +145,12 @@ sanitize() {
       "$BUILD/cuda_core_test" --gtest_brief=1 "$few"
     tail -n 1 "$logs/$tool.txt"
   done
-  # It also names kernels of cuBLAS, which wait by barriers the tool does not know: ours count.
+  # The tool also reports cuBLAS kernels, whose barriers it does not know; only ours count.
   step racecheck 90 "$sanitizer" --tool racecheck "$BUILD/cuda_core_test" --gtest_brief=1 "$few"
   if grep -q 'leeway' <(grep -E 'Race reported|access at' "$logs/racecheck.txt"); then
     failed+=("racecheck names kernels of leeway")
   fi
-  # Without torch's cache every tensor is an allocation whose ends are watched.
+  # Without torch's caching allocator every tensor is an allocation whose bounds are checked.
   step memcheck_ops 120 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
     "$sanitizer" --tool memcheck --error-exitcode 9 \
     python3 tests/gpu/ops_check.py "$library" strides head_backward nothing_trained

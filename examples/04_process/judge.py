@@ -30,7 +30,7 @@ def main():
                 answer = {"id": request["id"], "rewards": judge(request)}
             except (KeyError, TypeError, ValueError) as error:
                 answer = {"id": request["id"], "error": f"{type(error).__name__}: {error}"}
-        # Without the flush the answer would wait in a buffer.
+        # Without the flush the answer would stay in a buffer.
         print(json.dumps(answer), flush=True)
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The same task as judge.py in plain sh, with a reward of 1 for the whole answer. Quotes inside of
-# texts are escaped in JSON, so that cutting at `"key": ` cannot be led astray by them.
+# The same task as judge.py in plain sh, with a reward of 1 for the whole answer. JSON escapes
+# quotes inside strings, so cutting at `"key": ` cannot be misled by them.
 while read -r line; do
   case $line in
     *'"type": "hello"'*) echo '{"type": "hello", "protocol": 1}'; continue ;;
