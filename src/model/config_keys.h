@@ -23,10 +23,10 @@ inline const FamilyKeys& keys_of(Family family) { return kFamilies[static_cast<s
 static_assert(kFamilies[0].family == Family{0} && kFamilies[1].family == Family{1} &&
               kFamilies[2].family == Family{2});
 
-// Positions are int32 in places.
+// Some code stores positions as int32.
 inline constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
-// Bounds are far above any model's and keep the number of weights far below 2^63.
+// Upper bounds are far above any model's and keep the parameter count far below 2^63.
 struct SizeKey {
   const char* key;
   int64_t ModelConfig::*field;

@@ -16,14 +16,14 @@
 namespace leeway {
 namespace {
 
-// Angle per position of each rotated pair, in float32 as the models were trained with.
+// RoPE frequencies of each rotated pair, in float32 as the models were trained.
 std::vector<float> inverse_frequencies(const ModelConfig& config) {
   std::vector<float> frequencies;
   for (int64_t i = 0; i < config.head_dim; i += 2) {
     const float exponent = static_cast<float>(i) / static_cast<float>(config.head_dim);
     float frequency = 1.0f / std::pow(static_cast<float>(config.rope_theta), exponent);
     if (config.llama3_rope) {
-      // Long waves are stretched, short ones kept, those between blended.
+      // Low frequencies are scaled down, high ones kept, those in between interpolated.
       const Llama3Rope& rope = *config.llama3_rope;
       const double wavelength = 2.0 * 3.14159265358979323846 / static_cast<double>(frequency);
       const auto original = static_cast<double>(rope.original_max_position_embeddings);
@@ -42,7 +42,7 @@ std::vector<float> inverse_frequencies(const ModelConfig& config) {
   return frequencies;
 }
 
-// Large pages where the system has them: a step touches blocks all over the store.
+// Uses huge pages if available: a step touches blocks all over the store.
 float* large_memory(size_t floats) {
   constexpr size_t kPage = size_t{2} << 20;
   const size_t bytes = (floats * sizeof(float) + kPage - 1) / kPage * kPage;
@@ -92,7 +92,7 @@ void KvStore::copy_block(int32_t from, int32_t to) {
 struct SamplingDecoder::Impl {
   struct Layer {
     PackedMatrix qkv, o, gate_up, down;
-    // Norms and biases lie in `small`; filled by `load`.
+    // Norms and biases are in `small`; filled by `load`.
     LayerWeights weights{};
   };
 
@@ -117,7 +117,8 @@ struct SamplingDecoder::Impl {
     return config.tie_word_embeddings ? head : embedding;
   }
 
-  // Angles up to `positions`, made as far as sequences go rather than as far as the model could.
+  // Extends the RoPE table to `count` positions: as far as sequences reach, not as far as the model
+  // could.
   void extend_rope(int64_t count) {
     if (count <= rope_positions) return;
     rope_positions = std::min(config.max_position_embeddings, std::max(count, 2 * rope_positions));
@@ -133,7 +134,7 @@ struct SamplingDecoder::Impl {
   int64_t rope_positions = 0;
   RopeTable rope{config, 0};
 
-  // Workspace, as large as the largest pass so far.
+  // Workspace, sized for the largest pass so far.
   AlignedVector<float> floats;
   std::vector<int32_t> positions;
 };
@@ -202,7 +203,7 @@ void SamplingDecoder::run(ThreadPool& pool, std::span<const int32_t> tokens,
                           std::span<const SequenceRows> sequences, KvStore& kv,
                           std::span<const int32_t> logit_rows, float* logits) {
   Impl& impl = *impl_;
-  LEEWAY_CHECK(impl.final_norm != nullptr, "weights are loaded before a pass");
+  LEEWAY_CHECK(impl.final_norm != nullptr, "weights must be loaded before a pass");
   const auto rows = static_cast<int64_t>(tokens.size());
   const auto sampled = static_cast<int64_t>(logit_rows.size());
   if (rows == 0) return;

@@ -6,13 +6,13 @@
 #include "model/layer.h"
 #include "model/workspace.h"
 
-// Training passes: what layer_forward computes is kept, or computed again, and gone through
-// backwards. Gradients sum tokens in order, so that they depend on the batch alone.
+// Training passes: the results of layer_forward are stored or recomputed, and differentiated in
+// reverse. Gradients sum over tokens in order, so they depend on the batch alone.
 
 namespace leeway {
 
 struct Activations::Impl {
-  // Kept for each layer; with recomputation all but `x` are one set for all layers.
+  // Stored for each layer; with recomputation, all but `x` are shared by all layers.
   struct Layer {
     float* x = nullptr;
     LayerBuffers buffers{};
@@ -33,7 +33,7 @@ struct Activations::Impl {
   AlignedVector<float> kv;
   std::vector<float> cosines, sines;
   int64_t rope_positions = 0;
-  AlignedVector<float> gradient_floats;  // of the backward pass
+  AlignedVector<float> gradient_floats;  // for the backward pass
 };
 
 Activations::Activations() : impl(std::make_unique<Impl>()) {}
@@ -44,7 +44,7 @@ size_t Activations::bytes() const { return impl->floats.size() * sizeof(float); 
 
 namespace {
 
-// Sequences of a batch as rows of one pass, with keys and values of one layer at a time.
+// Sequences of a batch as rows of one pass, with a KV cache for one layer at a time.
 Pass begin_pass(const ModelConfig& config, const PackedTokens& batch, Activations::Impl& state) {
   const auto rows = static_cast<int64_t>(batch.tokens.size());
   state.rows = rows;
@@ -98,7 +98,7 @@ void want_buffers(Workspace& workspace, const Pass& pass, LayerBuffers& b) {
   workspace.want(b.post_rms, rows);
 }
 
-// Arrays for a forward whose activations are kept (`keep`), or not at all.
+// Lays out arrays for a forward that stores activations (`keep`) or does not.
 void lay_out(const Pass& pass, size_t layers, bool keep, Activations::Impl& state) {
   state.layers.assign(layers, {});
   Workspace workspace;
@@ -136,7 +136,7 @@ void embed(Team& team, const float* table, int64_t width, std::span<const int32_
   });
 }
 
-// Rows of dx are added to their tokens' rows in order; members share the columns.
+// Rows of dx are added to their tokens' rows in order; the team's threads split the columns.
 void embed_backward(Team& team, const float* dx, int64_t width, std::span<const int32_t> tokens,
                     float* dtable) {
   constexpr int64_t kBlock = 32;
@@ -150,8 +150,8 @@ void embed_backward(Team& team, const float* dx, int64_t width, std::span<const 
   });
 }
 
-// From dy [rows, outputs] (rows `outputs()` apart): weight and bias gradients are added to, and dx
-// [rows, inputs] = dy W, unless null.
+// From dy [rows, outputs] (rows `outputs()` apart): adds to the weight and bias gradients, and
+// computes dx [rows, inputs] = dy W unless dx is null.
 void linear_backward(Team& team, Numerics numerics, const Linear& linear, const float* x,
                      const float* dy, int64_t rows, const std::array<float*, 3>& dweights,
                      const std::array<float*, 3>& dbiases, float* dx) {
@@ -171,7 +171,7 @@ void linear_backward(Team& team, Numerics numerics, const Linear& linear, const 
   }
 }
 
-// Arrays of the backward pass, one set for all layers.
+// Arrays of the backward pass, shared by all layers.
 struct GradientBuffers {
   float *dx, *dh, *ds, *dgate_up, *dattention, *dq, *dk, *dqkv;
 };
@@ -230,7 +230,7 @@ void training_forward(ThreadPool& pool, const Parameters& parameters, const Pack
   const ModelConfig& config = parameters.config();
   check_tokens(config, batch);
   LEEWAY_CHECK(hidden.size() == batch.tokens.size() * static_cast<size_t>(config.hidden_size),
-               "hidden is [N, H]");
+               "hidden must be [N, H]");
   Activations own;
   const bool keep = activations != nullptr;
   Activations::Impl& state = *(keep ? *activations : own).impl;
@@ -259,8 +259,9 @@ void training_backward(ThreadPool& pool, const Parameters& parameters, const Pac
                        Parameters& gradients) {
   const ModelConfig& config = parameters.config();
   Activations::Impl& state = *activations.impl;
-  LEEWAY_CHECK(state.filled, "a backward pass follows its own forward pass, once");
-  LEEWAY_CHECK(state.rows == static_cast<int64_t>(batch.tokens.size()), "the same batch");
+  LEEWAY_CHECK(state.filled, "a backward pass must follow its own forward pass, once");
+  LEEWAY_CHECK(state.rows == static_cast<int64_t>(batch.tokens.size()),
+               "the backward pass needs the batch of the forward pass");
   state.filled = false;
   Pass pass = make_pass(config);
   pass.rows = state.rows, pass.positions = state.positions.data();

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kCopyRows = 32;
 
-// y[row] = bias, or += it.
+// y[row] = bias, or y[row] += bias.
 void begin_with_bias(Team& team, const float* bias, int64_t rows, int64_t width, int64_t ldy,
                      Start start, float* y) {
   team.for_each((rows + kCopyRows - 1) / kCopyRows, [&](int64_t block) {

@@ -1,4 +1,4 @@
-// One decoder layer over rows of any sequences: the code that sampling and training share.
+// One decoder layer over rows of any sequences, shared by sampling and training.
 //
 // Shapes: M rows, H hidden, Q = query heads * head_dim, K = key/value heads * head_dim, I
 // intermediate.
@@ -18,20 +18,20 @@
 
 namespace leeway {
 
-// Weights [outputs, inputs] of a linear map: packed, or up to three row-major matrices stacked over
-// their outputs. Products of both have the same bits. The bias is added first, part by part.
+// Weights [outputs, inputs] of a linear layer: packed, or up to three row-major matrices stacked
+// along their outputs. Both give the same bits. The bias is added first, part by part.
 struct Linear {
   const PackedMatrix* packed = nullptr;
   std::array<PackedMatrix::Part, 3> parts{};
   int64_t part_count = 0;
   int64_t inputs = 0;
-  std::array<const float*, 3> biases{};  // null: none; one for each part
+  std::array<const float*, 3> biases{};  // one per part; null: none
 
   int64_t outputs() const;
 };
 
-// y [rows, outputs] = (start) + bias + x W^T. `numerics` is for weights that are not packed: packed
-// ones are always exact.
+// y [rows, outputs] = (start) + bias + x W^T. `numerics` applies to unpacked weights: packed ones
+// are always exact.
 void apply(Team& team, Numerics numerics, const Linear& linear, const float* x, int64_t rows,
            float* y, Start start = Start::zero);
 
@@ -40,10 +40,10 @@ struct LayerWeights {
   const float *q_norm, *k_norm;         // [head_dim] or null
   Linear qkv, o, gate_up, down;
 };
-// The weights of a layer as they lie in a Parameters.
+// The weights of a layer in place in a Parameters.
 LayerWeights raw_layer(const ModelConfig& config, const LayerPointers<const float>& layer);
 
-// What is the same for all layers of a pass.
+// Shared by all layers of a pass.
 struct Pass {
   HeadLayout layout;
   int64_t hidden, intermediate;
@@ -60,7 +60,7 @@ struct Pass {
 };
 Pass make_pass(const ModelConfig& config);
 
-// Where a layer's intermediate results go.
+// A layer's intermediate results.
 struct LayerBuffers {
   float* h;          // [M, H] normed input, then normed middle
   float* qkv;        // [M, Q + 2K]
@@ -74,12 +74,12 @@ struct LayerBuffers {
   float* post_rms;   // [M] or null
 };
 
-//   middle = x + o(attention(norm(x)));   out = middle + down(silu(gate) * up)(norm(middle))
-// x, middle and out may be one array. Keys and values of the rows are stored in `kv` first.
+// middle = x + o(attention(norm(x)));   out = middle + down(silu(gate) * up)(norm(middle))
+// x, middle and out may be the same array. Keys and values of the rows are first stored in `kv`.
 void layer_forward(Team& team, const Pass& pass, const LayerWeights& weights, const KvBlocks& kv,
                    const LayerBuffers& buffers, const float* x, float* out);
 
-// Runs the rows of `from` to `to`, H wide, on all members.
+// Copies rows of width H on all threads of the team.
 void copy_rows(Team& team, const float* from, int64_t rows, int64_t width, float* to);
 
 }  // namespace leeway

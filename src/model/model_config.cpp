@@ -22,7 +22,7 @@ namespace {
 
 using Json = rapidjson::Value;
 
-// A value in few words, for messages.
+// A short form of a value, for messages.
 std::string value_text(const Json& value) {
   if (value.IsArray()) return value.Empty() ? "[]" : "[..]";
   if (value.IsObject()) return value.ObjectEmpty() ? "{}" : "{..}";
@@ -36,10 +36,10 @@ std::string value_text(const Json& value) {
   return text.size() <= kMost ? text : text.substr(0, kMost) + "..";
 }
 
-// The keys of one object. A key that is null counts as absent.
+// The keys of one object. A null value counts as absent.
 class Keys {
  public:
-  // `prefix` is what stands before a key in messages, e.g. "rope_scaling.".
+  // `prefix` precedes keys in messages, e.g. "rope_scaling.".
   Keys(const std::string& name, std::string prefix, const Json& object)
       : name_(name), prefix_(std::move(prefix)), object_(object) {
     std::set<std::string_view> seen;
@@ -94,7 +94,7 @@ class Keys {
     if (!value->IsString()) refuse(key, "must be text");
     return std::string(value->GetString(), value->GetStringLength());
   }
-  // Empty when absent.
+  // Empty if absent.
   std::vector<std::string> texts(const char* key) const {
     std::vector<std::string> list;
     const Json* value = find(key);
@@ -133,7 +133,7 @@ Family read_family(const std::string& name, const Keys& keys) {
   if (found != nullptr) {
     if (type && *type != found->model_type) {
       keys.refuse("model_type",
-                  fmt::format("does not go with architectures = [\"{}\"]", found->architecture));
+                  fmt::format("does not match architectures = [\"{}\"]", found->architecture));
     }
     return found->family;
   }
@@ -161,10 +161,10 @@ struct Rope {
 // `rope_scaling` or `rope_parameters`.
 Rope read_rope(const Keys& keys) {
   for (const auto& member : keys.object().GetObject()) {
-    // Settings for each kind of layer, as models with two kinds of attention have them.
+    // Settings per layer type, as in models with two kinds of attention.
     if (member.value.IsObject()) {
       keys.refuse(member.name.GetString(), member.value,
-                  "settings of one kind of layer are not supported");
+                  "settings per layer type are not supported");
     }
   }
   Rope rope;
@@ -172,7 +172,7 @@ Rope read_rope(const Keys& keys) {
   refuse_partial_rotary(keys);
   const std::optional<std::string> modern = keys.text("rope_type"), old = keys.text("type");
   if (modern && old && *modern != *old) {
-    keys.refuse("type", fmt::format("is not the same as rope_type = {}", name_text(*modern)));
+    keys.refuse("type", fmt::format("contradicts rope_type = {}", name_text(*modern)));
   }
   const std::string type = modern ? *modern : old.value_or("default");
   if (type == "default") return rope;
@@ -205,11 +205,11 @@ void read_rotary(const std::string& name, const Keys& keys, ModelConfig& config)
     if (!object->IsObject()) keys.refuse(key, "must be an object");
     const Rope one = read_rope(Keys(name, fmt::format("{}.", key), *object));
     if (rope && rope->llama3 != one.llama3) {
-      keys.refuse(key, "says something else than rope_scaling; remove one of them");
+      keys.refuse(key, "contradicts rope_scaling; remove one of them");
     }
     if (theta && one.theta && *theta != *one.theta) {
-      throw Error(fmt::format("{}: {}.rope_theta = {}: is not the same as rope_theta = {}", name,
-                              key, *one.theta, *theta));
+      throw Error(fmt::format("{}: {}.rope_theta = {}: contradicts rope_theta = {}", name, key,
+                              *one.theta, *theta));
     }
     if (one.theta) theta = one.theta;
     rope = one;
@@ -236,7 +236,7 @@ std::vector<int32_t> read_eos(const Keys& keys) {
   return ids;
 }
 
-// What would change the computation in a way that no field stands for.
+// Refuses settings that would change the computation and have no field here.
 void refuse_unsupported(const Keys& keys, int64_t layers) {
   if (keys.text("hidden_act").value_or("silu") != "silu") {
     keys.refuse("hidden_act", "not supported; it must be \"silu\"");
@@ -247,13 +247,13 @@ void refuse_unsupported(const Keys& keys, int64_t layers) {
   }
   if (keys.find("quantization_config") != nullptr) {
     keys.refuse("quantization_config",
-                "quantized weights are not supported; take the model's float version");
+                "quantized weights are not supported; use the unquantized model");
   }
   if (keys.find("layer_types") == nullptr) return;
   const std::vector<std::string> types = keys.texts("layer_types");
   for (size_t i = 0; i < types.size(); ++i) {
     if (types[i] == "full_attention") continue;
-    keys.refuse("layer_types", fmt::format("layer {} is {}; full_attention alone is supported", i,
+    keys.refuse("layer_types", fmt::format("layer {} is {}; only full_attention is supported", i,
                                            name_text(types[i])));
   }
   if (static_cast<int64_t>(types.size()) != layers) {
@@ -304,7 +304,7 @@ void check_model_config(const std::string& name, const ModelConfig& config) {
     refuse("num_key_value_heads", config.num_key_value_heads,
            fmt::format("does not divide num_attention_heads = {}", config.num_attention_heads));
   }
-  // transformers refuses such a model whatever its head_dim.
+  // transformers refuses such a model even if head_dim is given.
   if (config.family == Family::llama && config.hidden_size % config.num_attention_heads != 0) {
     refuse("num_attention_heads", config.num_attention_heads,
            fmt::format("does not divide hidden_size = {}", config.hidden_size));
@@ -313,7 +313,7 @@ void check_model_config(const std::string& name, const ModelConfig& config) {
     refuse("head_dim", config.head_dim, fmt::format("at most {} is supported", kMostHeadDim));
   }
   if (config.head_dim % 2 != 0) {
-    refuse("head_dim", config.head_dim, "must be even: rotary embeddings turn pairs");
+    refuse("head_dim", config.head_dim, "must be even: RoPE rotates pairs of dimensions");
   }
   positive("rms_norm_eps", config.rms_norm_eps);
   positive("rope_theta", config.rope_theta);
@@ -354,7 +354,7 @@ ModelConfig parse_model_config(const std::string& name, std::string_view text) {
   config.initializer_range = keys.number("initializer_range").value_or(config.initializer_range);
   config.tie_word_embeddings = keys.flag("tie_word_embeddings");
   config.qk_norm = config.family == Family::qwen3;
-  // Qwen2 has its biases whatever the key says.
+  // Qwen2 always has biases, whatever the key says.
   const bool bias = keys.flag("attention_bias");
   config.qkv_bias = config.family == Family::qwen2 || bias;
   config.output_bias = config.family != Family::qwen2 && bias;

@@ -1,4 +1,5 @@
-// What a decoder looks like: the part of a Hugging Face config.json that decides its computation.
+// The architecture of a decoder: the part of a Hugging Face config.json that determines its
+// computation.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ namespace leeway {
 enum class Family { qwen3, qwen2, llama };
 const char* name_of(Family family);  // `model_type` of config.json
 
-// Llama 3's scaling of rotary frequencies (`rope_type` "llama3").
+// Llama 3's scaling of RoPE frequencies (`rope_type` "llama3").
 struct Llama3Rope {
   double factor = 8.0;
   double low_freq_factor = 1.0;
@@ -22,7 +23,7 @@ struct Llama3Rope {
   bool operator==(const Llama3Rope&) const = default;
 };
 
-// Field names are the keys of config.json. All sizes are positive; head counts divide.
+// Field names are the keys of config.json. All sizes are positive, and head counts divide evenly.
 struct ModelConfig {
   Family family = Family::qwen3;
   int64_t vocab_size = 0;
@@ -48,21 +49,21 @@ struct ModelConfig {
   std::string source;
 };
 
-// Throws Error naming `name`, the key and the value for an impossible size or number. What
-// `parse_model_config` gives has passed; for models made from scratch.
+// Throws Error naming `name`, the key and the value for an impossible size or number. For models
+// made from scratch: results of `parse_model_config` are already checked.
 void check_model_config(const std::string& name, const ModelConfig& config);
 
-// Reads config.json's text; both spellings of the rotary settings (`rope_theta` with
-// `rope_scaling`, and `rope_parameters`). Throws Error naming `name`, the key and the value:
-// an unsupported architecture, rope type, activation or sliding window, a missing or impossible
-// size.
+// Parses the text of a config.json, with either spelling of the RoPE settings (`rope_theta` with
+// `rope_scaling`, or `rope_parameters`). Throws Error naming `name`, the key and the value for an
+// unsupported architecture, rope type, activation or sliding window, and for a missing or
+// impossible size.
 ModelConfig parse_model_config(const std::string& name, std::string_view text);
-// The config.json of a folder.
+// Reads the config.json of a folder.
 ModelConfig load_model_config(const std::string& folder);
 
-// A config.json that transformers loads. With a `source` it is that text with the fields that have
-// changed since, in the spelling the source uses; without, rotary settings and dtype stand in both
-// spellings, old and new. `dtype` says float32, which is what is saved.
+// A config.json that transformers can load. With a `source`, it is that text with changed fields
+// updated, in the source's spelling; without one, RoPE settings and dtype are written in both the
+// old and the new spelling. `dtype` is float32, which is what is saved.
 std::string model_config_json(const ModelConfig& config);
 
 // One parameter under its Hugging Face name.
@@ -74,8 +75,7 @@ struct ParameterInfo {
   int64_t size() const;
 };
 
-// Every parameter in the order of the network: embedding, layers, final norm, head (absent when
-// tied).
+// Every parameter in network order: embedding, layers, final norm, head (absent if tied).
 std::vector<ParameterInfo> parameter_table(const ModelConfig& config);
 
 }  // namespace leeway

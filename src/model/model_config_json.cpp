@@ -1,4 +1,4 @@
-// Writing config.json. What is changed in a source is what would be read from it differently.
+// Writing config.json. Only keys of the source that would be read differently are changed.
 #include <fmt/format.h>
 #include <rapidjson/prettywriter.h>
 #include <rapidjson/stringbuffer.h>
@@ -15,7 +15,7 @@ namespace {
 
 using Json = rapidjson::Value;
 
-// Writes NaN and infinities as Python does, which may stand in keys that are kept.
+// Writes NaN and infinities as Python does; they may occur in keys that are kept.
 class PythonWriter : public rapidjson::PrettyWriter<rapidjson::StringBuffer> {
  public:
   using PrettyWriter::PrettyWriter;
@@ -34,7 +34,7 @@ class Editor {
     if (!document_.IsObject()) document_.SetObject();
   }
 
-  // Null counts as absent, as it does for reading.
+  // Null counts as absent, as in reading.
   bool has(const char* key) const {
     const auto member = document_.FindMember(key);
     return member != document_.MemberEnd() && !member->value.IsNull();
@@ -56,7 +56,7 @@ class Editor {
   }
   rapidjson::Document::AllocatorType& allocator() { return document_.GetAllocator(); }
 
-  // Indented by two, as transformers does.
+  // Indented by two spaces, as transformers does.
   std::string text() const {
     rapidjson::StringBuffer buffer;
     PythonWriter writer(buffer);
@@ -112,8 +112,8 @@ void write_layer_types(Editor& editor, const ModelConfig& config) {
   editor.set("layer_types", std::move(types));
 }
 
-// What does not follow from a field. Defaults of the config classes that would mean something else
-// are overruled.
+// Keys that do not follow from a field. Overrides defaults of the config classes that would mean
+// something else.
 void write_fixed_keys(Editor& editor, const ModelConfig& config) {
   Json architectures(rapidjson::kArrayType);
   architectures.PushBack(rapidjson::StringRef(keys_of(config.family).architecture),
@@ -136,15 +136,16 @@ void write_fixed_keys(Editor& editor, const ModelConfig& config) {
 }  // namespace
 
 std::string model_config_json(const ModelConfig& config) {
-  LEEWAY_CHECK(config.qk_norm == (config.family == Family::qwen3), "qk_norm goes with qwen3");
+  LEEWAY_CHECK(config.qk_norm == (config.family == Family::qwen3),
+               "qk_norm must be set exactly for qwen3");
   LEEWAY_CHECK(config.family == Family::qwen2 ? config.qkv_bias && !config.output_bias
                                               : config.qkv_bias == config.output_bias,
-               "biases that no config.json can say");
+               "config.json cannot express these biases");
   const std::string name = "the model's own config.json";
   std::optional<ModelConfig> original;
   if (!config.source.empty()) {
     original = parse_model_config(name, config.source);
-    LEEWAY_CHECK(original->family == config.family, "the family is the source's");
+    LEEWAY_CHECK(original->family == config.family, "the family must be the source's");
   }
   Editor editor(original ? parse_json(name, config.source) : rapidjson::Document());
   auto changed = [&](auto field) { return !original || (*original).*field != config.*field; };

@@ -1,4 +1,4 @@
-// config.json written. What is written is read again and must say the same.
+// Writing config.json: the result must read back the same.
 
 #include "base/rng.h"
 #include "model/test_configs.h"
@@ -50,7 +50,7 @@ TEST(ModelConfigJson, ANewModelReadsBackAsItIs) {
     SCOPED_TRACE(text);
     const ModelConfig back = parsed(text);
     expect_same(back, config);
-    // Nothing is left to change.
+    // Writing again changes nothing.
     EXPECT_EQ(model_config_json(back), text);
     if (HasFailure()) return;
   }
@@ -73,7 +73,7 @@ TEST(ModelConfigJson, ANewModelIsWrittenForOldAndNewTransformers) {
   EXPECT_EQ(json["eos_token_id"].GetInt(), 7);
   EXPECT_TRUE(json["bos_token_id"].IsNull());
   EXPECT_FALSE(json["mlp_bias"].GetBool());
-  // transformers checks the kinds of numbers.
+  // transformers checks the number types.
   EXPECT_TRUE(json["rope_theta"].IsDouble());
   EXPECT_TRUE(json["rope_scaling"]["factor"].IsDouble());
   EXPECT_TRUE(json["hidden_size"].IsInt());

@@ -1,4 +1,4 @@
-// config.json read and refused.
+// Reading and refusing config.json.
 
 #include "model/model_config.h"
 
@@ -137,7 +137,7 @@ struct Row {
   std::string name;
   const std::string& base;
   std::string key, value;          // empty value: the key is removed
-  std::vector<std::string> words;  // of the message, beside the file and the key
+  std::vector<std::string> words;  // expected in the message, besides the file and the key
 };
 void PrintTo(const Row& row, std::ostream* stream) { *stream << row.name; }
 
@@ -251,7 +251,7 @@ const std::vector<Row> kRows = {
      kLlama,
      "rope_scaling",
      R"({"rope_type": "default", "type": "yarn"})",
-     {"rope_scaling.type = \"yarn\": is not the same as rope_type = \"default\""}},
+     {"rope_scaling.type = \"yarn\": contradicts rope_type = \"default\""}},
     {"ScalingAndParametersThatDisagree",
      kLlama,
      "rope_parameters",
@@ -261,7 +261,7 @@ const std::vector<Row> kRows = {
      kQwen3,
      "rope_parameters",
      R"({"rope_theta": 1e4})",
-     {"rope_parameters.rope_theta = 10000: is not the same as rope_theta = 1000000"}},
+     {"rope_parameters.rope_theta = 10000: contradicts rope_theta = 1000000"}},
     {"RotarySettingsOfOneKindOfLayer",
      kQwen3,
      "rope_parameters",
@@ -321,7 +321,7 @@ TEST(ModelConfig, Llama3NumbersOutOfRangeAreRefused) {
   }
 }
 
-// Each head has its own size here; transformers asks for it all the same.
+// head_dim is given here; transformers requires divisibility anyway.
 TEST(ModelConfig, ALlamasHeadsDivideItsHiddenSizeEvenWithAHeadSize) {
   const std::string text = edited(edited(kLlama, "num_key_value_heads", "8"), "head_dim", "128");
   EXPECT_EQ(parsed(text).head_dim, 128);

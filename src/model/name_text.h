@@ -1,4 +1,4 @@
-// Names and texts of a file in a message.
+// Names and texts from a file, for messages.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace leeway {
 
-// In quotes, control characters escaped (a NUL would end the message), long ones cut.
+// Quoted, with control characters escaped (a NUL would end the message) and long texts truncated.
 inline std::string name_text(std::string_view text) {
   constexpr size_t kMost = 200;
   JsonWriter writer;

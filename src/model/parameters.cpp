@@ -101,12 +101,12 @@ int64_t Parameters::count() const {
 }
 
 std::span<float> Parameters::of(size_t index) {
-  LEEWAY_CHECK(index < table_.size(), "an index of the table");
+  LEEWAY_CHECK(index < table_.size(), "the index must be in the table");
   return std::span(values_).subspan(static_cast<size_t>(offsets_[index]),
                                     static_cast<size_t>(table_[index].size()));
 }
 std::span<const float> Parameters::of(size_t index) const {
-  LEEWAY_CHECK(index < table_.size(), "an index of the table");
+  LEEWAY_CHECK(index < table_.size(), "the index must be in the table");
   return std::span(values_).subspan(static_cast<size_t>(offsets_[index]),
                                     static_cast<size_t>(table_[index].size()));
 }
@@ -134,7 +134,8 @@ void initialise(Parameters& parameters, uint64_t seed) {
       continue;
     }
     const double deviation = deviation_of(parameters.config(), info);
-    // Drawn twice, so that neither close seeds nor close names give shifted copies of one sequence.
+    // Seeded twice, so that neither close seeds nor close names give shifted copies of one
+    // sequence.
     Rng rng(Rng(Rng(seed).next() ^ hash_of(info.name)).next());
     for (float& value : values) value = static_cast<float>(deviation * rng.normal());
   }

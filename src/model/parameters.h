@@ -1,5 +1,5 @@
 // All weights of a decoder in one float32 buffer, under their Hugging Face names. Gradients and
-// optimizer states have the same shape and use the same class.
+// optimizer states have the same layout and use the same class.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +15,21 @@
 
 namespace leeway {
 
-// A value; copies copy the buffer.
+// A value type: copying copies the buffer.
 class Parameters {
  public:
-  // Zeros. Throws Error naming the size when there is no memory for it.
+  // Initializes to zeros. Throws Error with the size if there is not enough memory.
   explicit Parameters(ModelConfig config);
 
   const ModelConfig& config() const { return config_; }
   const std::vector<ParameterInfo>& table() const { return table_; }
-  int64_t count() const;  // numbers in all parameters, paddings not counted
+  int64_t count() const;  // total number of weights, without padding
 
-  // Everything, with a few zeros between parameters that keep each at a cache line.
+  // The whole buffer, with zero padding between parameters that aligns each to a cache line.
   std::span<float> flat() { return values_; }
   std::span<const float> flat() const { return values_; }
 
-  // By index into `table`, or by name (null when there is none).
+  // By index into `table`, or by name (empty span if there is none).
   std::span<float> of(size_t index);
   std::span<const float> of(size_t index) const;
   const float* find(std::string_view name) const;
@@ -39,14 +39,14 @@ class Parameters {
   ModelConfig config_;
   std::vector<ParameterInfo> table_;
   std::vector<int64_t> offsets_;
-  std::map<std::string, size_t, std::less<>> places_;  // into table_
+  std::map<std::string, size_t, std::less<>> places_;  // index into table_
   AlignedVector<float> values_;
 };
 
-// "NAME holds nan at [3, 7]" of the first parameter that is not finite; empty: all are.
+// "NAME holds nan at [3, 7]" for the first parameter that is not finite; empty if all are finite.
 std::string not_finite_text(const Parameters& parameters);
 
-// The weights by their place in the network; pointers into a Parameters, null where the family has
+// The weights by their role in the network: pointers into a Parameters, null where the family has
 // none. Matrices are [outputs, inputs] row-major.
 template <class T>
 struct LayerPointers {
@@ -61,24 +61,24 @@ struct NetworkPointers {
 NetworkPointers<const float> network_of(const Parameters& parameters);
 NetworkPointers<float> network_of(Parameters& parameters);
 
-// Random weights: matrices normal with deviation 1/sqrt(inputs), those that write to the residual
-// stream (o, down) divided by sqrt(2 layers), the head halved, embedding 0.1 (tied:
-// 1/sqrt(hidden)), norms one, biases zero. The same seed gives the same weights everywhere; a
-// parameter's values follow from the seed, its name and its shape.
+// Random weights: matrices are normal with standard deviation 1/sqrt(inputs); those that write to
+// the residual stream (o, down) are divided by sqrt(2 layers), the head is halved; embedding 0.1
+// (tied: 1/sqrt(hidden)), norms one, biases zero. The same seed gives the same weights on every
+// platform; a parameter's values depend on the seed, its name and its shape.
 void initialise(Parameters& parameters, uint64_t seed);
 
-// A Hugging Face folder: config.json and model.safetensors, or shards named by
-// model.safetensors.index.json. Throws Error naming file and tensor: missing, extra, misshapen or
-// doubled tensors, a dtype that is no float, values that are not finite, files that are not as the
-// folder's checksums.json says. A tied model may store
-// `lm_head.weight` if it equals the embedding; old files' `rotary_emb.inv_freq` is ignored.
+// Loads a Hugging Face folder: config.json and model.safetensors, or shards listed in
+// model.safetensors.index.json. Throws Error naming file and tensor for missing, extra, misshapen
+// or duplicate tensors, a dtype that is not floating-point, values that are not finite, and files
+// that do not match the folder's checksums.json. A tied model may store `lm_head.weight` if it
+// equals the embedding; `rotary_emb.inv_freq` in old files is ignored.
 Parameters load_parameters(const std::string& folder);
 
 // Writes the folder (created if missing) as transformers does: config.json and float32
 // model.safetensors, or shards of at most `shard_bytes` with an index. Each file is written
-// atomically, config.json last. Weight files of an earlier save that are no longer named are
-// removed. A tensor larger than `shard_bytes` has a shard of its own. Throws Error (a full disk).
-// The files that were written. A checksums.json of an earlier save goes.
+// atomically, config.json last. Weight files of an earlier save that are no longer referenced are
+// removed, as is its checksums.json. A tensor larger than `shard_bytes` gets its own shard. Throws
+// Error, e.g. for a full disk. Returns the files that were written.
 FileSums save_parameters(const Parameters& parameters, const std::string& folder,
                          int64_t shard_bytes = int64_t{5} << 30);
 

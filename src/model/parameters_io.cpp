@@ -1,4 +1,4 @@
-// Parameters to and from Hugging Face folders.
+// Loading parameters from Hugging Face folders and saving them.
 #include <fmt/format.h>
 #include <rapidjson/prettywriter.h>
 #include <rapidjson/stringbuffer.h>
@@ -40,13 +40,13 @@ std::string counted(size_t count, const char* noun) {
 }
 
 struct Place {
-  const std::string* path;  // of the file it lies in
+  const std::string* path;  // of the file that contains it
   const StoredTensor* tensor;
 };
 
-// The tensors of a folder, whatever files they lie in.
+// The tensors of a folder, from all of its files.
 struct StoredModel {
-  std::string where;  // the file to name when a tensor is in none
+  std::string where;  // the file to name if a tensor is in none
   std::vector<SafetensorsFile> files;
   std::map<std::string, Place, std::less<>> tensors;
 };
@@ -60,7 +60,7 @@ StoredModel open_single(const std::string& path) {
   return model;
 }
 
-// Tensor -> shard, as the index has it.
+// Maps tensors to shards, as the index does.
 std::map<std::string, std::string, std::less<>> read_index(const std::string& path) {
   const rapidjson::Document document = parse_json(path, read_file(path));
   const rapidjson::Value* map = nullptr;
@@ -70,7 +70,7 @@ std::map<std::string, std::string, std::less<>> read_index(const std::string& pa
   }
   if (map == nullptr || !map->IsObject() || map->ObjectEmpty()) {
     throw Error(
-        fmt::format("{}: weight_map must be an object that names each tensor's file", path));
+        fmt::format("{}: weight_map must be an object that maps each tensor to its file", path));
   }
   std::map<std::string, std::string, std::less<>> shards;
   for (const auto& member : map->GetObject()) {
@@ -102,14 +102,14 @@ StoredModel open_sharded(const std::string& folder, const std::string& index) {
   for (const std::string& name : names) {
     const std::string path = folder + "/" + name;
     if (!path_exists(path))
-      throw Error(fmt::format("{}: names {}, which is missing", index, name_text(name)));
+      throw Error(fmt::format("{}: refers to {}, which is missing", index, name_text(name)));
     const SafetensorsFile& file = model.files.emplace_back(path);
     for (const StoredTensor& tensor : file.tensors()) {
       const auto place = shards.find(tensor.name);
       if (place == shards.end() || place->second != name) {
-        throw Error(fmt::format(
-            "{}: tensor {}: {} {}", path, name_text(tensor.name), index,
-            place == shards.end() ? "does not name it" : "puts it in " + name_text(place->second)));
+        throw Error(fmt::format("{}: tensor {}: {} {}", path, name_text(tensor.name), index,
+                                place == shards.end() ? "does not list it"
+                                                      : "lists it in " + name_text(place->second)));
       }
       model.tensors[tensor.name] = {&file.path(), &tensor};
     }
@@ -135,14 +135,14 @@ StoredModel open_model(const std::string& folder) {
                       : ""));
 }
 
-// A buffer that old versions of transformers saved; it follows from the config.
+// A buffer that old versions of transformers saved; it is determined by the config.
 bool is_ignored(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-// Names and shapes against the config, before anything is allocated for what it claims.
+// Checks names and shapes against the config, before allocating anything for what the file claims.
 void check_layout(const StoredModel& model, const ModelConfig& config) {
   std::vector<std::string> missing, extra, misshapen;
   std::set<std::string, std::less<>> known;
@@ -184,7 +184,7 @@ void check_layout(const StoredModel& model, const ModelConfig& config) {
       only_head ? "; if the head is the embedding, set tie_word_embeddings to true" : ""));
 }
 
-// "[3, 7]" of the place `index` in a tensor.
+// The coordinates "[3, 7]" of element `index` of a tensor.
 std::string coordinates(const std::vector<int64_t>& shape, size_t index) {
   std::vector<int64_t> place(shape.size());
   int64_t rest = static_cast<int64_t>(index);
@@ -194,7 +194,7 @@ std::string coordinates(const std::vector<int64_t>& shape, size_t index) {
 
 std::string not_finite_text(const std::string& name, const std::vector<int64_t>& shape,
                             std::span<const float> values) {
-  // Numbers with all bits of the exponent set, counted without a branch: one fast pass.
+  // Counts numbers with all exponent bits set, without a branch: one fast pass.
   constexpr uint32_t kExponent = 0x7f800000u;
   uint32_t found = 0;
   for (const float value : values) {
@@ -213,7 +213,7 @@ void check_finite(const Place& place, std::span<const float> values) {
   throw Error(fmt::format("{}: tensor {}; weights must be finite in float32", *place.path, bad));
 }
 
-// A head that a tied model stores beside its embedding.
+// A head that a tied model stores in addition to its embedding.
 void check_tied_head(const StoredModel& model, std::span<const float> embedding) {
   const auto head = model.tensors.find(kHead);
   if (head == model.tensors.end()) return;
@@ -288,14 +288,14 @@ bool is_shard_name(std::string_view name) {
   return take("model-") && take_number() && take("-of-") && take_number() && name == ".safetensors";
 }
 
-// Weight files of an earlier save, which a reader might take for this one's.
+// Removes weight files of an earlier save, which a reader might mistake for this one's.
 void remove_stale(const std::string& folder, const FileSums& written) {
   std::vector<std::string> stale;
   for (const std::string& name : folder_names(folder)) {
     const bool weights = is_shard_name(name) || "/" + name == kSingle || "/" + name == kIndex;
     if (weights && !written.contains(name)) stale.push_back(name);
   }
-  // The index first: without it no shard is looked at.
+  // The index first: without it no shard is read.
   std::stable_partition(stale.begin(), stale.end(),
                         [](const std::string& name) { return name.ends_with(".json"); });
   for (const std::string& name : stale) remove_tree(folder + "/" + name);

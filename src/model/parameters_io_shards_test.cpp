@@ -1,4 +1,4 @@
-// Models in several files: what is written, and indexes that are refused.
+// Models in several files: what is written, and which indexes are refused.
 
 #include <gtest/gtest.h>
 
@@ -56,7 +56,7 @@ TEST(SaveParameters, ShardsAreAsLargeAsAllowedAndIndexed) {
         bytes += static_cast<int64_t>(tensor.byte_size());
       }
       EXPECT_TRUE(bytes <= shard_bytes || file.tensors().size() == 1) << shard << " " << bytes;
-      // What starts a shard did not fit the one before.
+      // A tensor starts a shard only if it did not fit the previous one.
       for (const ParameterInfo& info : parameters.table()) {
         if (first == 0 && map.at(info.name) == shard) first = info.size() * 4;
       }
@@ -160,17 +160,17 @@ TEST_F(BadIndex, ThatNamesAMissingShardIsRefused) {
 
 TEST_F(BadIndex, ThatPutsATensorInTheWrongShardIsRefused) {
   expect_refused_with(with("lm_head.weight", first_), {first_, "lm_head.weight", "is not in"});
-  // The tensor's true shard is still named by another tensor.
+  // Another tensor still refers to the tensor's true shard.
   expect_refused_with(
       with("model.embed_tokens.weight", last_),
-      {folder_.at(first_), "\"model.embed_tokens.weight\"", "puts it in \"" + last_});
+      {folder_.at(first_), "\"model.embed_tokens.weight\"", "lists it in \"" + last_});
 }
 
 TEST_F(BadIndex, ThatDoesNotNameATensorOfItsShardsIsRefused) {
   std::string text = text_;
   const size_t at = text.find("\"model.norm.weight\"");
   text.replace(at, 19, "\"model.other\"");
-  expect_refused_with(text, {"\"model.norm.weight\"", "does not name it"});
+  expect_refused_with(text, {"\"model.norm.weight\"", "does not list it"});
 }
 
 TEST_F(BadIndex, ThatNamesATensorNowhereIsRefused) {
@@ -181,7 +181,7 @@ TEST_F(BadIndex, ThatNamesATensorNowhereIsRefused) {
 
 TEST_F(BadIndex, WithATruncatedShardIsRefused) {
   fs::resize_file(folder_.at(first_), fs::file_size(folder_.at(first_)) - 4);
-  expect_refused_with(text_, {folder_.at(first_), "cut off"});
+  expect_refused_with(text_, {folder_.at(first_), "truncated"});
 }
 
 }  // namespace

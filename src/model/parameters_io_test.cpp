@@ -1,4 +1,4 @@
-// Hugging Face folders: loaded, refused, saved.
+// Loading, refusing and saving Hugging Face folders.
 
 #include <gtest/gtest.h>
 
@@ -103,7 +103,7 @@ TEST(SaveParameters, EveryFamilyComesBackWholeAndInShards) {
   }
 }
 
-// Each float32 as the 16-bit number of its upper half, or as a random number of 11 bits.
+// Each float32 has either only its upper 16 bits set, or is a random number of 11 bits.
 TEST(LoadParameters, HalfPrecisionAndDoublesAreExactAndSurviveASave) {
   const ModelConfig config = small_config(Family::qwen3);
   const Parameters random = small_parameters(config);
@@ -201,7 +201,7 @@ TEST(LoadParameters, OldRotaryBuffersAreIgnored) {
 // ---------------------------------------------------------------------------------------------
 // Refusals
 
-// A small llama whose tensors are changed before they are written.
+// A small llama whose tensors are modified before they are written.
 void expect_refused_after(const std::function<void(std::vector<RawTensor>&)>& change,
                           std::vector<std::string> words) {
   const TestFolder folder;
@@ -287,7 +287,7 @@ TEST(LoadParameters, ATruncatedFileIsRefused) {
   fs::resize_file(folder.at("model.safetensors"),
                   fs::file_size(folder.at("model.safetensors")) - 1);
   expect_refused([&] { load_parameters(folder.path()); },
-                 {folder.at("model.safetensors"), "cut off"});
+                 {folder.at("model.safetensors"), "truncated"});
 }
 
 TEST(LoadParameters, AHugeConfigIsRefusedBeforeMemoryIsTaken) {
@@ -317,7 +317,7 @@ TEST(LoadParameters, AFolderWithoutWeightsIsRefused) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Disks that say no
+// Write errors
 
 TEST(SaveParameters, AFullDiskLeavesTheOldModel) {
   const ModelConfig config = small_config(Family::llama);
@@ -354,14 +354,14 @@ TEST(LoadParameters, FilesThatAreNotAsTheirChecksumsSayAreRefused) {
     for (const auto& [name, sum] : sums) {
       if (!name.ends_with(".safetensors")) continue;
       std::string bytes = bytes_of(folder.at(name));
-      bytes.back() = static_cast<char>(bytes.back() ^ 1);  // a number that is a little different
+      bytes.back() = static_cast<char>(bytes.back() ^ 1);  // a slightly different number
       folder.write(name, bytes);
       expect_refused([&] { load_parameters(folder.path()); }, {name + ": is damaged"});
       bytes.back() = static_cast<char>(bytes.back() ^ 1);
       folder.write(name, bytes);
     }
     EXPECT_TRUE(same_bits(load_parameters(folder.path()), parameters));
-    // Saved anew, the old sums are not those of the new files.
+    // After saving again, the old checksums would not match the new files.
     save_parameters(small_parameters(small_config(Family::llama)), folder.path());
     load_parameters(folder.path());
   }

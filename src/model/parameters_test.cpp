@@ -34,7 +34,7 @@ TEST(Parameters, StartAsZerosEachAtACacheLine) {
       const std::span<const float> values = parameters.of(i);
       EXPECT_EQ(reinterpret_cast<uintptr_t>(values.data()) % 64, 0u);
       EXPECT_EQ(static_cast<int64_t>(values.size()), parameters.table()[i].size());
-      // In order, without overlap, with less than a line between them.
+      // In order, without overlap, less than a cache line apart.
       EXPECT_GE(values.data(), end);
       EXPECT_LT(values.data(), end + 16);
       end = values.data() + values.size();
@@ -128,7 +128,7 @@ TEST(Network, HasEachWeightInItsPlace) {
 
 TEST(Initialise, HasTheDeviationOfEachRole) {
   for (ModelConfig config : all_kinds()) {
-    // Large enough that a sample's deviation is within 3 % of the true one (4 sigma of 1e4 draws).
+    // Large enough that the sample deviation is within 3 % of the true one (4 sigma of 1e4 draws).
     config.vocab_size = 300;
     config.hidden_size = 160;
     config.intermediate_size = 256;
@@ -170,7 +170,7 @@ TEST(Initialise, GivesTheSameWeightsForTheSameSeedAlone) {
   const Parameters first = small_parameters(config, 7);
   EXPECT_TRUE(same_bits(first, small_parameters(config, 7)));
   EXPECT_FALSE(same_bits(first, small_parameters(config, 8)));
-  // What was there before does not matter, and paddings stay zero.
+  // Previous contents do not matter, and padding stays zero.
   Parameters again = small_parameters(config, 9);
   initialise(again, 7);
   EXPECT_TRUE(same_bits(first, again));
@@ -196,7 +196,7 @@ TEST(Initialise, NoTwoMatricesAreAlike) {
   size_t random = 0;
   for (size_t i = 0; i < parameters.table().size(); ++i) {
     if (parameters.table()[i].role == ParameterInfo::Role::norm) continue;
-    // Ratios, since deviations differ.
+    // Normalized, since deviations differ.
     const std::span<const float> values = parameters.of(i);
     starts.insert({values[1] / values[0], values[2] / values[0]});
     ++random;
@@ -204,8 +204,8 @@ TEST(Initialise, NoTwoMatricesAreAlike) {
   EXPECT_EQ(starts.size(), random);
 }
 
-// Made by a program of a few lines in another language from the rules alone. The bound leaves room
-// for the last digit of a mathematical library.
+// Expected values from a few lines in another language that follow the documented rules. The
+// tolerance allows for the last digit of a math library.
 TEST(Initialise, IsTheSameEverywhere) {
   const Parameters parameters = small_parameters(small_config(Family::llama), 42);
   auto expect = [&](const char* name, float first, float second) {

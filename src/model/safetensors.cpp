@@ -22,10 +22,10 @@ namespace {
 
 using Json = rapidjson::Value;
 
-static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
+static_assert(std::endian::native == std::endian::little, "safetensors is little-endian");
 
 constexpr size_t kLengthBytes = 8;
-// The reference implementation's bound.
+// The limit of the reference implementation.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
 struct DTypeInfo {
@@ -72,7 +72,7 @@ class HeaderReader {
     tensor.name = name;
     if (!value.IsObject()) refuse(name, "must be an object");
     const Json& dtype = member(name, value, "dtype");
-    if (!dtype.IsString()) refuse(name, "dtype must be text");
+    if (!dtype.IsString()) refuse(name, "dtype must be a string");
     tensor.dtype = read_dtype(name, text_of(dtype));
     uint64_t bytes = size_of(tensor.dtype);
     const Json& shape = member(name, value, "shape");
@@ -80,7 +80,7 @@ class HeaderReader {
     bool empty = false;
     for (const Json& n : shape.GetArray()) {
       if (!n.IsInt64() || n.GetInt64() < 0) {
-        refuse(name, "shape must hold whole numbers that are not negative");
+        refuse(name, "shape must contain nonnegative integers");
       }
       const int64_t extent = n.GetInt64();
       tensor.shape.push_back(extent);
@@ -120,19 +120,19 @@ class HeaderReader {
     for (const DTypeInfo& info : kDTypes) {
       if (text == info.name) return info.dtype;
     }
-    refuse(name, fmt::format("dtype {} is not known here", name_text(text)));
+    refuse(name, fmt::format("dtype {} is unknown", name_text(text)));
   }
 
   void read_offsets(std::string_view name, const Json& offsets, StoredTensor& tensor) const {
     if (!offsets.IsArray() || offsets.Size() != 2 || !offsets[0].IsUint64() ||
         !offsets[1].IsUint64()) {
-      refuse(name, "data_offsets must be two whole numbers that are not negative");
+      refuse(name, "data_offsets must be two nonnegative integers");
     }
     tensor.begin = offsets[0].GetUint64();
     tensor.end = offsets[1].GetUint64();
     if (tensor.begin > tensor.end || tensor.end > data_size_) {
-      refuse(name, fmt::format("data_offsets [{}, {}] do not lie in the file's {} bytes of data; "
-                               "is the file cut off?",
+      refuse(name, fmt::format("data_offsets [{}, {}] are outside the file's {} bytes of data; "
+                               "is the file truncated?",
                                tensor.begin, tensor.end, data_size_));
     }
   }
@@ -141,7 +141,7 @@ class HeaderReader {
   uint64_t data_size_;
 };
 
-// A file that is open for reading.
+// A file open for reading.
 class OpenFile {
  public:
   explicit OpenFile(const std::string& path) : path_(path), fd_(open_regular_file(path, &size_)) {}
@@ -157,7 +157,7 @@ class OpenFile {
       if (got < 0) throw Error(fmt::format("{}: cannot read: {}", path_, std::strerror(errno)));
       if (got == 0) {
         throw Error(fmt::format(
-            "{}: ends at byte {} and had {} when it was opened; another program shortened it",
+            "{}: ends at byte {} but had {} bytes when it was opened; another program truncated it",
             path_, at, size_));
       }
       at += static_cast<uint64_t>(got);
@@ -171,7 +171,7 @@ class OpenFile {
   int fd_;
 };
 
-// What follows the header of a file.
+// What follows a file's header.
 class FileBytes : public TensorBytes {
  public:
   FileBytes(std::shared_ptr<const OpenFile> file, uint64_t begin)
@@ -190,7 +190,7 @@ float from_f16(uint16_t bits) {
   const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
   const uint32_t exponent = (bits >> 10) & 0x1Fu, fraction = bits & 0x3FFu;
   if (exponent == 0) {
-    // Zero or denormal; a normal float32 either way, so that flushing of denormals does no harm.
+    // Zero or subnormal; the result is a normal float32 either way, so flush-to-zero does no harm.
     const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
     return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
   }
@@ -198,7 +198,7 @@ float from_f16(uint16_t bits) {
   return std::bit_cast<float>(sign | (biased << 23) | (fraction << 13));
 }
 
-// Reads piece by piece: a tensor may be larger than the memory that is left beside its floats.
+// Reads in pieces: a tensor may be larger than the memory left besides its floats.
 template <class Stored, class Convert>
 void convert_all(const StoredTensor& tensor, std::span<float> out, Convert convert) {
   std::vector<Stored> piece(std::min<size_t>(out.size(), size_t{1} << 18));
@@ -237,7 +237,7 @@ std::vector<StoredTensor> parse_safetensors_header(const std::string& path, std:
   for (const auto& member : document.GetObject()) {
     const std::string_view name = text_of(member.name);
     if (!names.insert(name).second) {
-      throw Error(fmt::format("{}: {} stands twice in the header", path, name_text(name)));
+      throw Error(fmt::format("{}: {} occurs twice in the header", path, name_text(name)));
     }
     if (name != "__metadata__") {
       tensors.push_back(reader.read(name, member.value));
@@ -280,7 +280,7 @@ struct SafetensorsFile::Impl {
     file->read(0, std::as_writable_bytes(std::span(&length, 1)));
     if (length > kMaxHeaderBytes || length > file->size() - kLengthBytes) {
       throw Error(
-          fmt::format("{}: a header of {} bytes in a file of {}; the file is cut off or no "
+          fmt::format("{}: a header of {} bytes in a file of {}; the file is truncated or not a "
                       "safetensors file",
                       path, length, file->size()));
     }
@@ -309,7 +309,8 @@ const StoredTensor* SafetensorsFile::find(std::string_view name) const {
 }
 
 void copy_as_float(const StoredTensor& tensor, const std::string& path, std::span<float> out) {
-  LEEWAY_CHECK(static_cast<int64_t>(out.size()) == tensor.size(), "room for every value");
+  LEEWAY_CHECK(static_cast<int64_t>(out.size()) == tensor.size(),
+               "the output must have room for every value");
   if (out.empty()) return;
   switch (tensor.dtype) {
     case DType::f32: tensor.data->read(tensor.begin, std::as_writable_bytes(out)); return;
@@ -319,8 +320,9 @@ void copy_as_float(const StoredTensor& tensor, const std::string& path, std::spa
       convert_all<double>(tensor, out, [](double v) { return static_cast<float>(v); });
       return;
     default:
-      throw Error(fmt::format("{}: tensor {}: dtype {} where F32, BF16, F16 or F64 is needed", path,
-                              name_text(tensor.name), name_of(tensor.dtype)));
+      throw Error(
+          fmt::format("{}: tensor {}: dtype {} is not supported; F32, BF16, F16 or F64 is needed",
+                      path, name_text(tensor.name), name_of(tensor.dtype)));
   }
 }
 

@@ -1,5 +1,5 @@
-// Files read, refused and written. What is refused is built byte by byte; what is read is checked
-// against files that the reference implementation wrote.
+// Reading, refusing and writing files. Refused files are built byte by byte; files that are read
+// are compared with those of the reference implementation.
 
 #include "model/safetensors.h"
 
@@ -55,7 +55,7 @@ TEST(Safetensors, GoldenFilesHoldWhatTheirTensorsMean) {
     EXPECT_EQ(file.find("logits")->shape, (std::vector<int64_t>{2, 96, 320}));
     for (size_t s = 0; s < 2; ++s) {
       for (size_t t = 0; t < 16; ++t) EXPECT_EQ(greedy[s * 64 + t], ids[s * 96 + t]);
-      // Each log-probability follows from the logits: both tensors are where the header says.
+      // Each logprob follows from the logits: both tensors are where the header says.
       for (size_t t = 0; t < 95; ++t) {
         const float* row = &logits[(s * 96 + t) * 320];
         double sum = 0.0;
@@ -218,7 +218,7 @@ TEST(CopyAsFloat, RoundsDoublesAndKeepsFloatBits) {
   Rng rng(5);
   for (int i = 0; i < 1000; ++i) bits.push_back(static_cast<uint32_t>(rng.next()));
   const TestFolder folder;
-  // One byte first, so that nothing is aligned.
+  // Starts with one byte, so that nothing is aligned.
   const SafetensorsFile file(
       folder.write("x", safetensors_of({{"odd", "U8", {1}, "x"},
                                         {"f64", "F64", {6}, as_bytes(doubles)},
@@ -233,7 +233,7 @@ TEST(CopyAsFloat, RoundsDoublesAndKeepsFloatBits) {
 
 struct Row {
   std::string name, header, data;
-  std::vector<std::string> words;  // of the message, beside the path
+  std::vector<std::string> words;  // expected in the message, besides the path
 };
 void PrintTo(const Row& row, std::ostream* stream) { *stream << row.name; }
 std::string row_name(const ::testing::TestParamInfo<Row>& info) { return info.param.name; }
@@ -254,7 +254,7 @@ std::string one(const std::string& dtype, const std::string& shape, const std::s
   return R"({"w": {"dtype": ")" + dtype + R"(", "shape": )" + shape + R"(, "data_offsets": )" +
          offsets + "}}";
 }
-// And one with two bytes at each of two places.
+// A header with two tensors of two bytes each.
 std::string two(const std::string& first, const std::string& second) {
   return R"({"a": {"dtype": "U8", "shape": [2], "data_offsets": )" + first +
          R"(}, "b": {"dtype": "U8", "shape": [2], "data_offsets": )" + second + "}}";
@@ -288,12 +288,12 @@ const std::vector<Row> kRows = {
     {"ANumberForDtype",
      R"({"w": {"dtype": 3, "shape": [1], "data_offsets": [0, 1]}})",
      "a",
-     {"dtype must be text"}},
+     {"dtype must be a string"}},
     {"ANumberForShape", one("U8", "1", "[0, 1]"), "a", {"shape must be a list"}},
-    {"ANegativeShape", one("U8", "[-1]", "[0, 1]"), "a", {"\"w\"", "not negative"}},
-    {"TwoNegativesInShape", one("U8", "[-1, -1]", "[0, 1]"), "a", {"not negative"}},
-    {"AFractionInShape", one("U8", "[1.0]", "[0, 1]"), "a", {"whole numbers"}},
-    {"AShapeBeyondIntegers", one("U8", "[9223372036854775808]", "[0, 1]"), "a", {"whole"}},
+    {"ANegativeShape", one("U8", "[-1]", "[0, 1]"), "a", {"\"w\"", "nonnegative"}},
+    {"TwoNegativesInShape", one("U8", "[-1, -1]", "[0, 1]"), "a", {"nonnegative"}},
+    {"AFractionInShape", one("U8", "[1.0]", "[0, 1]"), "a", {"nonnegative integers"}},
+    {"AShapeBeyondIntegers", one("U8", "[9223372036854775808]", "[0, 1]"), "a", {"integers"}},
     {"AShapeThatOverflows", one("F32", "[4294967296, 4294967296]", "[0, 0]"), "", {"larger"}},
     {"AShapeThatOverflowsByItsDtype",
      one("F64", "[2305843009213693952]", "[0, 0]"),
@@ -306,10 +306,10 @@ const std::vector<Row> kRows = {
     {"OffsetsOutOfTheFile", one("F32", "[2]", "[0, 8]"), "abcd", {"[0, 8]", "4 bytes"}},
     {"OffsetsThatWrap", one("U8", "[1]", "[18446744073709551615, 0]"), "a", {"data_offsets"}},
     {"OffsetsBackwards", one("U8", "[1]", "[1, 0]"), "a", {"[1, 0]"}},
-    {"NegativeOffsets", one("U8", "[1]", "[-1, 0]"), "a", {"not negative"}},
-    {"OneOffset", one("U8", "[1]", "[0]"), "a", {"two whole numbers"}},
-    {"ThreeOffsets", one("U8", "[1]", "[0, 1, 1]"), "a", {"two whole numbers"}},
-    {"AFractionInOffsets", one("U8", "[1]", "[0, 1.0]"), "a", {"two whole numbers"}},
+    {"NegativeOffsets", one("U8", "[1]", "[-1, 0]"), "a", {"nonnegative"}},
+    {"OneOffset", one("U8", "[1]", "[0]"), "a", {"two nonnegative integers"}},
+    {"ThreeOffsets", one("U8", "[1]", "[0, 1, 1]"), "a", {"two nonnegative integers"}},
+    {"AFractionInOffsets", one("U8", "[1]", "[0, 1.0]"), "a", {"two nonnegative integers"}},
     {"AHoleAtTheStart", one("U8", "[1]", "[1, 2]"), "ab", {"bytes 0 to 1", "no tensor"}},
     {"AHole", two("[0, 2]", "[3, 5]"), "abcde", {"\"b\"", "bytes 2 to 3", "no tensor"}},
     {"AnOverlap", two("[0, 2]", "[1, 3]"), "abc", {"\"b\"", "overlaps \"a\""}},

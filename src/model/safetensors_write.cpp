@@ -13,7 +13,7 @@ std::string header_of(std::span<const TensorToSave* const> tensors) {
   rapidjson::StringBuffer buffer;
   rapidjson::Writer<rapidjson::StringBuffer> writer(buffer);
   writer.StartObject();
-  // transformers loads no file without it.
+  // transformers refuses files without it.
   writer.Key("__metadata__");
   writer.StartObject();
   writer.Key("format");
@@ -51,14 +51,15 @@ FileSum write_safetensors(const std::string& path, std::span<const TensorToSave>
   for (const TensorToSave& tensor : tensors) {
     uint64_t size = 1;
     for (const int64_t extent : tensor.shape) size *= static_cast<uint64_t>(extent);
-    LEEWAY_CHECK(size == tensor.values.size(), "the shape of " + tensor.name + " is its size");
+    LEEWAY_CHECK(size == tensor.values.size(),
+                 "the shape of " + tensor.name + " must match its size");
     sorted.push_back(&tensor);
   }
   std::sort(sorted.begin(), sorted.end(),
             [](const TensorToSave* a, const TensorToSave* b) { return a->name < b->name; });
   for (size_t i = 0; i < sorted.size(); ++i) {
-    LEEWAY_CHECK(sorted[i]->name != "__metadata__", "a name the format keeps for itself");
-    LEEWAY_CHECK(i == 0 || sorted[i]->name != sorted[i - 1]->name, "names are distinct");
+    LEEWAY_CHECK(sorted[i]->name != "__metadata__", "the format reserves this name");
+    LEEWAY_CHECK(i == 0 || sorted[i]->name != sorted[i - 1]->name, "names must be distinct");
   }
   const std::string header = header_of(sorted);
   const uint64_t length = header.size();

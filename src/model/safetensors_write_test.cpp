@@ -1,4 +1,4 @@
-// Files written: layout, round trips, and what happens when the disk says no.
+// Writing files: layout, round trips, and what happens on write errors.
 
 #include <sched.h>
 #include <sys/mount.h>
@@ -100,7 +100,7 @@ TEST(WriteSafetensors, AFileTooLargeForTheLimitLeavesTheOldOne) {
   EXPECT_EQ(bytes_of(folder.at("x")), "old");
 }
 
-// In a process of its own with mounts of its own, so that nothing stays mounted.
+// In a separate process with private mounts, so that nothing stays mounted.
 enum FullDisk { kAsPromised = 0, kNoMount = 10, kNotRefused, kOtherMessage, kOldFileLost };
 
 int write_to_a_full_disk(const TestFolder& folder) {

@@ -1,5 +1,5 @@
-// What the tests of config.json share: files of the three families, and ways to change and compare
-// them.
+// Shared by the tests of config.json: files of the three families, and functions to change and
+// compare them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 namespace leeway::testing {
 
-// As files on the hub have them, of three generations of transformers.
+// As found on the hub, from three generations of transformers.
 inline const std::string kQwen3 =
     R"({"architectures": ["Qwen3ForCausalLM"], "attention_bias": false,
   "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128,
@@ -49,7 +49,7 @@ inline std::string json_text(const rapidjson::Value& value) {
   return buffer.GetString();
 }
 
-// The text with a top-level key set to a JSON value, or removed for an empty one.
+// The text with a top-level key set to a JSON value, or removed if the value is empty.
 inline std::string edited(const std::string& text, const std::string& key,
                           const std::string& value) {
   rapidjson::Document document = parse_json("test", text);

@@ -1,5 +1,4 @@
-// What the tests of model files share: a folder that goes away, raw safetensors files, small
-// models.
+// Shared by the tests of model files: a temporary folder, raw safetensors files, small models.
 #pragma once
 
 #include <fmt/format.h>
@@ -29,7 +28,7 @@ namespace leeway::testing {
 
 inline const std::string kGoldens = LEEWAY_SOURCE_DIR "/tests/data/hf";
 
-// While it lives, no file grows beyond `bytes`: a full disk that needs no disk.
+// While it lives, no file can grow beyond `bytes`: simulates a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : action_(::signal(SIGXFSZ, SIG_IGN)) {
@@ -56,7 +55,7 @@ inline std::string bytes_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The call throws Error, and the message holds every one of `words`.
+// The call throws Error with a message that contains all of `words`.
 inline void expect_refused(const std::function<void()>& call,
                            const std::vector<std::string>& words) {
   try {
@@ -70,7 +69,7 @@ inline void expect_refused(const std::function<void()>& call,
   }
 }
 
-// A file of this header and data, whatever they say.
+// A file with this header and data, valid or not.
 inline std::string raw_safetensors(std::string_view header, std::string_view data) {
   const uint64_t length = header.size();
   std::string file(sizeof length, '\0');
@@ -101,7 +100,7 @@ std::string as_bytes(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-// A small model of a family, no two sizes alike.
+// A small model of a family in which no two sizes are equal.
 inline ModelConfig small_config(Family family, bool tied = false, bool bias = false) {
   ModelConfig config;
   config.family = family;
@@ -126,7 +125,8 @@ inline Parameters small_parameters(const ModelConfig& config, uint64_t seed = 1)
   return parameters;
 }
 
-// Norms and biases that are not what they start as, so that a test sees them used.
+// Gives norms and biases values other than their initial ones, so that a test can tell that they
+// are used.
 inline void roughen(Parameters& parameters, uint64_t seed) {
   Rng rng(seed);
   for (size_t i = 0; i < parameters.table().size(); ++i) {

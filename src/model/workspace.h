@@ -1,4 +1,4 @@
-// Several arrays in one allocation that is kept from pass to pass.
+// Several arrays in one allocation that is reused from pass to pass.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace leeway {
 
-// Name the arrays with `want`, then `lay_out` points them into `memory`, each at a cache line,
-// growing it if need be. What they hold is whatever was there.
+// Register the arrays with `want`; `lay_out` then points them into `memory`, each aligned to a
+// cache line, growing it if necessary. Their contents are unspecified.
 class Workspace {
  public:
   void want(float*& array, int64_t floats) { wanted_.emplace_back(&array, floats); }
@@ -19,7 +19,7 @@ class Workspace {
     size_t total = 0;
     for (const auto& [array, floats] : wanted_) total += padded(floats);
     if (memory.size() < total) {
-      memory = {};  // nothing is worth copying
+      memory = {};  // drop the old contents first: they need not be copied
       memory.resize(total);
     }
     float* next = memory.data();
