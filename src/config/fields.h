@@ -40,10 +40,10 @@ struct Field {
   std::string key;
   Target target;
   std::string meaning;               // one sentence
-  Range range;                       // of numbers
+  Range range;                       // for numbers
   std::vector<std::string> choices;  // of text, none: any; of an enum, the names of its values
-  bool may_be_empty = true;          // text
-  std::vector<std::string> owners;   // [[environment]]: names that have the key; none: all
+  bool may_be_empty = true;          // for text
+  std::vector<std::string> owners;   // [[environment]]: names that have the key; empty: all
   // Why the key has no effect given the current values of the others, with the remedy. Such a key
   // is refused if given and omitted from the dump. Empty if it has an effect.
   std::string inert;

@@ -248,7 +248,7 @@ std::vector<Field> orchestrator_fields(OrchestratorTable& t) {
              "Seconds before a group's first retry; doubles with every retry, up to a minute."),
       number("rollout_timeout", t.rollout_timeout, kNotNegative,
              "Seconds that a rollout may take; 0 means no limit."),
-      choice("advantage", t.advantage, "How the rewards of a group become advantages."),
+      choice("advantage", t.advantage, "How advantages are computed from the rewards of a group."),
       number("length_penalty", t.length_penalty, kWeightOrNone,
              "Length penalty: subtracted from the longest of a group's best rollouts, less from "
              "shorter ones; 0 disables it."),
@@ -285,9 +285,9 @@ std::vector<Field> rollout_fields(RolloutTable& t) {
              "Sample from the most likely tokens with this total probability (nucleus); training "
              "requires 1."),
       number("min_p", t.min_p, kShare,
-             "Samples among tokens of at least this share of the likeliest one's probability; "
-             "training needs 0."),
-      choice("precision", t.precision, "Of the sampler's weights."),
+             "Sample from tokens with at least this fraction of the largest probability; "
+             "training requires 0."),
+      choice("precision", t.precision, "Dtype of the sampler's weights."),
       choice("kv_after_swap", t.kv_after_swap,
              "What happens to the KV cache of unfinished rollouts when the weights change."),
       text("stop", t.stop,
@@ -427,7 +427,7 @@ Section describe(EnvironmentTable& t, size_t index) {
   section.fields = {
       {.key = "name",
        .target = &t.name,
-       .meaning = "The kind of environment; must be given.",
+       .meaning = "Kind of environment; required.",
        .choices = {"sort", "arithmetic", "calculator", "jsonl", "process"}},
       text("id", t.id,
            "Unique name in metrics; if empty, `name`, numbered from 1 if several environments "

@@ -17,7 +17,7 @@ namespace leeway {
 // [model]: a Hugging Face folder, or the shape of a model initialized from scratch (never both).
 struct ModelTable {
   std::string path;             // empty: from scratch
-  std::string tokenizer;        // "byte", a tokenizer.json; empty: that of `path`, else "byte"
+  std::string tokenizer;        // "byte" or a tokenizer.json; empty: the one in `path`, else "byte"
   Device device = Device::cpu;  // of trainer and sampler
   // Keys of config.json for a model from scratch. vocab_size 0: what the tokenizer needs.
   ModelType model_type = ModelType::llama;
@@ -54,9 +54,9 @@ inline AutoNumber auto_number() {
 // Keys that [trainer] and [sft] share.
 struct OptimizerTable {
   AutoNumber learning_rate = 1e-3;
-  int64_t warmup_steps = 0;                        // optimizer steps from 0 to the full rate
+  int64_t warmup_steps = 0;  // optimizer steps from 0 to the full learning rate
   RateSchedule schedule = RateSchedule::constant;  // from the end of the warm-up on
-  double final_rate = 0.0;  // share of learning_rate at the end of linear and cosine
+  double final_rate = 0.0;  // fraction of learning_rate at the end of linear and cosine
   double beta1 = 0.9;
   double beta2 = 0.95;
   double epsilon = 1e-8;
@@ -79,11 +79,11 @@ struct SftTable {
 
 // [trainer]
 struct TrainerTable {
-  int64_t max_steps = 100;  // rollout batches trained
+  int64_t max_steps = 100;  // rollout batches to train on
   int64_t epochs = 1;       // passes over each batch
-  int64_t minibatches = 1;  // parts of a batch
+  int64_t minibatches = 1;  // per batch
   OptimizerSteps optimizer_steps = OptimizerSteps::batch;
-  int64_t max_tokens = 16384;  // of one forward and backward pass
+  int64_t max_tokens = 16384;  // per forward and backward pass
   ProxForward prox_forward = ProxForward::automatic;
   std::string reference = "initial";  // the policy at step 0, or a Hugging Face folder
   std::string teacher;                // a Hugging Face folder; for teacher_tau
@@ -105,19 +105,19 @@ double automatic_learning_rate(int64_t hidden_size);
 // [orchestrator]
 struct OrchestratorTable {
   int64_t prompts_per_batch = 32;
-  int64_t group_size = 8;            // rollouts of a prompt
+  int64_t group_size = 8;            // rollouts per prompt
   int64_t max_off_policy_steps = 1;  // 0: strictly on-policy
   RolloutSchedule schedule = RolloutSchedule::lockstep;
   int64_t max_inflight = 0;  // rollouts; 0: as many as staleness allows
-  int64_t max_turns = 8;     // of a rollout
-  std::optional<int64_t> max_error_reschedule_attempts = 3;  // "unlimited": none
-  int64_t min_group_size = 0;          // rollouts a group given up is trained with; 0: all
-  int64_t max_prompt_failures = 3;     // groups of a prompt given up before it is left out
-  double zero_progress_batches = 4.0;  // batches' worth of failures in a row that end the run
-  double retry_backoff = 0.1;          // seconds before the first retry; doubles every round
-  double rollout_timeout = 600.0;      // seconds; 0: none
+  int64_t max_turns = 8;     // per rollout
+  std::optional<int64_t> max_error_reschedule_attempts = 3;  // empty: "unlimited"
+  int64_t min_group_size = 0;  // finished rollouts with which a given-up group is trained; 0: all
+  int64_t max_prompt_failures = 3;     // given-up groups of a prompt before it is excluded
+  double zero_progress_batches = 4.0;  // batches' worth of consecutive failures that end the run
+  double retry_backoff = 0.1;          // seconds before the first retry; doubles with every retry
+  double rollout_timeout = 600.0;      // seconds; 0: no limit
   AdvantageKind advantage = AdvantageKind::group_mean;
-  double length_penalty = 0.0;  // length shaping; 0: off
+  double length_penalty = 0.0;  // 0: off
   bool filter_zero_advantages = false;
 };
 
@@ -132,7 +132,7 @@ struct RolloutTable {
   double min_p = 0.0;
   Precision precision = Precision::float32;
   KvAfterSwap kv_after_swap = KvAfterSwap::keep;
-  std::string stop;  // text whose last token ends a completion; "": renderer, eos
+  std::string stop;  // its last token ends a completion; empty: by renderer and model
   int64_t kv_bytes = int64_t{1} << 30;
   int64_t max_sequences = 256;
   int64_t threads = 0;  // 0: automatic
@@ -171,7 +171,7 @@ struct EnvironmentTable {
   double weight = 1.0;  // share of prompts
   int64_t min_length = 4, max_length = 8;       // sort: letters
   int64_t max_operand = 99;                     // arithmetic, calculator
-  int64_t terms = 2;                            // arithmetic, calculator: numbers in a sum
+  int64_t terms = 2;                            // arithmetic, calculator: numbers per task
   std::string operators = "+-";                 // arithmetic, calculator: of + - *
   std::string data, eval_data;                  // jsonl, process: files
   VerifierKind verifier = VerifierKind::exact;  // jsonl

@@ -10,8 +10,8 @@ enum class Precision { float32, bf16, int8 };
 template <>
 inline constexpr std::array kNames<Precision>{"float32", "bf16", "int8"};
 
-// `exact`: every product is ours, with one fixed order (kernels/matmul.h). `fast`: products of
-// training passes go to the BLAS (kernels/blas.h).
+// `exact`: all products use our own kernels with one fixed order (kernels/matmul.h). `fast`:
+// products of training passes use the BLAS (kernels/blas.h).
 enum class Numerics { exact, fast };
 template <>
 inline constexpr std::array kNames<Numerics>{"exact", "fast"};
