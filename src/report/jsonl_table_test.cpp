@@ -83,7 +83,7 @@ TEST(JsonlTable, NamesWithoutEndDoNotFillTheMemory) {
   EXPECT_EQ(table.columns.size(), kMostTableColumns);
   EXPECT_TRUE(table.columns.contains("value"));
   ASSERT_FALSE(notes.empty());
-  EXPECT_NE(notes.back().find("more than 2000 names"), std::string::npos) << notes.back();
+  EXPECT_NE(notes.back().find("more than 2000 metric names"), std::string::npos) << notes.back();
 }
 
 TEST(JsonlTable, DamagedLinesAreLeftOutAndTold) {
