@@ -68,7 +68,7 @@ TEST(RunConfig, TakesEveryKey) {
   EXPECT_EQ(config.run.trainer.optimizer.learning_rate, 2.0);
   EXPECT_FALSE(config.run.orchestrator.max_error_reschedule_attempts.has_value());
   EXPECT_EQ(config.run.rollout.stop, "\n");
-  EXPECT_EQ(config.run.environments[2].verifier, "regex");
+  EXPECT_EQ(config.run.environments[2].verifier, VerifierKind::regex);
 }
 
 TEST(RunConfig, SaysWhereEachValueCameFrom) {
