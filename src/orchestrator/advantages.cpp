@@ -11,7 +11,8 @@
 namespace leeway {
 namespace {
 
-// In ascending order, so that the sum does not depend on the order in which rollouts finished.
+// Sums in ascending order, so that the result does not depend on the order in which rollouts
+// finished.
 double sum(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   double total = 0.0;
@@ -19,7 +20,7 @@ double sum(std::vector<double> values) {
   return total;
 }
 
-// sqrt(sum of squares / count). Scaled, so that squares of small differences do not vanish.
+// sqrt(sum of squares / count), scaled so that squares of small differences do not underflow.
 double root_mean_square(std::vector<double> values, double count) {
   double largest = 0.0;
   for (const double value : values) largest = std::max(largest, std::abs(value));
@@ -62,7 +63,7 @@ std::vector<double> shaped_rewards(const GroupRewards& group, double length_pena
   return rewards;
 }
 
-// What a group's differences from its mean are multiplied with; reinforce_pp scales the batch.
+// The factor for a group's differences from its mean; reinforce_pp scales by the batch.
 double group_scale(AdvantageKind kind, const std::vector<double>& differences, double mean) {
   const double count = static_cast<double>(differences.size());
   switch (kind) {

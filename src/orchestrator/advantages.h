@@ -21,28 +21,27 @@ namespace leeway {
 
 struct AdvantageOptions {
   AdvantageKind kind = AdvantageKind::group_mean;
-  // Length shaping, before anything else: r' = r - length_penalty * (length - shortest) / (longest
-  // - shortest) over the rollouts with the group's best reward, where that is positive; 0: off. The
-  // rewards of others stay, and so do all rewards of a group without a success: a short wrong
-  // answer gains nothing.
+  // Length shaping, applied first: r' = r - length_penalty * (length - shortest) / (longest -
+  // shortest) over the rollouts with the group's best reward, if that is positive; 0: off. Other
+  // rewards stay, as do all rewards of a group without a success: a short wrong answer gains
+  // nothing.
   double length_penalty = 0.0;
 };
 
 struct GroupRewards {
   std::vector<double> rewards;
-  std::vector<int64_t> lengths;  // sampled tokens of each; looked at with length_penalty alone
+  std::vector<int64_t> lengths;  // sampled tokens of each; used only with length_penalty
 };
 
 struct AdvantageResult {
-  std::vector<std::vector<double>> advantages;  // as the groups
+  std::vector<std::vector<double>> advantages;  // indexed like the groups
   int64_t singleton_groups = 0;
   int64_t zero_variance_groups = 0;  // two or more rollouts, all shaped rewards equal
 };
 
-// The advantages of a group do not depend on the order of its rollouts, nor on the order of the
-// groups, to the last bit. Throws Error for an empty group and for a reward that is not finite,
-// naming group and rollout; for a length_penalty that is negative or not finite; and for rewards so
-// large that an advantage is not finite.
+// Advantages do not depend on the order of the rollouts or groups, bit for bit. Throws Error naming
+// group and rollout for an empty group and for a reward that is not finite; for a length_penalty
+// that is negative or not finite; and for rewards so large that an advantage is not finite.
 AdvantageResult compute_advantages(std::span<const GroupRewards> groups,
                                    const AdvantageOptions& options);
 

@@ -20,7 +20,7 @@ constexpr const char* kToolsJson =
     R"("description": "Numbers, + - * / and parentheses, for example (3+4)*2"}}, )"
     R"("required": ["expression"]}}}])";
 
-// The expression of a call, or what is wrong with the call.
+// The expression of a call, or the problem with the call.
 Evaluation expression_of(const ParsedToolCall& parsed) {
   if (parsed.status != ToolCallStatus::ok) {
     return {false, fmt::format("the tool call cannot be read ({})", name_of(parsed.status))};
@@ -88,7 +88,7 @@ Example make_example(Rng& rng, const EnvironmentTable& table) {
   example.tools_json = kToolsJson;
   example.answer = value.text;
   ToolCall call;
-  call.id = "functions.calculator:0";  // as the family writes it whose template shows ids
+  call.id = "functions.calculator:0";  // in the form of the family whose template shows ids
   call.name = kTool;
   call.arguments = fmt::format("{{\"expression\": \"{}\"}}", expression);
   example.demonstration = {

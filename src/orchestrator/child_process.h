@@ -1,9 +1,9 @@
-// One program in a process of its own, with pipes to its standard streams. What is said over them
-// is not known here.
+// One program in a child process, with pipes to its standard streams. The protocol is not known
+// here.
 //
-// Between it and this process is a keeper (keeper_main.cpp), which ends with everything that the
-// program started: children in groups and sessions of their own among them, and also when this
-// process is killed. Nothing here waits.
+// Between the two processes is a keeper (keeper_main.cpp), which ends together with everything that
+// the program started, including children in other process groups and sessions, and also when this
+// process is killed. Nothing here blocks.
 #pragma once
 
 #include <sys/types.h>
@@ -22,13 +22,13 @@ namespace leeway {
 struct ProcessLimits {
   int64_t max_memory_bytes = 0;  // address space of each process
   int64_t max_cpu_seconds = 0;   // of each process, over its life
-  int64_t max_processes = 0;     // the program and all that it has started, at a time
+  int64_t max_processes = 0;     // the program and everything it has started, at a time
 };
 
-// The beginning of what a process wrote, in quotes, fit for a message.
+// The beginning of a line that a process wrote, quoted for a message.
 std::string in_quotes(std::string_view line);
 
-// An open file, closed with it.
+// Owns a file descriptor.
 class OpenFile {
  public:
   explicit OpenFile(int descriptor = -1) : descriptor_(descriptor) {}
@@ -46,46 +46,46 @@ class OpenFile {
   int descriptor_;
 };
 
-// The keeper's program as a file that can be run, in memory. Throws Error.
+// The keeper's program as an executable file in memory. Throws Error.
 OpenFile make_keeper_file();
 
 class ChildProcess {
  public:
-  // Starts `command` by /bin/sh -c, in this process's working directory. Lines of its stderr go to
-  // `log` too, "PID: line", which outlives this; the last 1000 of them. Throws Error.
+  // Starts `command` with /bin/sh -c in this process's working directory. Lines of its stderr also
+  // go to `log`, which outlives this object, as "PID: line"; the last 1000 are kept. Throws Error.
   ChildProcess(const std::string& command, const ProcessLimits& limits, const OpenFile& keeper,
                std::deque<std::string>& log);
 
-  // Of the program; of its keeper until that has told.
+  // The pid of the program, or of its keeper until the keeper has reported it.
   pid_t pid();
   pid_t keeper_pid() const { return keeper_; }
 
-  // A line to its input. A reader that is gone raises no SIGPIPE: the signal is blocked in the
-  // calling thread for that moment.
+  // Writes a line to its input. A closed reader does not raise SIGPIPE, which is blocked in the
+  // calling thread meanwhile.
   void send(std::string_view line);
   void flush();
   void close_input() { input_.close(); }
 
-  // Reads a piece of its output. False: there is none at the moment.
+  // Reads some of its output. Returns false if there is none at the moment.
   bool receive();
   // The first whole line received, without its end.
   std::optional<std::string> next_line();
-  // Of a line that has no end yet.
+  // The start of a line that is not complete yet.
   const std::string& unfinished_line() const { return received_; }
   bool output_open() const { return output_.open(); }
 
-  // Has ended, with all that it started; it can still be waited for.
+  // Whether it has ended with everything it started; it can still be waited for.
   bool exited() const;
-  // Has it killed with all that it started. True: it has been waited for; false: the keeper must
-  // be, and ends within 10 s, mostly at once.
+  // Kills it with everything it started. True: it has been waited for. False: the keeper must still
+  // be waited for, and ends within 10 s, usually at once.
   bool end();
-  // How it ended, for one that has been waited for: "ended with exit status 3", or which limit it
-  // was. `command` is quoted where the shell did not find it.
+  // How it ended, once it has been waited for: "ended with exit status 3", or which limit was hit.
+  // Quotes `command` if the shell did not find it.
   std::string end_text() const;
 
   // "; it wrote to stderr: a | b", of the last 20 lines, or nothing.
   std::string last_words();
-  // A line of ours among those of its stderr.
+  // Adds a line of ours to those of its stderr.
   void note(const std::string& line);
 
  private:
@@ -99,7 +99,7 @@ class ChildProcess {
   bool waited_for_ = false;
   int status_ = 0;
   OpenFile input_, output_, errors_, control_;
-  std::string reports_, limit_;  // of the keeper; the limit that ended it
+  std::string reports_, limit_;  // reports of the keeper; the limit that ended it
   int64_t limit_value_ = 0;
   std::string unsent_, received_, error_line_;
   size_t searched_ = 0;  // bytes of received_ without a line's end

@@ -26,7 +26,7 @@ std::string text_of(const JsonValue& object, const char* key) {
 
 Example read_demonstration(std::string_view line) {
   const JsonValue object = read_json("JSON", line);
-  if (!object.is(JsonValue::Kind::object)) throw Error("is no JSON object");
+  if (!object.is(JsonValue::Kind::object)) throw Error("is not a JSON object");
   Example example;
   if (object.find("messages") == nullptr) {
     example.messages = {{.role = Role::user, .content = text_of(object, "prompt")}};

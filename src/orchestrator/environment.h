@@ -1,8 +1,7 @@
-// What a policy is trained on: prompts, what happens after each of its turns, and the reward.
+// What a policy is trained on: prompts, the response to each of its turns, and the reward.
 //
-// Environments speak of messages and text; tokens are the business of conversation.h. An example
-// is decided by its number alone, so that a run can be repeated and resumed: no environment has a
-// state of its own.
+// Environments work with messages and text; conversation.h handles tokens. An example is determined
+// by its index alone, so that a run can be repeated and resumed: environments have no state.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +16,18 @@
 
 namespace leeway {
 
-// Prompts that are trained on, and those kept for evaluation. No prompt is in both.
+// Prompts for training, and those held out for evaluation. No prompt is in both.
 enum class Split { train, held_out };
 
 // One task. `messages` is what the policy sees first; without a renderer it is one user message
 // whose content is the prompt's text, byte for byte.
 struct Example {
-  uint64_t index = 0;  // what `example` was asked for
+  uint64_t index = 0;  // the index passed to `example`
   std::vector<Message> messages;
   std::string tools_json;  // for the renderer; empty: none
   std::string answer;      // what the verifier compares with
-  // A reply that earns the full reward, for SFT on demonstrations; several turns alternate with
-  // what the environment says. Empty: the environment cannot make any.
+  // A reply that earns the full reward, for SFT on demonstrations; multiple turns alternate with
+  // the environment's messages. Empty if the environment cannot provide one.
   std::vector<Message> demonstration;
 };
 
@@ -46,13 +45,13 @@ struct RewardPart {
   double value = 0.0;
 };
 
-// Why a rollout has no result. One policy serves all kinds; they are told apart in counts and
-// messages.
+// Why a rollout has no result. All kinds are handled by one failure policy; counts and messages
+// distinguish them.
 enum class FailureKind { environment_error, empty, exception, timeout, bad_answer, sampler_error };
 const char* name_of(FailureKind kind);
 
-// What the environment does after a turn: goes on with messages, or ends with a reward, or fails
-// (an outcome that is retried; never a reward), or has not made up its mind yet (`pending`).
+// The environment's response to a turn: further messages, or a final reward, or a failure (which is
+// retried and never becomes a reward), or not ready yet (`pending`).
 struct Turn {
   enum class Kind { messages, reward, failed, pending };
   Kind kind = Kind::reward;
@@ -66,44 +65,45 @@ struct Turn {
 class Episode {
  public:
   virtual ~Episode() = default;
-  // Must not wait for others: what takes time is begun here and ends in `poll`.
+  // Must not block: work that takes time is started here and finished in `poll`.
   virtual Turn respond(const Reply& reply) = 0;
-  // After `pending`: what came of it, or `pending` still. Called again and again; must not wait.
+  // After `pending`: the result, or `pending` again. Called repeatedly; must not block.
   virtual Turn poll() { return {.kind = Turn::Kind::failed, .failure = "nothing is pending"}; }
 };
 
-// Immutable after it is made; every method may be called from several threads at once.
+// Immutable after construction; all methods are thread-safe.
 class Environment {
  public:
   virtual ~Environment() = default;
 
-  // Number of examples of the split; nothing: without end.
+  // Number of examples in the split; nothing if unlimited.
   virtual std::optional<uint64_t> size(Split split) const = 0;
-  // Example `index` (below size). The same index gives the same example, whatever was asked before.
+  // Example `index` (below size). The same index always gives the same example.
   virtual Example example(Split split, uint64_t index) const = 0;
   virtual std::unique_ptr<Episode> start(const Example& example) const = 0;
-  // True where turns go back and forth, or a prompt is more than one user message: plain text
-  // cannot say who speaks.
+  // True if there are several turns, or if a prompt is more than one user message: plain text
+  // cannot express who speaks.
   virtual bool needs_renderer() const = 0;
-  // What it has to say for the run's log since the last call, line by line.
+  // Lines for the run's log since the last call.
   virtual std::vector<std::string> take_log() const { return {}; }
-  // Whether it can work: starts what it needs and waits for it to be ready. Throws Error with the
-  // reason and the remedy. Called before a run begins.
+  // Checks that it can work: starts what it needs and waits until it is ready. Throws Error with
+  // the reason and the remedy. Called before a run starts.
   virtual void check() const {}
-  // Answers of its programs that nothing had asked for, since the last call.
+  // Unsolicited answers of its programs since the last call.
   virtual int64_t take_unasked_answers() const { return 0; }
-  // What the user should know of how it behaves, since the last call.
+  // Warnings for the user about its behaviour since the last call.
   virtual std::vector<std::string> take_warnings() const { return {}; }
 };
 
-// By the table's name. `seed` decides the examples of generated environments. Throws Error: a file
-// that is missing or empty; a line of it that is no JSON object or lacks a key (file, line, key); a
-// regular expression that is none; a held-out split that shares a prompt with training.
+// Creates an environment by the table's name. `seed` determines the examples of generated
+// environments. Throws Error for a missing or empty file, a line that is not a JSON object or lacks
+// a key (with file, line and key), an invalid regular expression, and a held-out split that shares
+// a prompt with training.
 std::unique_ptr<Environment> make_environment(const EnvironmentTable& table, uint64_t seed);
 
-// Which environment a prompt comes from, and which example of it: the n-th draw of a run depends
-// on n, the weights and the seed alone. Finite environments are gone through epoch by epoch, each
-// in an order of its own.
+// Chooses which environment a prompt comes from, and which of its examples: the n-th draw of a run
+// depends only on n, the weights and the seed. Finite environments are traversed epoch by epoch,
+// each in its own order.
 class EnvironmentMix {
  public:
   struct Member {
@@ -120,8 +120,8 @@ class EnvironmentMix {
     uint64_t example = 0;  // index in the member's training split
     uint64_t epoch = 0;    // of a finite environment
   };
-  // Draw number n (0, 1, ..). Constant time on average when n goes up by one; an n below the last
-  // is counted anew from 0. One thread at a time.
+  // Draw number n (0, 1, ..). Constant time on average when n increases by one; a smaller n than
+  // the last restarts from 0. Not thread-safe.
   Draw draw(uint64_t n);
   const std::vector<Member>& members() const { return members_; }
 
@@ -133,7 +133,7 @@ class EnvironmentMix {
   std::vector<std::pair<uint64_t, std::vector<uint64_t>>> orders_;  // an epoch and its order
 };
 
-// All of a configuration's environments. Ids are unique. Throws Error as make_environment, naming
+// All environments of a configuration. Ids are unique. Throws Error like make_environment, naming
 // [[environment]] and its number.
 EnvironmentMix make_environments(const std::vector<EnvironmentTable>& tables, uint64_t seed);
 

@@ -1,5 +1,5 @@
-// One function per kind of environment, for make_environment. Each throws Error for values of its
-// keys that make no sense, naming key and value.
+// One function per kind of environment, for make_environment. Each throws Error naming key and
+// value for invalid values of its keys.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@
 namespace leeway {
 namespace {
 
-// What seeds are for: members and orders must not share their numbers.
+// Separates the random streams of member choice and epoch order.
 enum Purpose : uint64_t { choice_of_member = 1, order_of_epoch = 2 };
 
 constexpr double kMostWeights = 1e15;  // together

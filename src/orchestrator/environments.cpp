@@ -64,7 +64,7 @@ EnvironmentMix make_environments(const std::vector<EnvironmentTable>& tables, ui
       if (!seen.insert(ids[i]).second) {
         throw Error(fmt::format("the id \"{}\" is taken by another: give it an id", ids[i]));
       }
-      // Two tables of one kind draw prompts of their own.
+      // Two tables of one kind draw different prompts.
       members.push_back(
           {ids[i], tables[i].weight, make_environment(tables[i], mixed_seed({seed, i}))});
     } catch (const Error& error) {

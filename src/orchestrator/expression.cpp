@@ -39,7 +39,7 @@ Value apply(char op, const Value& a, const Value& b) {
     if (op == '+' && !__builtin_add_overflow(*a.whole, *b.whole, &result)) return of_whole(result);
     if (op == '-' && !__builtin_sub_overflow(*a.whole, *b.whole, &result)) return of_whole(result);
     if (op == '*' && !__builtin_mul_overflow(*a.whole, *b.whole, &result)) return of_whole(result);
-    // The one quotient that does not fit has the divisor -1.
+    // The only quotient that does not fit has the divisor -1.
     const bool fits = *b.whole != -1 || *a.whole != INT64_MIN;
     if (op == '/' && fits && *a.whole % *b.whole == 0) return of_whole(*a.whole / *b.whole);
   }
@@ -138,7 +138,7 @@ Evaluation evaluate_expression(std::string_view text) {
   }
   try {
     const Value value = Parser(text).run();
-    // The sum with 0 makes a plain zero of the negative one.
+    // Adding 0 turns a negative zero into a plain zero.
     return {true,
             value.whole ? fmt::format("{}", *value.whole) : fmt::format("{}", value.real + 0.0)};
   } catch (const Problem& problem) {
@@ -160,8 +160,8 @@ void check_expression_keys(const EnvironmentTable& table) {
   for (size_t i = 0; i < operators.size(); ++i) {
     if (std::string_view("+-*").find(operators[i]) == std::string_view::npos ||
         operators.find(operators[i]) != i) {
-      throw Error(fmt::format("operators = \"{}\": each is one of + - *, and stands there once",
-                              operators));
+      throw Error(
+          fmt::format("operators = \"{}\": must consist of + - *, each at most once", operators));
     }
   }
   if (operators.empty()) throw Error("operators is empty: give some of + - *");

@@ -1,4 +1,5 @@
-// Arithmetic as text: made up for prompts, and evaluated for answers and for the calculator tool.
+// Arithmetic expressions as text: generated for prompts, and evaluated for answers and for the
+// calculator tool.
 #pragma once
 
 #include <string>
@@ -9,16 +10,16 @@
 
 namespace leeway {
 
-// The value of an expression as text, or why it has none.
+// The value of an expression as text, or the reason why it has none.
 struct Evaluation {
   bool ok = false;
   std::string text;  // the value, or the error for the reader: "division by zero"
 };
 
 // + - * / with the usual precedence, signs, parentheses, decimals such as 1.5 or .5, and spaces.
-// Whole numbers stay exact as long as they fit in 64 bits; beyond, and where a division leaves a
-// rest, it counts in double. Never throws: any text, of any length, has a value or an error. Of the
-// text only printable ASCII is repeated in an error.
+// Integers stay exact as long as they fit in 64 bits; beyond that, and when a division has a
+// remainder, the result is a double. Never throws: any text of any length gives a value or an
+// error. Errors repeat only printable ASCII of the text.
 Evaluation evaluate_expression(std::string_view text);
 
 // `terms` numbers from 0 to max_operand, joined by random `operators`: "12+7-3".

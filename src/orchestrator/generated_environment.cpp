@@ -9,7 +9,7 @@
 namespace leeway {
 namespace {
 
-// Far more than a split of one prompt in 8 ever needs: only an empty one gets there.
+// Far more than a split of one prompt in 8 ever needs: only an empty split exhausts it.
 constexpr int kMostDraws = 10'000;
 
 class GeneratedEnvironment : public Environment {

@@ -1,4 +1,4 @@
-// Environments whose prompts are made up: without end, split by the prompt's text.
+// Environments with generated prompts: unlimited, split by the prompt's text.
 #pragma once
 
 #include <functional>
@@ -10,17 +10,17 @@
 
 namespace leeway {
 
-// What makes one such environment. Both functions are called from several threads at once.
+// Defines a generated environment. Both functions must be thread-safe.
 struct Generator {
-  // An example by the numbers of `rng` alone; its first message is the prompt. `index` is filled in
-  // by the environment.
+  // Generates an example from `rng` alone; its first message is the prompt. The environment fills
+  // in `index`.
   std::function<Example(Rng& rng)> make;
   std::function<std::unique_ptr<Episode>(const Example&)> start;
   bool needs_renderer = false;
   std::string keys;  // for messages: the keys that decide how many prompts there are, with values
 };
 
-// Examples of a split are drawn until their prompt belongs to it. Throws Error naming `keys` where
+// Draws examples until their prompt belongs to the requested split. Throws Error naming `keys` if
 // there are so few prompts that one of the splits is empty.
 std::unique_ptr<Environment> make_generated_environment(Generator generator, uint64_t seed);
 

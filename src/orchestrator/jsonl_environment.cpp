@@ -1,5 +1,5 @@
 // Prompts and answers from JSONL files. All lines are read and checked when the environment is
-// made: a bad one is known before the first rollout.
+// created, so that a bad line is reported before the first rollout.
 #include <fmt/format.h>
 
 #include <map>

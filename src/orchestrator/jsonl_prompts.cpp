@@ -18,14 +18,14 @@ namespace {
 
 using Kind = JsonValue::Kind;
 
-// A prompt, where it stands, and the text by which prompts are told apart.
+// A prompt, its place in the file, and the text that identifies it.
 struct Line {
   JsonlPrompt prompt;
   std::string place, identity;
 };
 
-// The value of `id`, a string or a number, or else the whole line: two lines that open alike may
-// be two tasks.
+// The value of `id` (a string or a number) or else the whole line: two lines with the same prompt
+// may be two tasks.
 std::string identity_of(const JsonValue& object) {
   const JsonValue* id = object.find("id");
   const bool named = id != nullptr && (id->is(Kind::string) || id->is(Kind::number));
@@ -67,7 +67,7 @@ std::string demonstration_of(const JsonValue& object, const std::vector<std::str
   return found;
 }
 
-// Of one line, with its identity; errors do not say which.
+// Parses one line, with its identity; errors do not say which line.
 Line read_prompt(std::string_view json, const JsonlReader& reader) {
   const JsonValue object = read_json("JSON", json);
   if (!object.is(Kind::object)) {
@@ -81,7 +81,7 @@ Line read_prompt(std::string_view json, const JsonlReader& reader) {
   return line;
 }
 
-// What follows "FILE line N" of an error: read_json counts from the line's start, so that its
+// The part of an error after "FILE line N": read_json counts from the start of the line, so its
 // "JSON line 1, column C" is column C of that line.
 std::string without_first_line(const std::string& message) {
   constexpr std::string_view kFirstLine = "JSON line 1";
@@ -117,7 +117,7 @@ void refuse_shared_prompts(const std::vector<Line>& train, const std::vector<Lin
   }
 }
 
-// By the hash of each prompt, but with a prompt on each side where there are two.
+// Splits by the hash of each prompt, but with at least one prompt on each side if there are two.
 std::map<std::string_view, Split> split_prompts(const std::vector<Line>& lines) {
   std::map<std::string_view, Split> splits;
   size_t held_out = 0;

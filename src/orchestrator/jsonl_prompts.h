@@ -1,5 +1,5 @@
-// Files of prompts, one JSON object a line, and which of them are held out: what environments that
-// read prompts share.
+// Files of prompts, one JSON object per line, and which of them are held out; shared by
+// environments that read prompts.
 #pragma once
 
 #include <functional>
@@ -14,18 +14,18 @@ namespace leeway {
 struct JsonlPrompt {
   std::vector<Message> messages;  // not empty; the last is not the assistant's
   std::string demonstration;      // a reply; empty: none
-  std::string kept;               // what the environment wants of the line
+  std::string kept;               // what the environment keeps of the line
 };
 
 struct JsonlReader {
   std::string prompt_key;                       // a string or a list of messages
   std::vector<std::string> demonstration_keys;  // of which a line has at most one: a string
-  // Gives JsonlPrompt::kept of a line's object. Throws Error that need not say which line it is.
+  // Extracts JsonlPrompt::kept from a line's object. May throw Error, which need not name the line.
   std::function<std::string(const JsonValue& object)> keep;
 };
 
-// The member `key` of a line. Throws Error with the keys there are; `named_by` is the key of the
-// configuration that asks for it.
+// The member `key` of a line. Throws Error listing the existing keys; `named_by` is the
+// configuration key that names it.
 const JsonValue& jsonl_member(const JsonValue& object, const std::string& key,
                               const char* named_by);
 
@@ -40,12 +40,13 @@ struct JsonlPrompts {
   Example example(Split split, uint64_t index) const;
 };
 
-// A prompt is known by the `id` of its line, a string or a number, or by the whole line: what is
-// the same is on the same side, and lines with the same text but other keys are two prompts.
+// A prompt is identified by the `id` of its line (a string or a number), or by the whole line:
+// identical prompts are on the same side, and lines with the same text but other keys are two
+// prompts.
 //
-// All of `data`, one prompt in 8 held out by what it is known by (one on each side where there are
-// two); or with `eval_data` all of that. Throws Error with file and line for a line that cannot be
-// used, for a file without any, and for a prompt that is in both files.
+// Reads all of `data`; one prompt in 8 is held out by its identity (at least one on each side if
+// there are two), or all of `eval_data` if given. Throws Error with file and line for an invalid
+// line, a file without prompts, and a prompt that is in both files.
 JsonlPrompts read_jsonl_prompts(const std::string& data, const std::string& eval_data,
                                 const JsonlReader& reader);
 

@@ -1,4 +1,4 @@
-// The assembler reads the file where the compiler runs; C++ has no way of its own to say this.
+// The assembler includes the file; C++ has no means of its own for that.
 #include "orchestrator/keeper_image.h"
 
 asm(".section .rodata\n"

@@ -1,5 +1,5 @@
-// The program of keeper_main.cpp, as bytes: it is run from memory, so that nothing has to be
-// installed or found.
+// The program of keeper_main.cpp as bytes. It is run from memory, so that it need not be installed
+// or found.
 #pragma once
 
 #include <span>

@@ -26,16 +26,16 @@
 namespace {
 
 constexpr int kLeeway = 3;
-constexpr int kLookEvery = 20;  // milliseconds between two counts of processes
+constexpr int kLookEvery = 20;  // milliseconds between counts of processes
 constexpr int kKillingMilliseconds =
-    10000;  // for processes that do not die, such as in a hung read
+    10000;  // for processes that cannot die, such as in a hung read
 
 struct Process {
   pid_t pid, parent;
   bool alive;
 };
 
-// All processes there are; -1: /proc cannot be read. The list is kept between calls.
+// All processes of the system; -1: /proc cannot be read. The list is reused between calls.
 Process* list = nullptr;
 int room = 0;
 
@@ -53,7 +53,7 @@ int read_processes() {
     ::close(file);
     if (got <= 0) continue;
     text[got] = 0;
-    // "PID (NAME) STATE PARENT ..", where NAME may hold anything.
+    // "PID (NAME) STATE PARENT ..", where NAME may contain anything.
     const char* after = ::strrchr(text, ')');
     char state = 0;
     int parent = 0;
@@ -70,7 +70,7 @@ int read_processes() {
   return count;
 }
 
-// Puts the descendants of this process, of all that there are, first in the list; how many.
+// Moves this process's descendants to the front of the list and returns their number.
 int find_descendants() {
   const int count = read_processes();
   const auto swap = [](Process& a, Process& b) {
@@ -117,13 +117,13 @@ void reap(pid_t command, End& end, bool& children) {
   }
 }
 
-// Of the first child that has ended, without waiting for it; 0: none has.
+// The first child that has ended, without reaping it; 0: none has.
 pid_t ended_child() {
   siginfo_t info = {};
   return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 ? info.si_pid : 0;
 }
 
-// The command may be waited for afterwards only: until then its group's number is its own.
+// The command may only be reaped afterwards: until then its group id cannot be reused.
 void kill_all(pid_t command, End& end) {
   ::kill(-command, SIGKILL);
   for (int waited = 0; waited < kKillingMilliseconds; ++waited) {
@@ -147,11 +147,11 @@ void limit(int what, long long soft, long long hard) {
 [[noreturn]] void run_command(char* command, long long memory, long long cpu_seconds,
                               pid_t keeper) {
   ::setpgid(0, 0);
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // should somebody kill the keeper
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // in case the keeper is killed
   if (::getppid() != keeper) ::_exit(127);
   ::close(kLeeway);
   if (memory > 0) limit(RLIMIT_AS, memory, memory);
-  // Who does not care for the signal at the limit is killed a moment later.
+  // A process that ignores the signal at the limit is killed a second later.
   if (cpu_seconds > 0) limit(RLIMIT_CPU, cpu_seconds, cpu_seconds + 1);
   sigset_t none;
   sigemptyset(&none);
@@ -167,7 +167,7 @@ void report_limit(const char* name, long long value) {
   ::dprintf(kLeeway, "limit %s %lld\n", name, value);
 }
 
-// As the command did.
+// Ends with the command's exit status or signal.
 [[noreturn]] void end_like(const End& end) {
   if (!end.there) ::_exit(128 + SIGKILL);
   if (WIFEXITED(end.status)) ::_exit(WEXITSTATUS(end.status));
@@ -192,7 +192,7 @@ int main(int argc, char** argv) {
   ::prctl(PR_SET_NAME, "leeway-keeper");
   ::fcntl(kLeeway, F_SETFD, FD_CLOEXEC);
   ::signal(SIGPIPE, SIG_IGN);
-  // An ended child interrupts the wait below, and nothing else.
+  // Only an ended child interrupts the wait below.
   sigset_t child, before;
   sigemptyset(&child);
   sigaddset(&child, SIGCHLD);
@@ -210,7 +210,7 @@ int main(int argc, char** argv) {
   if (command < 0) return 127;
   ::setpgid(command, command);
   ::dprintf(kLeeway, "pid %d\n", static_cast<int>(command));
-  // The streams are the command's alone: their end is seen when it closes them.
+  // Only the command keeps the streams open, so that the parent sees when it closes them.
   const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int file = 0; file < 3; ++file) {
     if (null < 0 || ::dup2(null, file) < 0) ::close(file);
@@ -222,7 +222,7 @@ int main(int argc, char** argv) {
     const pid_t ended = ended_child();
     if (ended == command) break;
     if (ended > 0) {
-      ::waitpid(ended, nullptr, WNOHANG);  // an orphan that it has taken in
+      ::waitpid(ended, nullptr, WNOHANG);  // an orphan that was reparented to us
       continue;
     }
     if (most_processes > 0) {
@@ -236,7 +236,7 @@ int main(int argc, char** argv) {
     pollfd leeway = {kLeeway, POLLIN, 0};
     const timespec moment = {0, kLookEvery * 1000000L};
     const int ready = ::ppoll(&leeway, 1, most_processes > 0 ? &moment : nullptr, &before);
-    if (ready > 0) break;  // nothing is ever written to it: it is closed
+    if (ready > 0) break;  // nothing is ever written to it, so it has been closed
   }
   kill_all(command, end);
   const bool used_up =

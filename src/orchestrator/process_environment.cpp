@@ -1,5 +1,5 @@
-// Turns and rewards by a program of the user's, in any language: the meaning of what it is asked
-// and of what it answers. docs/environments.md has the protocol, process_pool.h the processes.
+// Turns and rewards by the user's program, in any language: interprets requests and answers.
+// docs/environments.md describes the protocol, process_pool.h the processes.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -20,8 +20,8 @@ namespace {
 
 using Kind = JsonValue::Kind;
 
-// JSON text that every reader of lines takes: no line ends between tokens, and U+FFFD for bytes
-// that are not UTF-8, which a policy may well sample.
+// JSON text on one line: no line breaks between tokens, and U+FFFD for bytes that are not UTF-8,
+// which a policy may well sample.
 std::string one_line(std::string_view json) {
   std::string out;
   while (!json.empty()) {
@@ -38,7 +38,7 @@ std::string one_line(std::string_view json) {
   return out;
 }
 
-// Arguments are there for calls that could be read; `raw` is for those that could not.
+// `arguments` for calls that could be parsed, `raw` for those that could not.
 std::string tool_calls_json(const std::vector<ParsedToolCall>& calls) {
   std::string out = "[";
   for (const ParsedToolCall& parsed : calls) {
@@ -65,17 +65,17 @@ double finite_number(const JsonValue& value, const std::string& name) {
   return number;
 }
 
-// Parts are metrics, beside those that every environment has.
+// Parts are metrics, in addition to those that every environment has.
 void check_part_name(const std::string& name) {
   const bool plain = !name.empty() && name.find_first_not_of(
                                           "abcdefghijklmnopqrstuvwxyz"
                                           "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                           "0123456789_-.") == std::string::npos;
   if (plain && name != "mean" && name != "min" && name != "max") return;
-  throw Error(
-      fmt::format("rewards has a part {}: a part's name is of letters, digits, '_', '-' and '.', "
-                  "and not mean, min or max: it is a part of metric names",
-                  to_json(name)));
+  throw Error(fmt::format(
+      "rewards has a part {}: a part's name must consist of letters, digits, '_', '-' and '.', "
+      "and not be mean, min or max: it is part of metric names",
+      to_json(name)));
 }
 
 std::vector<RewardPart> read_rewards(const JsonValue& rewards) {
@@ -103,7 +103,7 @@ std::vector<RewardPart> read_rewards(const JsonValue& rewards) {
 
 std::vector<Message> read_answer_messages(const JsonValue& value) {
   std::vector<Message> messages = read_messages("the answer", to_json(value));
-  if (messages.empty()) throw Error("messages is empty: give a reward to end the rollout");
+  if (messages.empty()) throw Error("messages is empty; to end the rollout, send a reward");
   for (const Message& message : messages) {
     if (message.role != Role::tool && message.role != Role::user) {
       throw Error(fmt::format("messages has one of the role {}: it must be tool or user",
@@ -185,7 +185,7 @@ class ProcessEnvironment : public Environment {
       throw Error("command is missing: it is what answers turns, run by /bin/sh");
     }
     if (table.processes < 1) {
-      throw Error(fmt::format("processes = {}: there must be one", table.processes));
+      throw Error(fmt::format("processes = {}: it must be at least 1", table.processes));
     }
     if (!(table.turn_timeout > 0.0) || !std::isfinite(table.turn_timeout)) {
       throw Error(fmt::format("turn_timeout = {}: it must be a positive number of seconds",
@@ -227,7 +227,7 @@ class ProcessEnvironment : public Environment {
     return std::make_unique<ProcessEpisode>(pool_, example);
   }
 
-  // A program may answer with messages whatever the prompts are: that cannot be known before.
+  // A program may reply with messages whatever the prompts are, which cannot be known in advance.
   bool needs_renderer() const override { return prompts_.needs_renderer; }
 
   std::vector<std::string> take_log() const override { return pool_->take_log(); }

@@ -1,8 +1,8 @@
 // Child processes that answer requests, one line of JSON each way: version 1 of the protocol in
-// docs/environments.md. What requests and answers are about is not known here.
+// docs/environments.md. The content of requests and answers is not interpreted here.
 //
-// A process keeps no state between requests, so that any of them can take any request, and one that
-// ends, hangs or talks nonsense costs the request it was working on and nothing else.
+// A process keeps no state between requests, so any of them can take any request, and one that
+// ends, hangs or violates the protocol costs only the request it was working on.
 #pragma once
 
 #include <chrono>
@@ -32,37 +32,36 @@ struct ProcessPoolSettings {
   ProcessLimits limits;
 };
 
-// All methods may be called from several threads at once; none waits for a process, but for the
-// destructor. There is no thread at work inside: lines move and time-outs are seen while somebody
-// calls `submit` or `poll`.
+// All methods are thread-safe; only the destructor waits for a process. There is no internal
+// thread: I/O and time-outs are handled while someone calls `submit` or `poll`.
 //
-// Processes are started when requests need them, and end with everything that they started; none
-// outlives this process, however it ends (child_process.h). After one that has not answered
-// anything, its place stays empty for 0.1 s, doubling up to 5 s. What they write to stderr is kept
-// (20 lines) for the messages of failures.
+// Processes are started on demand, and end with everything that they started; none outlives this
+// process, however it ends (child_process.h). After one that has not answered anything, its slot
+// stays empty for 0.1 s, doubling up to 5 s. The last 20 lines of their stderr are kept for failure
+// messages.
 //
-// A request's id, which its answer echoes, is a random number of 53 bits: an answer is to what was
-// asked. One sent before its turn, or a second one to a turn, is counted, stands in the log, and
-// costs the process.
+// A request's id, which its answer echoes, is a random number of 53 bits, so that an answer cannot
+// be given in advance. An answer before its turn, or a second answer to a turn, is counted and
+// logged, and the process is replaced.
 class ProcessPool {
  public:
-  // What an answer with the right id means: messages, a reward, or a failure that the program
-  // reports. Throws Error for an answer that breaks the protocol. Called with the pool's lock held.
+  // Interprets an answer with the right id: messages, a reward, or a failure reported by the
+  // program. Throws Error for an answer that violates the protocol. Called with the pool's lock
+  // held.
   using ReadAnswer = std::function<Turn(const JsonValue& answer)>;
 
   ProcessPool(ProcessPoolSettings settings, ReadAnswer read_answer);
-  // Closes the processes' input, gives them 1 s to end, kills those that have not, and waits for
-  // all: none is left.
+  // Closes the processes' input, gives them 1 s to end, kills the rest, and waits for all of them.
   ~ProcessPool();
   ProcessPool(const ProcessPool&) = delete;
   ProcessPool& operator=(const ProcessPool&) = delete;
 
-  // Starts a process, if none is there, and waits for its hello, for turn_timeout at most. Empty:
-  // it came. Else what was wrong; a program that ends at once is started three times. To be called
+  // Starts a process if there is none, and waits up to turn_timeout for its hello. Returns an empty
+  // string on success, else the problem; a program that ends at once is started three times. Call
   // before anything is submitted.
   std::string greet();
 
-  // Asks for {"type": "turn", "id": .., MEMBERS}; `members` is JSON in one line. Requests are taken
+  // Requests {"type": "turn", "id": .., MEMBERS}; `members` is JSON on one line. Requests are taken
   // in order. Returns the request's number.
   uint64_t submit(const std::string& members);
 
@@ -78,10 +77,11 @@ class ProcessPool {
   // Lines of the processes' stderr since the last call, "PID: line"; the last 1000 of them.
   std::vector<std::string> take_log();
 
-  // Answers that nothing had asked for, since the last call.
+  // Unsolicited answers since the last call.
   int64_t take_unasked_answers();
 
-  // The answer is no longer wanted. A process at work on it goes on until it answers or is late.
+  // The answer is no longer wanted. A process working on it continues until it answers or times
+  // out.
   void withdraw(uint64_t request);
 
  private:
@@ -119,15 +119,15 @@ class ProcessPool {
   ReadAnswer read_answer_;
   OpenFile keeper_;  // made with the first process
   std::vector<std::unique_ptr<Place>> places_;
-  std::vector<pid_t> dying_;  // keepers of what is being killed, not yet waited for
+  std::vector<pid_t> dying_;  // keepers being killed, not waited for yet
   std::unordered_map<uint64_t, Request> requests_;
-  std::deque<uint64_t> queue_;  // those that no process has; withdrawn ones are skipped
+  std::deque<uint64_t> queue_;  // unassigned requests; withdrawn ones are skipped
   uint64_t last_request_ = 0;
   Time last_pump_, last_answer_;
   std::string last_failure_;  // of a process
-  std::string refusal_;       // why no request will ever be answered
+  std::string refusal_;       // why no request will ever be answered; empty: none
   int64_t unasked_answers_ = 0;
-  bool greeting_late_ = false;  // the last process that was late had not said hello
+  bool greeting_late_ = false;  // the last process that timed out had not said hello
 };
 
 }  // namespace leeway

@@ -1,5 +1,5 @@
-// Names of reward parts that a program makes up. Each is a metric of the run, so that a program
-// which invents one per rollout would make metrics, report and memory grow without end.
+// Names of reward parts that a program chooses. Each is a metric of the run, so a program that
+// invents one per rollout would make metrics, report and memory grow without bound.
 #pragma once
 
 #include <mutex>
@@ -12,14 +12,13 @@
 
 namespace leeway {
 
-// The first kMostRewardNames names, none longer than kLongestRewardName bytes, are kept. From any
-// thread.
+// Keeps the first kMostRewardNames names, none longer than kLongestRewardName bytes. Thread-safe.
 inline constexpr size_t kMostRewardNames = 64, kLongestRewardName = 64;
 class RewardNames {
  public:
-  // Parts of other names become one part "other", of weight 1, that is worth as much as they are.
+  // Merges parts with other names into one part "other" of weight 1 with their total value.
   void cap(std::vector<RewardPart>& parts);
-  // Once: which name was the first that was not kept.
+  // The first name that was not kept; returned once.
   std::optional<std::string> take_warning();
 
  private:

@@ -1,6 +1,6 @@
-// Whether a scheduler's state can be that of a run. A file may be well formed and its checksum
-// right, and yet what it says impossible: a scheduler that went on from it would abort, wait for
-// ever or draw prompts until the end of days.
+// Checks that a scheduler's state is possible. A file may be well formed and match its checksum and
+// still be impossible: a scheduler that continued from it would abort, hang or draw prompts
+// forever.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace leeway {
 
-// Throws Error naming `name`, the key and why its value cannot be, for a state saved after update
-// `step` of a run with `table` and a policy with `vocabulary` tokens.
+// Throws Error naming `name`, the key and why its value is impossible, for a state saved after
+// update `step` of a run with `table` and a policy with `vocabulary` tokens.
 void check_schedule_state(const std::string& name, const ScheduleState& state,
                           const OrchestratorTable& table, int64_t step, int64_t vocabulary);
 

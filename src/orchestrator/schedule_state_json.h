@@ -1,5 +1,5 @@
-// A scheduler's state as JSON, for checkpoints. Numbers come back with the same bits, the sign of a
-// zero excepted.
+// A scheduler's state as JSON, for checkpoints. Numbers are restored with the same bits, except the
+// sign of zero.
 #pragma once
 
 #include <string>
@@ -10,11 +10,12 @@
 
 namespace leeway {
 
-// `ids` are the environments'.
+// `ids` are the environments' ids.
 std::string schedule_state_json(const ScheduleState& state, const std::vector<std::string>& ids);
 
-// Examples are taken from `mix` by their index. Throws Error naming `name` and the key: no JSON,
-// another format, a value that cannot be, an environment or example that `mix` has not.
+// Examples are looked up in `mix` by index. Throws Error naming `name` and the key for invalid
+// JSON, another format, an impossible value, and an environment or example that `mix` does not
+// have.
 ScheduleState parse_schedule_state(const std::string& name, std::string_view json,
                                    const EnvironmentMix& mix);
 

@@ -1,4 +1,4 @@
-// What a scheduler leaves to the one that goes on in its place.
+// What a scheduler hands over to the one that continues in its place.
 #include <gtest/gtest.h>
 
 #include "orchestrator/fake_system.h"
@@ -24,7 +24,8 @@ class Half {
   void go_on(const std::string& json) {
     system_.scheduler.restore(parse_schedule_state("schedule.json", json, system_.mix));
   }
-  // Until `enough` or everything that may be sampled has been; whether `enough` was there.
+  // Samples until `enough` or everything that may be sampled has been; returns whether `enough` was
+  // reached.
   template <class Enough>
   bool sample_until(Enough&& enough) {
     for (int pumps = 0, idle = 0; pumps < 100000 && idle < kIdlePumps; ++pumps) {
@@ -83,7 +84,7 @@ std::string words_of(const ScheduleCounts& counts) {
   }
   text += fmt::format("cancelled {} {}, partial {}, passed over {}\n", counts.cancelled_stale,
                       counts.cancelled_dropped, counts.partial_groups, counts.quarantined_draws);
-  std::map<int64_t, std::string> groups;  // the order of ends is no promise
+  std::map<int64_t, std::string> groups;  // the order of completion is not guaranteed
   for (const DroppedGroup& group : counts.given_up) {
     groups[group.number] =
         fmt::format("group {} of {}, example {}: {} {} {}\n", group.number, group.environment,
@@ -115,7 +116,7 @@ TEST(ScheduleState, HoldsTheCountsThatWereNotTaken) {
   }
 }
 
-// In lockstep an unfinished group begins anew, with all that happens to it.
+// In lockstep an unfinished group restarts, with everything that happened to it.
 TEST(ScheduleState, CountsNoFailureTwiceInLockstep) {
   Half whole(table_of(RolloutSchedule::lockstep));
   whole.sample_all();
