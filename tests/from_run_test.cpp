@@ -52,7 +52,7 @@ TEST_F(FromRunTest, ACourseOfTheRateThatEndsWithTheStepsFollowsTheNewEnd) {
   EXPECT_NEAR(rates[4], 3e-3 * 3 / 8, 1e-12);  // step 5 of 8
   EXPECT_NEAR(rates[7], 0.0, 1e-12);
   expect_mistake(resume({"trainer.max_steps=7"}),
-                 {"trainer.max_steps = 7: the run has done 8 steps already"});
+                 {"trainer.max_steps = 7: the run has already done 8 steps"});
 }
 
 TEST_F(FromRunTest, ANewRunStartsWithTheWeightsOfAnother) {

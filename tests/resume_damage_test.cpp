@@ -140,7 +140,7 @@ TEST_F(DamageTest, AFinishedRunWithoutWholeCheckpointsIsLeftAsItIs) {
     EXPECT_GT(json_of(result.out)["account"]["admitted"].GetInt(), 0);
     // There is nothing to continue from for more steps.
     expect_mistake(resume({"trainer.max_steps=20"}),
-                   {"there is no checkpoint to go on from", "leeway train --from run"});
+                   {"there is no checkpoint to continue from", "leeway train --from run"});
     EXPECT_TRUE(content_of(path("run")) == before);
     // The weights are gone as well, so there is nothing to recover from.
     fs::remove_all(path("run/weights/step_12"));
@@ -197,7 +197,7 @@ TEST_F(DamageTest, AnotherConfigurationIsRefusedWithBothValues) {
                  {"trainer.learning_rate: 0.003 in the run, 0.001 now",
                   "trainer.loss.ref_kl: 0.05 in the run, 0.5 now"});
   expect_mistake(resume({"trainer.max_steps=9"}),
-                 {"trainer.max_steps = 9: the run has done 10 steps already"});
+                 {"trainer.max_steps = 9: the run has already done 10 steps"});
   expect_mistake(resume({"sft.max_steps=9"}), {"sft.max_steps", "supervised training is over"});
   std::string other = kResumeConfig;
   other.replace(other.find("max_operand = 5"), 15, "max_operand = 7");

@@ -104,7 +104,7 @@ TEST_F(ResumeSftTest, MoreSupervisedStepsAreAllowedAndFewerAreNot) {
   fs::remove_all(path("run"));
   ASSERT_EQ(sft().code, 0);
   expect_mistake(leeway({"sft", "--resume", "run", "--set", "sft.max_steps=3"}),
-                 {"sft.max_steps = 3: the run has done 4 steps already"});
+                 {"sft.max_steps = 3: the run has already done 4 steps"});
   const RunResult result = leeway({"sft", "--resume", "run", "--set", "sft.max_steps=6"});
   ASSERT_EQ(result.code, 0) << result;
   EXPECT_TRUE(weights(6) == wanted);  // the learning rate is constant, so its schedule has no end

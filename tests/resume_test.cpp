@@ -103,7 +103,7 @@ TEST_F(ResumeTest, WithoutACheckpointTheRunIsRefusedAndNothingIsTouched) {
     ASSERT_EQ(run.wait(), -SIGKILL);
   }
   auto before = content_of(path("run"));
-  expect_mistake(resume(), {"--resume run: there is no checkpoint to go on from",
+  expect_mistake(resume(), {"--resume run: there is no checkpoint to continue from",
                             "nothing was changed", "leeway train run/config.toml"});
   EXPECT_TRUE(content_of(path("run")) == before);
   // All of its checkpoints damaged.
@@ -244,7 +244,7 @@ TEST_F(ResumeTest, ARunThatGaveUpCanBeReadAndResumed) {
     fs::remove_all(path("run"));
     for (const bool again : {false, true}) {
       if (again && !each.warm) {
-        expect_mistake(resume(), {"there is no checkpoint to go on from"});
+        expect_mistake(resume(), {"there is no checkpoint to continue from"});
         break;
       }
       const RunResult result =

@@ -72,7 +72,7 @@ TEST_F(IdentityTest, AConfigurationThatSomeoneEditedIsRefused) {
   ASSERT_NE(at, std::string::npos);
   config.replace(at, 21, "learning_rate = 0.002");
   write("run/config.toml", config);
-  expect_mistake(resume(), {"run/config.toml is not what the run wrote", "--from run"});
+  expect_mistake(resume(), {"run/config.toml was changed since the run wrote it", "--from run"});
   // Keys that may change may be changed there too.
   config = whole;
   config.replace(config.find("prompts = 8 "), 12, "prompts = 7 ");

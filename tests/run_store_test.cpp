@@ -70,7 +70,7 @@ TEST_F(CraftedTest, ACheckpointIsCheckedAndNotOnlySummed) {
   };
   const std::string before = run.substr(0, run.find("\"before\": "));
   const Case cases[] = {
-      {"run.json", before + "\"before\": \"x\"}", "\"before\" is no object"},
+      {"run.json", before + "\"before\": \"x\"}", "\"before\" is not an object"},
       {"run.json", before + "\"before\": " + std::string(200000, '['), "nested"},
       {"run.json", with(run, "\"sft_steps\": [0-9]+", "\"sft_steps\": \"4\""), "\"sft_steps\""},
       {"schedule.json", with(schedule, "\"admitted\": [0-9]+", "\"admitted\": 0"),

@@ -1,4 +1,4 @@
-// The assembler includes the file; the build defines where it lies and recompiles when it changes.
+// The assembler includes the file; the build defines its path and recompiles when it changes.
 
 #include "cli/quick_start.h"
 

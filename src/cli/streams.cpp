@@ -11,8 +11,8 @@ namespace leeway {
 void secure_standard_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(stream, F_GETFD) >= 0) continue;
-    // Open the wrong way round, so that a result that is lost is not taken for a success. The
-    // lowest free number is this one: those below are taken.
+    // Opened in the wrong direction, so that a lost result is not taken for a success. open()
+    // returns this descriptor, since all lower ones are taken.
     const int opened = ::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
     if (opened < 0) (void)!::open("/", O_RDONLY);
   }

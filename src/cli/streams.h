@@ -1,12 +1,12 @@
-// The standard streams, before anything else.
+// Secures the standard streams, before anything else.
 #pragma once
 
 namespace leeway {
 
-// Call first in main. Descriptors 0 to 2 that were closed lead nowhere from then on: reading and
-// writing them fails, and no file that is opened later gets what is said to the user. A reader that
-// goes away (SIGPIPE) or a limit on file sizes (SIGXFSZ) is a failed write, not the program's end;
-// programs that are started must get the default of both back.
+// Call first in main. Closed descriptors 0 to 2 are replaced by ones that fail on reading and
+// writing, so that no file opened later receives output meant for the user. A reader that
+// disappears (SIGPIPE) or a file size limit (SIGXFSZ) causes a failed write instead of ending the
+// program; child programs must get the defaults of both back.
 void secure_standard_streams();
 
 }  // namespace leeway

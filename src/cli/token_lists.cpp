@@ -12,7 +12,8 @@
 namespace leeway {
 namespace {
 
-constexpr const char* kShape = "expected {\"tokens\": [[1, 2, 3], ..]}, a list of ids a sequence";
+constexpr const char* kShape =
+    "expected {\"tokens\": [[1, 2, 3], ..]}, one list of ids per sequence";
 
 }  // namespace
 
@@ -35,7 +36,7 @@ std::vector<std::vector<int32_t>> read_token_lists(const std::string& path,
   for (const auto& sequence : tokens->value.GetArray()) {
     const size_t s = lists.size();
     if (!sequence.IsArray()) {
-      throw Error(fmt::format("{}: tokens[{}] is no list: {}", name, s, kShape));
+      throw Error(fmt::format("{}: tokens[{}] is not a list: {}", name, s, kShape));
     }
     if (sequence.Empty()) {
       throw Error(
@@ -51,7 +52,7 @@ std::vector<std::vector<int32_t>> read_token_lists(const std::string& path,
     for (const auto& item : sequence.GetArray()) {
       const std::string where = fmt::format("{}: tokens[{}][{}]", name, s, ids.size());
       if (!item.IsInt64() && !item.IsUint64()) {
-        throw Error(fmt::format("{} is no integer; token ids are whole numbers", where));
+        throw Error(fmt::format("{} is not an integer; token ids are integers", where));
       }
       if (!item.IsInt64() || item.GetInt64() < 0 || item.GetInt64() >= config.vocab_size) {
         const std::string id = item.IsInt64() ? fmt::format("{}", item.GetInt64())

@@ -10,8 +10,8 @@
 namespace leeway {
 
 // Reads a file ("-": standard input). Throws Error naming the file, the sequence, the position and
-// the value: malformed JSON, an empty sequence, an id that is no integer or outside the model's
-// vocabulary, a sequence longer than the model.
+// the value for malformed JSON, an empty sequence, an id that is not an integer or outside the
+// model's vocabulary, and a sequence longer than the model allows.
 std::vector<std::vector<int32_t>> read_token_lists(const std::string& path,
                                                    const ModelConfig& config);
 

@@ -42,14 +42,14 @@ TEST(LogFile, IsCappedHoweverMuchIsWritten) {
     EXPECT_LE(lengths().first, 4096u);
     EXPECT_LE(lengths().second, 4096u);
     EXPECT_GT(lengths().second, 4000u);
-    // The newest lines are there, in order and whole.
+    // The newest lines exist, complete and in order.
     const std::string text = read_file(folder.at("log.1.txt")) + read_file(folder.at("log.txt"));
     EXPECT_TRUE(text.ends_with("line 2998\nline 2999\n"));
     EXPECT_TRUE(text.starts_with("line "));
     log.append(std::string(100000, 'x'));
     EXPECT_EQ(lengths().first, 4096u);
   }
-  // One that goes on counts what is there already.
+  // A continued log counts what is already there.
   LogFile log(folder.path(), 4096);
   log.append("next");
   EXPECT_EQ(read_file(folder.at("log.txt")), "next\n");

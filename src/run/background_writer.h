@@ -1,4 +1,4 @@
-// Files that are written beside training: one job at a time, on a thread of its own.
+// Writes files in the background during training: one job at a time, on its own thread.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace leeway {
 
-// Used by one thread. The destructor waits for the job in progress.
+// Not thread-safe. The destructor waits for the current job.
 class BackgroundWriter {
  public:
   BackgroundWriter() = default;
@@ -17,11 +17,11 @@ class BackgroundWriter {
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
-  // Begins a job when the one before has ended, waiting for it. What `write` uses must not change
-  // until it has ended. An exception of it becomes a failure: "no WHAT: the reason".
+  // Starts a job, after waiting for the previous one. What `write` uses must not change until it
+  // has ended. An exception becomes a failure: "no WHAT: the reason".
   void start(const std::string& what, std::function<void()> write);
   void wait();
-  // Those of jobs that have ended since the last call.
+  // Failures of jobs that have ended since the last call.
   std::vector<std::string> take_failures();
 
  private:

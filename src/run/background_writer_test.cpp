@@ -25,7 +25,7 @@ TEST(BackgroundWriter, WritesBesideTheCallerAndOneJobAtATime) {
   {
     BackgroundWriter writer;
     writer.start("first", job);
-    EXPECT_EQ(done, 0);  // and yet the caller goes on
+    EXPECT_EQ(done, 0);  // the caller continues meanwhile
     {
       const std::lock_guard lock(mutex);
       go = true;

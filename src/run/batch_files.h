@@ -1,5 +1,5 @@
 // Batches of a run as files: whole ones (batches/step_N.json, in the format of docs/formats.md) and
-// those that rollouts files hold (docs/runs.md), read back for `loss eval` and `loss compare`.
+// those in rollouts files (docs/runs.md), read back for `loss eval` and `loss compare`.
 #pragma once
 
 #include <cstdint>
@@ -17,25 +17,25 @@ std::string batch_json(const StepRecord& record);
 
 struct BatchFile {
   Batch batch;
-  std::vector<std::string> warnings;  // worth a word on stderr
-  // Of a rollouts file: how many rollouts it holds, and of how many of the batch (unknown in files
-  // that do not say). Such files keep pi and rollout alone.
+  std::vector<std::string> warnings;  // for stderr
+  // For a rollouts file: the number of rollouts in it, and in the batch (unknown for files that do
+  // not say). Such files contain only pi and rollout.
   std::optional<size_t> rollouts, batch_rollouts;
 
-  // "64 of the batch's 128 rollouts"; empty for a batch file, which is whole.
+  // "64 of the batch's 128 rollouts"; empty for a batch file, which is complete.
   std::string part_of_batch() const;
 };
 
-// Reads a file of rollouts if its name ends in .jsonl, otherwise a batch. Throws Error naming the
-// file, the line and what is wrong.
+// Reads a rollouts file if the name ends in .jsonl, otherwise a batch. Throws Error naming the
+// file, the line and the problem.
 BatchFile read_batch_file(const std::string& name);
 
-// The file of that step in a run's folder: the whole batch where it was kept, otherwise its
-// rollouts. Throws Error that says which steps there are.
+// The file of that step in a run's folder: the whole batch if it was kept, otherwise its rollouts.
+// Throws Error listing the available steps.
 std::string batch_file_of_run(const std::string& run, std::optional<int64_t> step);
 
-// Why `spec` cannot be evaluated on the batch, for a stream that the file did not keep; empty: it
-// can.
+// Why `spec` cannot be evaluated on the batch, if it needs a stream that the file does not contain;
+// empty if it can.
 std::string missing_stream(const BatchFile& file, const LossSpec& spec);
 
 }  // namespace leeway

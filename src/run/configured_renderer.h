@@ -8,7 +8,7 @@
 
 namespace leeway {
 
-// Throws Error with the place the name stands at: an unknown renderer, or flags on one without
+// Throws Error with the place of the name for an unknown renderer, or for flags on one without
 // thinking. `tokenizer` may be null (text only) and must outlive the result.
 std::unique_ptr<Renderer> make_configured_renderer(const RendererConfig& config,
                                                    const Tokenizer* tokenizer);

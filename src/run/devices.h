@@ -1,5 +1,5 @@
-// Where a run computes: from a device's name to what trainer and engine are given. An empty backend
-// is the CPU's.
+// Where a run computes: maps a device name to the backends of trainer and engine. An empty backend
+// means the CPU.
 #pragma once
 
 #include <string>
@@ -10,14 +10,14 @@
 
 namespace leeway {
 
-// Throws Error for a device that this program or this machine does not have. `where` is what named
-// it, for the message: `--device cuda`.
+// Throws Error for a device that this program or this machine does not have. `where` is the setting
+// that requested it, for the message: `--device cuda`.
 void check_device(Device device, const std::string& where);
-// Also for a loss that the device does not compute.
+// Also checks that the device supports the loss.
 void check_device(const Config& config);
 
-// The others take devices that have been checked. `precision`: of the passes on cuda, where there
-// is no int8; the engine on the CPU follows its own options.
+// These take devices that have been checked. `precision` is that of the passes on cuda, where there
+// is no int8; the engine on the CPU uses its own options.
 MakeSamplingBackend sampling_backend(Device device, Precision precision);
 MakeSamplingBackend sampling_backend(const RunConfig& run);
 MakeTrainingBackend training_backend(Device device, TrainingPrecision precision);

@@ -20,7 +20,7 @@ std::string duration_text(double seconds) {
   if (const double tenths = std::round(seconds * 10) / 10; tenths < kMinute) {
     return fmt::format("{} s", tenths);
   }
-  // Rounded to the smaller of the two units that are shown, which may bring it to the next one.
+  // Rounds to the smaller of the two units shown, which may carry over to the next one.
   const auto rounded = [&](int64_t unit) {
     return static_cast<int64_t>(std::llround(seconds / static_cast<double>(unit))) * unit;
   };

@@ -8,7 +8,7 @@ namespace leeway {
 
 void check_environments(const EnvironmentMix& environments) {
   for (const EnvironmentMix::Member& member : environments.members()) {
-    // Without prompts to train on, a mix cannot be made.
+    // A mix without training prompts cannot be constructed.
     if (member.environment->size(Split::held_out) == uint64_t{0}) {
       throw Error(fmt::format(
           "environment {} has no held-out prompt to evaluate on: all of environment.data is one "

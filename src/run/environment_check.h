@@ -1,11 +1,11 @@
-// Whether the environments of a run can work, asked before anything is trained.
+// Checks that a run's environments can work, before anything is trained.
 #pragma once
 
 #include "orchestrator/environment.h"
 
 namespace leeway {
 
-// Starts every environment and looks whether both of its splits have prompts. Throws Error with the
+// Starts every environment and checks that both of its splits have prompts. Throws Error with the
 // environment's id, the reason and the remedy.
 void check_environments(const EnvironmentMix& environments);
 

@@ -27,7 +27,7 @@ std::string explain_text(const LossSpec& spec) {
     settings.push_back(fmt::format("{} = {}", key, value));
   section("settings", settings);
   if (!spec.inert.empty()) section("inert", {fmt::format("{}", fmt::join(spec.inert, ", "))});
-  const bool native = spec.preset.find('/') == std::string::npos;  // others have their source's
+  const bool native = spec.preset.find('/') == std::string::npos;  // others use their source's
   for (const MetricInfo& metric : metric_table()) {
     if (native &&
         metric.applies(spec, true, spec.reads(Stream::ref), spec.reads(Stream::teacher))) {

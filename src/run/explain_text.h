@@ -1,4 +1,4 @@
-// A loss in words, as `leeway loss explain` prints it and a run folder keeps it.
+// A description of a loss, as `leeway loss explain` prints it and a run folder stores it.
 #pragma once
 
 #include <string>

@@ -26,7 +26,7 @@ std::string type_name(const std::exception& exception) {
 
 Failure out_of_memory() {
   return {3,
-          "out of memory: the system gives this process no more; take a smaller model, batch or "
+          "out of memory: the system refused to allocate more; use a smaller model, batch or "
           "input, or raise the limit (ulimit -v shows it)"};
 }
 
@@ -41,21 +41,20 @@ Failure failure_of(std::exception_ptr exception) {
     return {2, error.what()};
   } catch (const std::bad_alloc&) {
     return out_of_memory();
-  } catch (const std::length_error&) {  // more elements than any memory holds
+  } catch (const std::length_error&) {  // more elements than any memory could hold
     return out_of_memory();
   } catch (const std::filesystem::filesystem_error& error) {
     const std::string second = error.path2().string();
     return {2, fmt::format("{}{}{}: {}", error.path1().string(), second.empty() ? "" : " and ",
                            second, error.code().message())};
   } catch (const std::system_error& error) {
-    return {2, fmt::format("the system refuses: {}", error.what())};
+    return {2, fmt::format("the system refused: {}", error.what())};
   } catch (const std::exception& error) {
     const std::string type = type_name(error);
     const std::string what = error.what();
-    // Its headers are not seen here. A GPU without memory left is most of it; a trace follows the
-    // first line.
-    if (type.starts_with("c10::"))
-      return {3, "PyTorch gave up: " + what.substr(0, what.find('\n'))};
+    // PyTorch's headers are not included here. Usually the GPU is out of memory; a trace follows
+    // the first line.
+    if (type.starts_with("c10::")) return {3, "PyTorch failed: " + what.substr(0, what.find('\n'))};
     return {kOurBug,
             fmt::format("internal error (a bug in leeway): unexpected {}: {}", type, what)};
   } catch (...) {

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The newest folder of RUN/weights that is whole: config.json is written last.
+// The newest complete folder of RUN/weights: config.json is written last.
 std::optional<Checkpoint> newest_weights(const std::string& run, Phase phase) {
   std::optional<Checkpoint> newest;
   std::error_code error;
@@ -36,7 +36,7 @@ std::optional<Checkpoint> newest_weights(const std::string& run, Phase phase) {
   return newest;
 }
 
-// What [model] of the new run says of its tokenizer; empty: the folder of weights knows.
+// The tokenizer for [model] of the new run; empty if the weights folder has it.
 std::string tokenizer_of(const RunOrigin& origin, const Config& saved) {
   const std::optional<PolicyCard> card = read_policy_card(origin.weights);
   if ((card && card->byte) || is_present(origin.weights + "/tokenizer.json")) return "";
@@ -74,7 +74,7 @@ RunOrigin origin_of(const std::string& run, bool keep_optimizer) {
   }
   RunOrigin origin{.run = run};
   if (keep_optimizer) origin.optimizer = checkpoint->folder;
-  // Of the same step, weights/ has the tokenizer beside it.
+  // For the same step prefer weights/, which also contains the tokenizer.
   const bool from_weights =
       !keep_optimizer && weights && (!checkpoint || !weights->before(*checkpoint));
   const Checkpoint& last = from_weights ? *weights : *checkpoint;
@@ -101,7 +101,7 @@ Config config_from(const Catalog& catalog, const RunOrigin& origin, const std::s
   if (!file.empty() && !wanted.run.model.path.empty()) {
     notes.push_back(fmt::format("note: model.path of {} is not used", name));
   }
-  // The same keys but for those of the model and of the supervised training.
+  // The same keys except those of the model and of the supervised training.
   Config config = wanted;
   config.effective.clear();
   const std::string tokenizer = !file.empty() && !wanted.run.model.tokenizer.empty()
@@ -112,7 +112,7 @@ Config config_from(const Catalog& catalog, const RunOrigin& origin, const std::s
   for (const EffectiveValue& value : wanted.effective) {
     if (value.key.starts_with("sft.")) continue;
     if (value.key == "trainer.learning_rate" && value.origin.ends_with(", auto")) {
-      origins[value.key] = value.origin;  // decided anew, by the origin's model
+      origins[value.key] = value.origin;  // determined anew, by the origin's model
       continue;
     }
     if (!value.key.starts_with("model.")) {

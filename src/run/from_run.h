@@ -1,4 +1,4 @@
-// `leeway train --from RUN`: a new run that starts where another one is.
+// `leeway train --from RUN`: a new run that starts from another run's weights.
 #pragma once
 
 #include <string>
@@ -10,23 +10,23 @@
 
 namespace leeway {
 
-// Where a run is: its last weights.
+// Where a run can start from: another run's last weights.
 struct RunOrigin {
   std::string run;        // its folder
   std::string step;       // "step 12", "supervised step 3"
   std::string weights;    // a Hugging Face folder
-  std::string optimizer;  // the checkpoint with the moments; empty: not asked for
+  std::string optimizer;  // the checkpoint with the moments; empty: not requested
 };
 
-// The last weights of a run of `leeway train` or `leeway sft`, whether it has finished, was stopped
-// or killed: its newest checkpoint or the newest folder of weights/, whichever is later. With
-// `keep_optimizer` it is a checkpoint, which has the moments. Throws Error: no run's folder,
-// nothing to start from. Changes nothing.
+// The last weights of a run of `leeway train` or `leeway sft`, whether it finished, was stopped or
+// was killed: its newest checkpoint or the newest folder in weights/, whichever is later. With
+// `keep_optimizer` it is a checkpoint, which has the moments. Throws Error if the folder is not a
+// run or has nothing to start from. Changes nothing.
 RunOrigin origin_of(const std::string& run, bool keep_optimizer);
 
-// The configuration of the new run: that of `file`, or of the origin where none is named, with
-// `sets` over it and without `unsets`; its model is the origin's weights, and it has no [sft].
-// `notes` says what of the file is left out.
+// The configuration of the new run: that of `file`, or of the origin if none is given, without
+// `unsets` and overridden by `sets`; its model is the origin's weights, and it has no [sft].
+// `notes` says which parts of the file are dropped.
 Config config_from(const Catalog& catalog, const RunOrigin& origin, const std::string& file,
                    const std::vector<std::string>& sets, const std::vector<std::string>& unsets,
                    std::vector<std::string>& notes);

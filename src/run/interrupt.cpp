@@ -10,14 +10,14 @@
 namespace leeway {
 namespace {
 
-// A signal handler sees nothing but statics.
-volatile std::sig_atomic_t asked_to_stop = 0;  // the signal that did
+// A signal handler can only access statics.
+volatile std::sig_atomic_t asked_to_stop = 0;  // the signal received
 timespec first_signal;
 volatile std::sig_atomic_t hung_up = 0;
 struct sigaction previous_int, previous_term, previous_hup;
 
-// Wrappers pass on a signal that the terminal has sent already: two of a kind within this time are
-// one.
+// Wrappers forward a signal that the terminal has already sent: two of a kind within this time
+// count as one.
 constexpr int64_t kSameSignal = 200'000'000;  // nanoseconds
 
 int64_t since_first_signal() {
@@ -26,8 +26,8 @@ int64_t since_first_signal() {
   return (now.tv_sec - first_signal.tv_sec) * 1'000'000'000 + now.tv_nsec - first_signal.tv_nsec;
 }
 
-// Shells, terminals and login managers send this in any number, before or after SIGTERM: it never
-// counts as a second wish.
+// Shells, terminals and login managers send this any number of times, before or after SIGTERM, so
+// it never counts as a second request.
 void on_hangup(int) { hung_up = 1; }
 
 void on_signal(int signal) {
@@ -53,7 +53,7 @@ Interrupt::Interrupt() {
   sigaction(SIGTERM, &action, &previous_term);
   sigaction(SIGHUP, nullptr, &previous_hup);
   action.sa_handler = on_hangup;
-  // Under nohup the run goes on.
+  // Under nohup the run continues.
   if (previous_hup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 

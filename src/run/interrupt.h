@@ -1,12 +1,12 @@
-// Ctrl-C during a run: once, the step in progress is finished and everything saved; twice, the
-// program ends at once. Two of a kind within a fifth of a second are one: wrappers pass
-// on what the terminal sends to all. A terminal that goes away (SIGHUP) asks once, however often it
-// is sent, and not at all where it was ignored before, as nohup does.
+// Ctrl-C during a run: the first one finishes the current step and saves everything; the second
+// ends the program at once. Two of a kind within a fifth of a second count as one, since wrappers
+// forward what the terminal sends to all. A terminal that disappears (SIGHUP) counts as one
+// request, however often it is sent, and is ignored if it was ignored before, as under nohup.
 #pragma once
 
 namespace leeway {
 
-// Handles SIGINT, SIGTERM and SIGHUP while it lives; the handlers of before come back after it. One
+// Handles SIGINT, SIGTERM and SIGHUP while it lives, then restores the previous handlers. Only one
 // at a time.
 class Interrupt {
  public:

@@ -1,7 +1,7 @@
-// stdout is the result and nothing else; everything said to a person goes to stderr.
+// stdout is only for results; everything meant for a person goes to stderr.
 //
-// What others wrote, such as environments, data and the names of files, is in much of what is said;
-// it reaches a terminal as `printable` of base makes it.
+// Messages often contain text from others, such as environments, data and file names; `printable`
+// makes it safe for a terminal.
 #pragma once
 
 #include <chrono>
@@ -11,20 +11,21 @@
 
 namespace leeway {
 
-// Writes to stdout, byte for byte unless that is a terminal; throws Error if that fails (a full
-// disk, a closed pipe).
+// Writes to stdout, byte for byte unless that is a terminal; throws Error on failure (a full disk,
+// a closed pipe).
 void print(std::string_view text);
 // One line to stderr: "leeway: warning: ..".
 void warn(std::string_view text);
-// One line to stderr. Where that cannot be written nothing happens.
+// One line to stderr. Write errors are ignored.
 void say(std::string_view text);
 
-// Whether stderr is a terminal, on which lines can be drawn again.
+// Whether stderr is a terminal, on which lines can be redrawn.
 bool draws();
-// A line there in the place of the one before, if that was one of these too; empty: it goes.
+// Replaces the previous such line there; empty: removes it.
 void redraw(std::string_view text);
 
-// Left column text, the others right-aligned numbers, but for "settings"; a rule below the header.
+// The left column is text, the others are right-aligned numbers, except "settings"; a rule below
+// the header.
 std::string format_table(const std::vector<std::string>& header,
                          const std::vector<std::vector<std::string>>& rows);
 

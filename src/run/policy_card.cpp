@@ -39,7 +39,7 @@ std::optional<PolicyCard> read_policy_card(const std::string& folder) {
   if (!std::filesystem::exists(name, ignored)) return std::nullopt;
   const rapidjson::Document json = parse_json(name, read_file(name));
   const auto refuse = [&](const char* key) {
-    throw Error(name + ": \"" + key + "\" is missing or no such value");
+    throw Error(name + ": \"" + key + "\" is missing or invalid");
   };
   PolicyCard card;
   if (!json.IsObject() || !json.HasMember("tokenizer") || !json["tokenizer"].IsString()) {

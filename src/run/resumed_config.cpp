@@ -13,7 +13,7 @@ namespace leeway {
 namespace {
 
 // Throws Error with the keys in which a configuration differs from that of the run it resumes.
-// Files that `identity` knows are compared by their content, not by their names.
+// Files known to `identity` are compared by content, not by name.
 void refuse_changes(const std::string& folder, const Config& saved, const Config& now,
                     const std::optional<RunIdentity>& identity) {
   std::map<std::string, std::pair<std::string, std::string>> values;  // before, now
@@ -30,10 +30,11 @@ void refuse_changes(const std::string& folder, const Config& saved, const Config
                                   pair.second.empty() ? "absent" : pair.second));
   }
   if (!changed.empty()) {
-    throw Error(fmt::format(
-        "--resume {}: the configuration differs from the run's:\n  {}\nA run goes on as it began; "
-        "for other settings start a new one from its weights: leeway train --from {}",
-        folder, fmt::join(changed, "\n  "), folder));
+    throw Error(
+        fmt::format("--resume {}: the configuration differs from the run's:\n  {}\nA run continues "
+                    "with its own settings; "
+                    "for other settings start a new one from its weights: leeway train --from {}",
+                    folder, fmt::join(changed, "\n  "), folder));
   }
   if (identity) refuse_other_data(folder, *identity, sums);
 }
@@ -57,10 +58,11 @@ ResumedConfig resumed_config(const Catalog& catalog, const std::string& folder,
   if (identity) {
     const auto& hashes = identity->config_hashes;
     if (std::find(hashes.begin(), hashes.end(), configuration_hash(saved, true)) == hashes.end()) {
-      throw Error(fmt::format(
-          "--resume {}: {} is not what the run wrote: a key that may not change has another value; "
-          "put it back, or start a new run: leeway train --from {}",
-          folder, saved_name, folder));
+      throw Error(
+          fmt::format("--resume {}: {} was changed since the run wrote it: a key that must not "
+                      "change has another value; "
+                      "put it back, or start a new run: leeway train --from {}",
+                      folder, saved_name, folder));
     }
   }
   refuse_changes(folder, saved, now, identity);

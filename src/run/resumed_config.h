@@ -1,4 +1,4 @@
-// The configuration of a run that goes on.
+// The configuration of a resumed run.
 #pragma once
 
 #include <string>
@@ -14,10 +14,10 @@ struct ResumedConfig {
   int64_t max_steps_before = 0, sft_max_steps_before = 0;  // in the run
 };
 
-// That of `folder`, or of `file` where one is named, without `unsets` and with `sets` over it.
-// Throws Error: no run's folder; keys that may not change and do, with both values; a config.toml
-// that is not the one the run wrote; data files whose content is another than when the run began.
-// Nothing is written.
+// The configuration in `folder`, or in `file` if given, without `unsets` and overridden by `sets`.
+// Throws Error if the folder is not a run's; for keys that must not change but do, with both
+// values; for a config.toml that is not the one the run wrote; and for data files whose content has
+// changed since the run began. Writes nothing.
 ResumedConfig resumed_config(const Catalog& catalog, const std::string& folder,
                              const std::string& file, const std::vector<std::string>& sets,
                              const std::vector<std::string>& unsets);

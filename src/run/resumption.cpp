@@ -11,7 +11,7 @@
 namespace leeway {
 namespace {
 
-// What a finished run has beside its checkpoints. Empty: everything.
+// What a finished run lacks besides its checkpoints; empty if complete.
 std::vector<std::string> missing_of(const Resumption& resumption, int64_t steps) {
   std::vector<std::string> missing;
   const std::string weights = weights_folder(resumption.folder, steps);
@@ -36,7 +36,7 @@ Resumption look_at_run(const std::string& folder,
   Resumption found{.folder = folder, .hold = std::move(hold), .identity = read_identity(folder)};
   found.end = read_run_end(folder);
   found.from = CheckpointStore(folder, {}, found.identity).newest(found.notes, check);
-  // A folder from before end.json has finished if everything is there.
+  // A folder written before end.json existed has finished if everything is there.
   if (!found.identity && !found.end && found.from && found.from->phase == Phase::rl &&
       missing_of(found, found.from->step).empty()) {
     found.end = RunEnd{.end = "finished", .steps = found.from->step, .max_steps = found.from->step};
@@ -50,14 +50,14 @@ bool has_finished(Resumption& resumption, int64_t max_steps) {
   if (max_steps > end.max_steps) return false;
   const std::vector<std::string> missing = missing_of(resumption, end.steps);
   if (missing.empty()) return true;
-  // What came after the last checkpoint can be made again.
+  // What came after the last checkpoint can be recreated.
   const Phase phase = resumption.supervised() ? Phase::sft : Phase::rl;
   if (resumption.from && resumption.from->phase == phase && resumption.from->step == end.steps) {
     return false;
   }
-  resumption.notes.push_back(
-      fmt::format("missing, and without a whole checkpoint of the last step not made again: {}",
-                  fmt::join(missing, ", ")));
+  resumption.notes.push_back(fmt::format(
+      "missing, and not recreated since there is no complete checkpoint of the last step: {}",
+      fmt::join(missing, ", ")));
   return true;
 }
 
@@ -68,7 +68,8 @@ void refuse_without_checkpoint(const Resumption& resumption) {
   const char* command = resumption.supervised() ? "sft" : "train";
   const bool weights = is_present(resumption.folder + "/weights");
   throw Error(fmt::format(
-      "--resume {}: there is no checkpoint to go on from; nothing was changed{}{}\nBegin again, in "
+      "--resume {}: there is no checkpoint to continue from; nothing was changed{}{}\nStart again, "
+      "in "
       "a "
       "new folder, with\n  leeway {} {}/config.toml{}",
       resumption.folder, why.empty() ? "" : ":", why, command, resumption.folder,
@@ -86,7 +87,7 @@ void refuse_fewer_steps(const Resumption& resumption, const char* key, int64_t m
     done = std::max(done, resumption.from->step);
   }
   if (max_steps >= done) return;
-  throw Error(fmt::format("--resume {}: {} = {}: the run has done {} steps already",
+  throw Error(fmt::format("--resume {}: {} = {}: the run has already done {} steps",
                           resumption.folder, key, max_steps, done));
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kName = "/end.json";
 
-// The counts that the last screen tells.
+// The counts shown in the final summary.
 struct Count {
   const char* key;
   int64_t ScheduleTotals::*value;

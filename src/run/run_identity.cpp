@@ -24,7 +24,7 @@ bool is_there(const std::string& path) {
   return fs::exists(path, ignored);
 }
 
-// Values of such keys that are words and no paths.
+// Whether the value is a path rather than a special word.
 bool is_a_path(const std::string& key, const std::string& value) {
   return !value.empty() && !(key == "model.tokenizer" && value == "byte") &&
          !(key == "trainer.reference" && value == "initial");
@@ -144,8 +144,8 @@ std::optional<RunIdentity> read_identity(const std::string& run_folder) {
   const rapidjson::Document json = parse_json(name, read_file(name));
   const auto refuse = [&](const std::string& key) {
     throw Error(
-        fmt::format("{}: \"{}\" is missing or no such value; the file is damaged. "
-                    "Remove it to go on without its comparisons",
+        fmt::format("{}: \"{}\" is missing or invalid; the file is damaged. "
+                    "Remove it to continue without its checks",
                     name, key));
   };
   const auto member = [&](const rapidjson::Value& object, const char* key,
@@ -189,7 +189,7 @@ void refuse_other_data(const std::string& run_folder, const RunIdentity& identit
       continue;
     }
     throw Error(fmt::format(
-        "--resume {}: {} = \"{}\": its content is another than when the run began ({} bytes then, "
+        "--resume {}: {} = \"{}\": its content has changed since the run began ({} bytes then, "
         "{} now); put the file back, or start a new run with other data: leeway train --from {}",
         run_folder, key, sum.path, before->second.bytes, sum.bytes, run_folder));
   }

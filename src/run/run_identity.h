@@ -19,20 +19,20 @@
 
 namespace leeway {
 
-// Whether a run may go on with another value of this key: what was trained so far, and what is
-// trained from the same state, does not depend on it. The numbers of steps are among them; whether
-// they are at least those already done is checked against the checkpoint, elsewhere.
+// Whether a run may continue with another value of this key: neither what was trained so far nor
+// what is trained from the same state depends on it. This includes the numbers of steps; whether
+// they are at least those already done is checked elsewhere, against the checkpoint.
 bool may_change(const std::string& key);
 
-// Whether the key names a file or a folder whose content is summed.
+// Whether the key names a file or a folder whose content is checksummed.
 bool names_data(const std::string& key);
 
-// CRC-32C over the keys that may not change, in the order of their names, without the paths of data
-// files: those are compared by their content. `only_given` leaves out defaults that the file does
-// not spell out, so that a run's config.toml keeps its hash when a later version knows more keys.
+// CRC-32C over the keys that must not change, sorted by name, without the paths of data files,
+// which are compared by content. `only_given` omits defaults that the file does not mention, so
+// that a run's config.toml keeps its hash when a later version has more keys.
 uint32_t configuration_hash(const Config& config, bool only_given);
 
-// The content of a file, or of a model's folder: its weights, config.json and tokenizer.json.
+// The content of a file, or of a model folder: its weights, config.json and tokenizer.json.
 struct DataSum {
   std::string path;
   uint64_t bytes = 0;
@@ -42,26 +42,26 @@ struct DataSum {
 struct RunIdentity {
   std::string run_id;  // 32 hexadecimal digits
   std::string job;     // "train" or "sft"
-  // Of the run's configurations, one for each time it went on with other settings; the last is the
-  // one now.
+  // Of the run's configurations, one for each time it continued with other settings; the last is
+  // the current one.
   std::vector<uint32_t> config_hashes;
   std::map<std::string, DataSum> data;  // by key
 
   uint32_t data_hash() const;
 };
 
-// By key, what the configuration reads: data of environments and demonstrations, model, tokenizer,
-// reference, teacher. Throws Error for what cannot be read.
+// Data that the configuration reads, by key: data of environments and demonstrations, model,
+// tokenizer, reference, teacher. Throws Error if something cannot be read.
 std::map<std::string, DataSum> data_sums(const Config& config);
 
-// With an id of its own.
+// With a new id.
 RunIdentity new_identity(const Config& config, const std::string& job);
 
 void write_identity(const std::string& run_folder, const RunIdentity& identity);
-// Nothing: the folder has none. Throws Error for one that cannot be read.
+// Returns nothing if the folder has none. Throws Error if it cannot be read.
 std::optional<RunIdentity> read_identity(const std::string& run_folder);
 
-// Throws Error naming the first file of `now` whose content is another than that of the run.
+// Throws Error naming the first file of `now` whose content differs from that of the run.
 void refuse_other_data(const std::string& run_folder, const RunIdentity& identity,
                        const std::map<std::string, DataSum>& now);
 

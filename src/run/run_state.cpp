@@ -23,7 +23,7 @@ const rapidjson::Value& member(const std::string& name, const rapidjson::Value& 
 double number(const std::string& name, const rapidjson::Value& object, const char* key,
               double most) {
   const rapidjson::Value& value = member(name, object, key);
-  if (!value.IsNumber()) throw Error(fmt::format("{}: \"{}\" is no number", name, key));
+  if (!value.IsNumber()) throw Error(fmt::format("{}: \"{}\" is not a number", name, key));
   const double given = value.GetDouble();
   if (given >= 0.0 && given <= most) return given;
   throw Error(fmt::format("{}: \"{}\" = {} is not from 0 to {}", name, key, given, most));
@@ -33,7 +33,7 @@ double count(const std::string& name, const rapidjson::Value& object, const char
              double most = kLargestCount) {
   const double given = number(name, object, key, most);
   if (given == std::floor(given)) return given;
-  throw Error(fmt::format("{}: \"{}\" = {} is no whole number", name, key, given));
+  throw Error(fmt::format("{}: \"{}\" = {} is not an integer", name, key, given));
 }
 
 }  // namespace
@@ -52,18 +52,18 @@ std::string run_state_json(const RunState& state) {
 
 RunState parse_run_state(const std::string& name, std::string_view json) {
   const rapidjson::Document root = parse_json(name, json);
-  if (!root.IsObject()) throw Error(name + ": is no object");
+  if (!root.IsObject()) throw Error(name + ": is not an object");
   RunState state;
   state.trained_tokens = static_cast<int64_t>(count(name, root, "trained_tokens"));
   state.sft_steps = static_cast<int64_t>(count(name, root, "sft_steps"));
   state.sft_seconds = number(name, root, "sft_seconds", std::numeric_limits<double>::max());
   state.initial_checksum =
       static_cast<uint32_t>(count(name, root, "initial_checksum", 4294967295.0));
-  if (root.HasMember("course_begin")) {  // older ones do not
+  if (root.HasMember("course_begin")) {  // older checkpoints lack it
     state.course_begin = static_cast<int64_t>(count(name, root, "course_begin"));
   }
   const rapidjson::Value& before = member(name, root, "before");
-  if (!before.IsObject()) throw Error(name + ": \"before\" is no object");
+  if (!before.IsObject()) throw Error(name + ": \"before\" is not an object");
   for (const auto& metric : before.GetObject()) {
     if (!metric.value.IsNumber() && !metric.value.IsNull()) {
       throw Error(fmt::format("{}: \"before\": \"{}\" is neither a number nor null", name,

@@ -63,7 +63,7 @@ TEST(RunState, NamesTheKeyWhoseValueCannotBe) {
     missing.replace(missing.find(key), 1, "X");
     EXPECT_EQ(error_of(missing), std::string("run.json: has no \"") + key + "\"");
   }
-  EXPECT_NE(error_of(with("sft_steps", "1.5")).find("no whole number"), std::string::npos);
+  EXPECT_NE(error_of(with("sft_steps", "1.5")).find("not an integer"), std::string::npos);
   EXPECT_NE(error_of(with("initial_checksum", "4294967296")), "");
   EXPECT_NE(error_of(with("before", "{\"a\": \"x\"}")).find("\"a\""), std::string::npos);
   for (const char* text : {"", "[]", "1", "null", "{", "{}"}) EXPECT_NE(error_of(text), "") << text;

@@ -21,7 +21,7 @@ std::string sft_state_json(const SftState& state) {
 SftState parse_sft_state(const std::string& name, std::string_view text) {
   const rapidjson::Document json = parse_json(name, text);
   const auto refuse = [&](const char* key) {
-    throw Error(fmt::format("{}: \"{}\" is missing or no such value", name, key));
+    throw Error(fmt::format("{}: \"{}\" is missing or invalid", name, key));
   };
   const auto number = [&](const char* key) {
     if (!json.IsObject() || !json.HasMember(key) || !json[key].IsNumber()) refuse(key);

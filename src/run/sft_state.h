@@ -1,5 +1,5 @@
-// What a checkpoint of the supervised training holds beside the trainer: sft.json. The place among
-// the demonstrations follows from the number of steps.
+// What a checkpoint of the supervised training contains besides the trainer: sft.json. The position
+// among the demonstrations follows from the number of steps.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@ namespace leeway {
 struct SftState {
   int64_t steps = 0;
   int64_t tokens = 0;           // of all training passes
-  double seconds = 0.0;         // resumes included
+  double seconds = 0.0;         // including those before a resume
   double loss = 0.0;            // of the last step
-  double reward = -1.0;         // of the last look; -1: there was none
-  bool reached_reward = false;  // sft.stop_at_reward: there is nothing left to do
+  double reward = -1.0;         // of the last check; -1: none yet
+  bool reached_reward = false;  // sft.stop_at_reward was reached: nothing left to do
 };
 
 std::string sft_state_json(const SftState& state);
-// Throws Error naming `name` and the key: no JSON, a key that is missing, a value that cannot be.
+// Throws Error naming `name` and the key for invalid JSON, a missing key and an impossible value.
 SftState parse_sft_state(const std::string& name, std::string_view json);
 
 }  // namespace leeway
