@@ -114,7 +114,7 @@ class Loop {
 
   void add_metrics(StepRecord& record) {
     const double now = clock_.now(), seconds = std::max(now - last_step_, 1e-9);
-    MetricList& out = record.metrics;
+    Metrics& out = record.metrics;
     out = record.batch.metrics;
     out.insert(out.end(), record.learned.metrics.begin(), record.learned.metrics.end());
     const ScheduleCounts counts = scheduler_.take_counts();

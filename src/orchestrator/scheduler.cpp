@@ -268,7 +268,7 @@ int64_t RolloutScheduler::cancel_running(Open& open, const std::string& reason) 
   return cancelled;
 }
 
-bool RolloutScheduler::too_old(int32_t oldest_version) const {
+bool RolloutScheduler::too_old(PolicyVersion oldest_version) const {
   return batches_taken_ - oldest_version > table_.max_off_policy_steps;
 }
 
@@ -301,7 +301,7 @@ std::optional<std::vector<Group>> RolloutScheduler::take_batch() {
   return batch;
 }
 
-void RolloutScheduler::offer_weights(const PolicyWeights& weights, int64_t version) {
+void RolloutScheduler::offer_weights(const PolicyWeights& weights, PolicyVersion version) {
   offered_.emplace_back(version, weights);
   swap_weights();
 }
@@ -317,7 +317,7 @@ void RolloutScheduler::swap_weights() {
   // Stale work ends before the swap: it must not take a step with the new weights.
   std::vector<int64_t> stale;
   for (const auto& [number, open] : open_) {
-    if (too_old(static_cast<int32_t>(open.started_version))) stale.push_back(number);
+    if (too_old(open.started_version)) stale.push_back(number);
   }
   for (int64_t number : stale) {
     Open& open = open_.at(number);

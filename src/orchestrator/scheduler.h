@@ -94,7 +94,7 @@ using PromptKey = std::pair<size_t, uint64_t>;
 
 // What a scheduler needs to go on where another one stopped.
 struct ScheduleState {
-  int64_t version = 0;  // of the weights that sample
+  PolicyVersion version = 0;  // of the weights that sample
   int64_t batches_taken = 0, next_group = 0, next_rollout = 0;
   ScheduleTotals totals;
   std::vector<Group> finished;
@@ -125,9 +125,9 @@ class RolloutScheduler {
   std::optional<std::vector<Group>> take_batch();
 
   // New weights from the learner; they are swapped in as the schedule says. Versions rise by one.
-  void offer_weights(const PolicyWeights& weights, int64_t version);
+  void offer_weights(const PolicyWeights& weights, PolicyVersion version);
   // Of the weights that sample.
-  int64_t version() const { return version_; }
+  PolicyVersion version() const { return version_; }
 
   // Rollouts of batches that were left out of the update.
   void note_filtered(int64_t rollouts) { totals_.filtered += rollouts; }
@@ -149,8 +149,8 @@ class RolloutScheduler {
     int64_t round = 0;             // of the dispatch in progress
     int64_t failed_rounds = 0;
     int64_t last_failed_round = -1;
-    int64_t started_version = 0;  // when its first rollout began
-    double retry_at = 0.0;        // not before
+    PolicyVersion started_version = 0;  // when its first rollout began
+    double retry_at = 0.0;              // not before
     std::string last_failure;
     std::map<FailureKind, int64_t> failures;  // those in counts_
   };
@@ -176,7 +176,7 @@ class RolloutScheduler {
   // Cancels what runs of a group; how many rollouts that were.
   int64_t cancel_running(Open& open, const std::string& reason);
   void swap_weights();
-  bool too_old(int32_t oldest_version) const;
+  bool too_old(PolicyVersion oldest_version) const;
 
   OrchestratorTable table_;
   uint64_t seed_;
@@ -190,11 +190,12 @@ class RolloutScheduler {
   int64_t lost_in_a_row_ = 0;  // groups given up since one could be trained
   int64_t lost_begin_ = 0;     // first group drawn after they began
   std::map<PromptKey, int64_t> prompt_failures_;  // groups given up
-  int64_t version_ = 0, batches_taken_ = 0, next_group_ = 0, next_rollout_ = 0;
+  PolicyVersion version_ = 0;
+  int64_t batches_taken_ = 0, next_group_ = 0, next_rollout_ = 0;
   std::map<int64_t, Open> open_;     // by group number
   std::map<int64_t, Place> places_;  // by rollout
   std::deque<Group> finished_;       // in the order they ended
-  std::deque<std::pair<int64_t, PolicyWeights>> offered_;
+  std::deque<std::pair<PolicyVersion, PolicyWeights>> offered_;
   ScheduleCounts counts_;
   ScheduleTotals totals_;
   std::string last_failure_;

@@ -226,7 +226,7 @@ class Run {
     const ThreadPlan threads = plan_threads(run_);
     TrainerTable table = run_.trainer;
     table.threads = threads.trainer;
-    const int64_t first = from_ ? from_->step : 0;
+    const PolicyVersion first = from_ ? static_cast<PolicyVersion>(from_->step) : 0;
     steps_ = first;
     latest_ = std::make_shared<const Parameters>(weights);
     // The first evaluation of a run that goes on may have been stopped.

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/cpu/policy_head.h"
+#include "data/sample.h"
 #include "model/cpu_decoder.h"
-#include "trainer/sample.h"
 
 namespace leeway {
 

@@ -13,6 +13,7 @@
 #include "leeway/evaluator.h"
 #include "trainer/cpu_backend.h"
 #include "trainer/minibatches.h"
+#include "trainer/sample_checks.h"
 
 namespace leeway {
 namespace {

@@ -26,12 +26,12 @@
 #include <vector>
 
 #include "config/run_config.h"
+#include "data/sample.h"
 #include "leeway/metrics.h"
 #include "model/parameters.h"
 #include "trainer/backend.h"
 #include "trainer/micro_batch.h"
 #include "trainer/optimizer.h"
-#include "trainer/sample.h"
 
 namespace leeway {
 
