@@ -23,7 +23,7 @@ double now() {
 // Answers immediately with made-up tokens, so that only the orchestrator's own time is measured.
 class InstantSampler : public Sampler {
  public:
-  int64_t submit(const Request& request) override {
+  int64_t submit(Request request) override {
     for (int64_t sample = 0; sample < request.samples; ++sample) {
       SampledSequence& result = waiting_.emplace_back();
       result.request = next_;

@@ -59,7 +59,7 @@ class FakeSampler : public Sampler {
   std::function<void(const Request&)> on_submit = [](const Request&) {};        // may throw
   std::function<void(PolicyVersion version)> on_update = [](PolicyVersion) {};  // before the swap
 
-  int64_t submit(const Request& request) override {
+  int64_t submit(Request request) override {
     on_submit(request);
     const auto number = static_cast<int64_t>(sent_.size());
     sent_.push_back({request, swaps_.back().second, request.samples});
@@ -167,7 +167,8 @@ class FakeLearner : public Learner {
     if (clock_.now() < due_) return std::nullopt;
     busy_ = false;
     LearnerResult result;
-    result.failure = failure_of(batches_.back().step);
+    result.batch = batches_.back();
+    result.failure = failure_of(result.batch.step);
     if (!result.failure.empty()) return result;
     result.version = ++version_;
     result.weights = std::make_shared<const int64_t>(version_);

@@ -24,7 +24,7 @@ class Sampler {
   // Returns at once. Each sample of the request gives exactly one result (stop, length or failed),
   // unless it is cancelled.
   // Throws Error for a request that can never be served.
-  virtual int64_t submit(const Request& request) = 0;
+  virtual int64_t submit(Request request) = 0;
   // No further result of this request is returned.
   virtual void cancel(int64_t request) = 0;
   // Results since the last call. Works, or waits for others who do, for up to about `seconds` if
@@ -35,6 +35,7 @@ class Sampler {
 };
 
 struct LearnerResult {
+  TrainingBatch batch;        // the one that `start` was given, also after a failure
   PolicyVersion version = 0;  // of `weights`: batches trained
   PolicyWeights weights;      // null after a failure
   Metrics metrics;
@@ -49,7 +50,7 @@ struct LearnerResult {
 class Learner {
  public:
   virtual ~Learner() = default;
-  // Begins an update; not while one is going on.
+  // Begins an update; not while one is going on. The result gives the batch back.
   virtual void start(TrainingBatch batch) = 0;
   // The update's result, once, when it is there; waits for it for up to `seconds`.
   virtual std::optional<LearnerResult> poll(double seconds) = 0;

@@ -87,7 +87,7 @@ class Loop {
     in_progress_ = prepare_batch(++step_, std::move(*groups), ids_, options_.batch);
     scheduler_.note_filtered(in_progress_->filtered_rollouts);
     wait_ = clock_.now() - learner_idle_since_;
-    learner_.start(in_progress_->learner);
+    learner_.start(std::move(in_progress_->learner));
   }
 
   void sample() {
@@ -101,6 +101,7 @@ class Loop {
     record.step = step_;
     record.batch = std::move(*in_progress_);
     in_progress_.reset();
+    record.batch.learner = std::move(learned.batch);
     record.learned = std::move(learned);
     learner_idle_since_ = clock_.now();
     scheduler_.offer_weights(record.learned.weights, record.learned.version);

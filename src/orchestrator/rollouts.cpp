@@ -96,8 +96,8 @@ void RolloutDriver::submit(const std::vector<int64_t>& rollouts, const std::vect
   request.sampling = settings_.sampling;
   request.stop_ids = conversation_.stop_ids();
   request.seed = seed;
-  const int64_t number = sampler_.submit(request);
-  waits_[number] = {rollouts, request.samples};
+  const int64_t number = sampler_.submit(std::move(request));
+  waits_[number] = {rollouts, static_cast<int64_t>(rollouts.size())};
   for (int64_t rollout : rollouts) rollouts_.at(rollout)->prompt = prompt;
 }
 

@@ -10,7 +10,7 @@ EngineSampler::EngineSampler(const Parameters& weights, PolicyVersion version,
                              const EngineOptions& options)
     : engine_(weights, version, options) {}
 
-int64_t EngineSampler::submit(const Request& request) { return engine_.submit(request); }
+int64_t EngineSampler::submit(Request request) { return engine_.submit(std::move(request)); }
 
 // The engine still returns the samples of a cancelled request; the driver ignores them.
 void EngineSampler::cancel(int64_t request) { engine_.cancel(request); }

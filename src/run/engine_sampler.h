@@ -16,7 +16,7 @@ class EngineSampler : public Sampler {
  public:
   EngineSampler(const Parameters& weights, PolicyVersion version, const EngineOptions& options);
 
-  int64_t submit(const Request& request) override;
+  int64_t submit(Request request) override;
   void cancel(int64_t request) override;
   std::vector<SampledSequence> poll(double seconds) override;
   // `weights` hold Parameters of the engine's config.

@@ -115,7 +115,7 @@ void TrainerLearner::work() {
   while (true) {
     changed_.wait(lock, [&] { return stop_ || batch_; });
     if (stop_) return;
-    const TrainingBatch batch = std::move(*batch_);
+    TrainingBatch batch = std::move(*batch_);
     lock.unlock();
     LearnerResult result;
     try {
@@ -124,6 +124,7 @@ void TrainerLearner::work() {
       result.failure =
           fmt::format("step {}: {}", batch.step, failure_of(std::current_exception()).message);
     }
+    result.batch = std::move(batch);
     lock.lock();
     if (result.failure.empty()) ++version_;
     batch_.reset();
