@@ -35,6 +35,8 @@ struct TrainingBatch {
 // Numbers of samples' tokens, such as log-probabilities: one list per sample, one entry per id, 0
 // where a token is not trained (unless the loss looks past the mask).
 using TokenValues = std::vector<std::vector<float>>;
+// Yes (1) or no (0) for samples' tokens, in the same form.
+using TokenFlags = std::vector<std::vector<uint8_t>>;
 
 // The samples' numbers, those of a rollout together, in the order of each rollout's first.
 std::vector<std::vector<size_t>> samples_by_rollout(std::span<const Sample> samples);

@@ -43,6 +43,7 @@ struct LearnerResult {
   TokenValues logprobs;  // of the batch's samples, before the update
   // Those of the other policies as the loss read them; empty where it did not.
   TokenValues prox, ref, teacher;
+  TokenFlags kept;      // of the batch's samples: the token's policy term carried gradient
   std::string failure;  // not empty: the update was not made; the last weights stand
 };
 

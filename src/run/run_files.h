@@ -50,8 +50,7 @@ class RunFiles {
   // After it a power cut does not take lines away.
   void sync() const;
   // Sample rollouts of a step: `groups` groups (0: all), evenly spread.
-  void write_rollouts(const StepRecord& record, const RunSetup& setup, const LossSpec& spec,
-                      int64_t groups);
+  void write_rollouts(const StepRecord& record, const RunSetup& setup, int64_t groups);
   void write_batch(const StepRecord& record);  // to batches/step_N.json, whole
   // To weights/step_N, with the tokenizer beside them, so that the folder loads anywhere, and the
   // sums of its files. Its name. From any thread, one call at a time.

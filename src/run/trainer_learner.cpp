@@ -36,6 +36,7 @@ LearnerResult learn(Trainer& trainer, const TrainingBatch& batch, PolicyVersion 
   result.ref = std::move(trained.streams.ref);
   result.teacher = std::move(trained.streams.teacher);
   result.logprobs = std::move(trained.passes.logprobs);
+  result.kept = std::move(trained.passes.kept);
   result.busy_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   trained_tokens += trained.passes.tokens;

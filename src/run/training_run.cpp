@@ -321,7 +321,7 @@ class Run {
     const OutputTable& output = run_.output;
     if (output.rollouts_every > 0 &&
         (record.step % output.rollouts_every == 0 || record.step == 1)) {
-      files_.write_rollouts(record, setup_, setup_.config.loss_spec, output.rollouts_groups);
+      files_.write_rollouts(record, setup_, output.rollouts_groups);
     }
     if (output.batches_every > 0 && (record.step % output.batches_every == 0 || record.step == 1)) {
       files_.write_batch(record);

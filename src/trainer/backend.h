@@ -29,6 +29,7 @@ enum class PolicyKind { current, reference, teacher };
 // Of the rows of a micro-batch [N]; 0 at rows that are not computed.
 struct RowValues {
   std::vector<float> logprobs, entropy;
+  std::vector<uint8_t> kept;  // of a loss pass: the token's policy term carries gradient
 };
 
 // How one micro-batch is trained on.
@@ -58,7 +59,8 @@ class TrainingBackend {
   virtual double loss_pass(const MicroBatch& batch, const LossPass& pass, MetricSums& metrics,
                            RowValues& values) = 0;
 
-  // The same for a gradient that is known: g [N] = d loss / d logprobs. `values` is filled.
+  // The same for a gradient that is known: g [N] = d loss / d logprobs. `values` is
+  // filled, `kept` aside.
   virtual void gradient_pass(const MicroBatch& batch, std::span<const float> g,
                              double entropy_gradient, RowValues& values) = 0;
 

@@ -82,10 +82,23 @@ void check_stream(const char* name, bool is_read, const std::string& preset,
   }
 }
 
-TokenValues zeros_like(std::span<const Sample> samples) {
-  TokenValues values(samples.size());
-  for (size_t i = 0; i < samples.size(); ++i) values[i].resize(samples[i].ids.size());
-  return values;
+// A zero per id of the samples `only`, or of all if there are none; other samples' lists are empty.
+template <class Lists>
+Lists zeros_of(std::span<const Sample> samples, std::span<const size_t> only) {
+  Lists lists(samples.size());
+  for (size_t i = 0; i < samples.size() && only.empty(); ++i)
+    lists[i].resize(samples[i].ids.size());
+  for (size_t number : only) lists[number].resize(samples[number].ids.size());
+  return lists;
+}
+
+// Lists that `into` does not have yet.
+template <class Lists>
+void take_missing(Lists&& from, Lists& into) {
+  into.resize(std::max(into.size(), from.size()));
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (into[i].empty()) into[i] = std::move(from[i]);
+  }
 }
 
 }  // namespace
@@ -98,10 +111,8 @@ void PassResult::merge(PassResult&& other) {
   trained_tokens += other.trained_tokens;
   micro_batches += other.micro_batches;
   largest_micro_batch = std::max(largest_micro_batch, other.largest_micro_batch);
-  if (logprobs.empty()) logprobs.resize(other.logprobs.size());
-  for (size_t i = 0; i < other.logprobs.size(); ++i) {
-    if (logprobs[i].empty()) logprobs[i] = std::move(other.logprobs[i]);
-  }
+  take_missing(std::move(other.logprobs), logprobs);
+  take_missing(std::move(other.kept), kept);
   if (failure.empty()) failure = std::move(other.failure);
 }
 
@@ -173,8 +184,11 @@ struct Trainer::Impl {
       all.insert(all.end(), samples.begin(), samples.end());
     }
     std::vector<float> gradient(pi.size());
-    result.loss += evaluator.evaluate(spec, gathered(batch, all).view(pi, how.prox_is_pi), gradient,
-                                      how.denominator, &result.metrics);
+    std::vector<uint8_t> kept(pi.size());
+    const MicroBatch& whole = gathered(batch, all);
+    result.loss += evaluator.evaluate(spec, whole.view(pi, how.prox_is_pi), gradient,
+                                      how.denominator, &result.metrics, kept);
+    scatter(whole, kept, result.kept);
     size_t first = 0;
     for (const std::vector<size_t>& samples : plan) {
       const MicroBatch& part = gathered(batch, samples);
@@ -211,12 +225,9 @@ struct Trainer::Impl {
                   std::span<const size_t> only, bool prox_is_pi, std::optional<double> denominator,
                   std::optional<int64_t> trained_of_step) {
     PassResult result;
-    if (only.empty()) {
-      result.logprobs = zeros_like(samples);
-    } else {  // `merge` takes the other lists from the passes that make them
-      result.logprobs.resize(samples.size());
-      for (size_t number : only) result.logprobs[number].resize(samples[number].ids.size());
-    }
+    // `merge` takes the lists of other samples from the passes that make them.
+    result.logprobs = zeros_of<TokenValues>(samples, only);
+    result.kept = zeros_of<TokenFlags>(samples, only);
     const Plan plan = plan_micro_batches(batch, table.max_tokens, only);
     for (const std::vector<size_t>& part : plan) {
       int64_t rows = 0;
@@ -241,6 +252,7 @@ struct Trainer::Impl {
         for (const std::vector<size_t>& part : plan) {
           result.loss += backend->loss_pass(gathered(batch, part), how, result.metrics, values);
           note_values(micro_batch, result);
+          scatter(micro_batch, values.kept, result.kept);
         }
       }
       result.loss -= table.entropy_bonus * result.entropy / trained;

@@ -44,6 +44,7 @@ struct PassResult {
   int64_t trained_tokens = 0;
   int64_t micro_batches = 0, largest_micro_batch = 0;
   TokenValues logprobs;  // of the samples, by the policy before the step
+  TokenFlags kept;       // whether a token's policy term carried gradient
   std::string failure;   // not empty: a number was not finite; gradients are of no use
   void merge(PassResult&& other);
 };
@@ -57,7 +58,7 @@ struct OptimResult {
 
 // What `train_batch` did. Seconds are wall time.
 struct BatchResult {
-  PassResult passes;  // all of them; logprobs are the first epoch's
+  PassResult passes;  // all of them; logprobs and kept are the first epoch's
   double loss = 0.0;  // mean over optimizer steps
   double grad_norm = 0.0, largest_grad_norm = 0.0, learning_rate = 0.0;
   int64_t optimizer_steps = 0;
