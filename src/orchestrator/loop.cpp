@@ -70,7 +70,7 @@ class Loop {
     return result;
   }
 
-  // Which batch the learner has, for people.
+  // Which batch the learner has, for messages.
   std::string groups_in_progress() const {
     std::vector<int64_t> numbers;
     for (const Group& group : in_progress_->groups) numbers.push_back(group.number);

@@ -128,7 +128,7 @@ bool RolloutDriver::cancel(int64_t rollout, const std::string& reason) {
 }
 
 std::vector<RolloutOutcome> RolloutDriver::poll(double seconds) {
-  // An environment at work is looked at often, and nobody else says when it is ready.
+  // A pending environment is polled often: nothing else tells when it is ready.
   // Outcomes at hand leave the sampler a moment too: rollouts that fail as they start, again and
   // again, must not keep it from working for others.
   const bool hurry = !pending_.empty() || !outcomes_.empty();

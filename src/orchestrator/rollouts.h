@@ -47,7 +47,7 @@ struct RolloutSettings {
   int64_t max_new_tokens = 64;  // of a turn
   int64_t max_turns = 8;
   int64_t max_length = 0;  // of prompt and replies together: the model's positions
-  double timeout = 0.0;    // seconds from start to end, whoever is waited for; 0: none
+  double timeout = 0.0;    // seconds from start to end, sampling and environment together; 0: none
 };
 
 // Used by one thread. Everything it is made with must outlive it.
@@ -63,7 +63,7 @@ class RolloutDriver {
   void start(const Environment& environment, const Example& example,
              const std::vector<int64_t>& rollouts, uint64_t seed);
   // Ends a rollout as cancelled; unknown or finished: false. Members of a request that others
-  // still use are let run out unseen.
+  // still use are sampled to their end and dropped.
   bool cancel(int64_t rollout, const std::string& reason);
 
   // Outcomes since the last call; lets the sampler and environments work for up to about `seconds`.

@@ -16,13 +16,13 @@
 // finish. `lockstep` swaps when everything admitted has ended, and batches take groups in the order
 // of their numbers: batch b is sampled by version max(0, b - max_off_policy_steps) alone. A group
 // then retries, or is given up, when all of its rollouts have ended, and prompts are drawn when all
-// groups have, so that how long anything takes decides nothing: a run can be repeated bit for bit.
+// groups have, so that timing decides nothing: a run can be repeated bit for bit.
 //
 // Failures of all kinds go one way. Rounds of a group in which a rollout failed are counted; before
 // each retry there is a wait that doubles. At max_error_reschedule_attempts rounds the group is
 // given up: what runs is cancelled, its finished rollouts are trained if they are at least
-// min_group_size, and its prompt is passed over from max_prompt_failures such groups on. Failures
-// without end are a dead end, not a hang: zero_progress_batches batches' worth of rollouts that
+// min_group_size, and its prompt is passed over from max_prompt_failures such groups on. Endless
+// failures end the run instead of hanging it: zero_progress_batches batches' worth of rollouts that
 // failed, or of groups given up for nothing, in a row.
 //
 // Invariant: admitted = completed + failed + cancelled + running, at any time.
@@ -135,14 +135,14 @@ class RolloutScheduler {
   ScheduleCounts take_counts();
   const ScheduleTotals& totals() const { return totals_; }
   int64_t running() const { return driver_.running(); }
-  // Message of the last failure, for people. May be empty.
+  // Message of the last failure, for messages. May be empty.
   const std::string& last_failure() const { return last_failure_; }
   // Not empty: no further batch will come, and why.
   std::string dead_end() const;
 
  private:
   struct Open {
-    Group group;                   // rollouts by member: an outcome's time decides nothing
+    Group group;                   // rollouts by member, in whatever order they finished
     int64_t finished = 0;          // of them
     std::vector<int64_t> running;  // rollouts
     std::vector<int64_t> missing;  // members to be started

@@ -271,8 +271,8 @@ struct Trainer::Impl {
   std::unique_ptr<TrainingBackend> backend;
   MicroBatch micro_batch;    // the one at hand
   RowValues values;          // of the micro-batch at hand
-  std::string pass_failure;  // of a pass since the last step: the gradients are of no use
-  int64_t course_begin = 0;  // optimizer steps before the rate's course began
+  std::string pass_failure;  // of a pass since the last step: the gradients are unusable
+  int64_t course_begin = 0;  // optimizer steps before the learning rate schedule began
 };
 
 Trainer::Trainer(Parameters initial, LossSpec spec, TrainerTable table,
