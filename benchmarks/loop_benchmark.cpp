@@ -23,32 +23,33 @@ double now() {
 // Answers immediately with made-up tokens, so that only the orchestrator's own time is measured.
 class InstantSampler : public Sampler {
  public:
-  int64_t submit(const SampleRequest& request) override {
+  int64_t submit(Request request) override {
     for (int64_t sample = 0; sample < request.samples; ++sample) {
-      SampleResult& result = waiting_.emplace_back();
+      SampledSequence& result = waiting_.emplace_back();
       result.request = next_;
       result.sample = sample;
       result.ids.assign(static_cast<size_t>(request.max_new_tokens), 'a');
-      result.logprobs.assign(result.ids.size(), -0.5f);
-      result.versions.assign(result.ids.size(), static_cast<int32_t>(version_));
+      result.processed_logprobs.assign(result.ids.size(), -0.5f);
+      result.versions.assign(result.ids.size(), version_);
     }
     return next_++;
   }
   void cancel(int64_t) override {}
   // Returns a few at a time, so that the rest stays in flight.
-  std::vector<SampleResult> poll(double) override {
-    std::vector<SampleResult> results;
+  std::vector<SampledSequence> poll(double) override {
+    std::vector<SampledSequence> results;
     while (!waiting_.empty() && results.size() < 16) {
       results.push_back(std::move(waiting_.front()));
       waiting_.pop_front();
     }
     return results;
   }
-  void update_weights(const PolicyWeights&, int64_t version) override { version_ = version; }
+  void update_weights(const PolicyWeights&, PolicyVersion version) override { version_ = version; }
 
  private:
-  std::deque<SampleResult> waiting_;
-  int64_t next_ = 0, version_ = 0;
+  std::deque<SampledSequence> waiting_;
+  int64_t next_ = 0;
+  PolicyVersion version_ = 0;
 };
 
 void scheduler_overhead() {
@@ -72,7 +73,8 @@ void scheduler_overhead() {
   constexpr int64_t kBatches = 40;
   RolloutScheduler scheduler(table, 1, kBatches, mix, driver, sampler, clock);
   const double begin = now();
-  int64_t batches = 0, most = 0;
+  PolicyVersion batches = 0;
+  int64_t most = 0;
   while (batches < kBatches) {
     scheduler.pump(0.0);
     most = std::max(most, scheduler.running());

@@ -100,15 +100,15 @@ EngineOptions engine_options(const Model& model, Precision precision) {
 }
 
 // Samples all prompts to the end; results are in the order of the prompts.
-std::vector<FinishedSample> sample(Engine& engine,
-                                   const std::vector<std::vector<int32_t>>& prompts) {
+std::vector<SampledSequence> sample(Engine& engine,
+                                    const std::vector<std::vector<int32_t>>& prompts) {
   for (size_t i = 0; i < prompts.size(); ++i) {
     engine.submit({.prompt = prompts[i], .max_new_tokens = kNewTokens, .seed = i});
   }
   while (!engine.idle()) engine.step();
-  std::vector<FinishedSample> finished = engine.take_finished();
+  std::vector<SampledSequence> finished = engine.take_finished();
   LEEWAY_CHECK(finished.size() == prompts.size(), "every prompt must have a sample");
-  std::ranges::sort(finished, {}, &FinishedSample::request);
+  std::ranges::sort(finished, {}, &SampledSequence::request);
   return finished;
 }
 
@@ -379,9 +379,9 @@ class Checks {
     Engine engine(model.parameters, 0, engine_options(model, Precision::float32));
     std::vector<std::vector<int32_t>> sequences = prompts;
     std::vector<float> logprobs;
-    const std::vector<FinishedSample> finished = sample(engine, prompts);
+    const std::vector<SampledSequence> finished = sample(engine, prompts);
     for (size_t b = 0; b < prompts.size(); ++b) {
-      const FinishedSample& c = finished[b];
+      const SampledSequence& c = finished[b];
       sequences[b].insert(sequences[b].end(), c.ids.begin(), c.ids.end());
       logprobs.insert(logprobs.end(), c.raw_logprobs.begin(), c.raw_logprobs.end());
     }

@@ -66,7 +66,7 @@ std::vector<Sampled> sample(const Parameters& parameters, const EngineOptions& o
     // Requests join while others are running.
     if (next < requests.size()) engine.submit(requests[next++]);
     engine.step();
-    for (const FinishedSample& completion : engine.take_finished()) {
+    for (const SampledSequence& completion : engine.take_finished()) {
       Sampled& entry = sampled.emplace_back();
       entry.tokens = requests[static_cast<size_t>(completion.request)].prompt;
       entry.prompt = entry.tokens.size();

@@ -33,7 +33,7 @@ OrchestratorTable one_group(int64_t group_size, std::optional<int64_t> cap,
 using Change = std::function<void(FakeReply& reply, int64_t request, int64_t sample)>;
 FakeSystem::MakePolicy replies(Change change) {
   return [=](const FakeTalk& talk) {
-    return [=, &talk](const SampleRequest&, int64_t request, int64_t sample) {
+    return [=, &talk](const Request&, int64_t request, int64_t sample) {
       FakeReply reply{talk.reply_of("abc"), 1.0};
       change(reply, request, sample);
       return reply;
@@ -124,7 +124,7 @@ TEST(FailureMode, N02_RoundsOfAGroupAddUpAsTheManualSays) {
       OrchestratorTable table = one_group(3, 3, schedule);
       table.prompts_per_batch = 2;
       FakeSystem system({.table = table, .max_batches = 1}, [&](const FakeTalk& talk) {
-        return [&](const SampleRequest& request, int64_t, int64_t sample) {
+        return [&](const Request& request, int64_t, int64_t sample) {
           FakeReply reply{talk.reply_of("abc"), 1.0};
           // Sample 0 of both groups fails; the other samples complete meanwhile.
           int64_t before = 0;
@@ -180,7 +180,7 @@ TEST(FailureMode, N03_ExceptionsGoTheWayOfErrorResults) {
         options.members = environment.members();
         options.rollouts.timeout = 5.0;
         FakeSystem system(std::move(options), [&](const FakeTalk& talk) {
-          return [&](const SampleRequest&, int64_t, int64_t) {
+          return [&](const Request&, int64_t, int64_t) {
             FakeReply reply{talk.reply_of("abc")};
             if (!down || c.submit_throws || c.start_throws) return reply;
             reply.ids = c.reply.empty() ? std::vector<int32_t>{} : talk.reply_of(c.reply);
@@ -189,7 +189,7 @@ TEST(FailureMode, N03_ExceptionsGoTheWayOfErrorResults) {
             return reply;
           };
         });
-        system.sampler.on_submit = [&](const SampleRequest&) {
+        system.sampler.on_submit = [&](const Request&) {
           if (down && c.submit_throws) throw Error("refused");
         };
         while (system.scheduler.totals().failed == 0) system.scheduler.pump(0.01);
@@ -233,7 +233,7 @@ TEST(FailureMode, N05_TheWaitBeforeARetryDoubles) {
                         reply.wait = 0.0;
                         if (request < 10) reply.failure = "bad moment";
                       }));
-    system.sampler.on_submit = [&](const SampleRequest&) { times.push_back(system.clock.now()); };
+    system.sampler.on_submit = [&](const Request&) { times.push_back(system.clock.now()); };
     ASSERT_TRUE(next_batch(system));
     ASSERT_EQ(times.size(), 11u);
     double expected = 0.5;
@@ -300,8 +300,8 @@ TEST(FailureMode, N07_APoisonousPromptIsLeftOutAlsoAfterAResume) {
       return std::make_unique<FakeSystem>(std::move(options),
                                           replies([](FakeReply&, int64_t, int64_t) {}));
     };
-    const auto run = [](FakeSystem& system, int64_t from, int64_t to) {
-      for (int64_t step = from; step < to; ++step) {
+    const auto run = [](FakeSystem& system, PolicyVersion from, PolicyVersion to) {
+      for (PolicyVersion step = from; step < to; ++step) {
         const auto batch = next_batch(system);
         ASSERT_TRUE(batch);
         EXPECT_NE(batch->at(0).example.index, 1u);
@@ -394,7 +394,7 @@ TEST(FailureMode, N10_ARunWhoseGroupsAllFailEnds) {
         table.max_off_policy_steps = 1;
         table.retry_backoff = 0.1;
         FakeSystem system({.table = table, .max_batches = 9}, [&](const FakeTalk& talk) {
-          return [&](const SampleRequest& request, int64_t, int64_t sample) {
+          return [&](const Request& request, int64_t, int64_t sample) {
             // Only one sample is retried; the others of the group have completed by then.
             FakeReply reply{talk.reply_of("abc")};
             if (some_complete && request.samples > 1 && sample > 0) return reply;

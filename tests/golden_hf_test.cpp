@@ -148,7 +148,7 @@ TEST_P(GoldenHf, GreedyTokensAreEqual) {
   size_t seen = 0;
   while (!engine.idle()) {
     engine.step();
-    for (const FinishedSample& completion : engine.take_finished()) {
+    for (const SampledSequence& completion : engine.take_finished()) {
       const auto* expected = greedy.data() + completion.request * 64 + 16;
       EXPECT_EQ(completion.ids, std::vector<int32_t>(expected, expected + 48));
       ++seen;

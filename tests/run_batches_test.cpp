@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "base/files.h"
@@ -134,6 +135,45 @@ TEST_F(RunBatches, LossCommandsReadRolloutsAndSayHowManyOfTheBatchTheyAre) {
                  {"run", "step 7", "rollouts of steps: 1, 2", "output.batches_every"});
   expect_mistake(leeway({"loss", "compare", "--run", "run"}), {"--step"});
   expect_mistake(leeway({"loss", "compare", "--run", "nowhere", "--step", "1"}), {"nowhere"});
+}
+
+TEST_F(RunBatches, RolloutsSayOfEachTokenWhatTheTrainerDidWithIt) {
+  // The masks of m2po depend on all tokens of a minibatch; with prox_forward = "never" and rollouts
+  // of older policies prox is neither the policy that is trained nor the one before the batch.
+  const std::map<std::string, std::vector<std::string>> runs = {
+      {"minibatches",
+       {"trainer.loss.preset=m2po", "trainer.loss.m2_threshold=1e-4", "trainer.minibatches=4",
+        "trainer.optimizer_steps=minibatch"}},
+      {"never",
+       {"trainer.loss.preset=grpo", "trainer.loss.eps_low=0.01", "trainer.loss.eps_high=0.01",
+        "trainer.prox_forward=never", "orchestrator.max_off_policy_steps=2"}}};
+  for (const auto& [folder, settings] : runs) {
+    std::vector<std::string> sets = settings;
+    sets.insert(sets.end(),
+                {"output_dir=" + folder, "output.rollouts_groups=0", "trainer.max_steps=4",
+                 "trainer.warmup_steps=0", "trainer.learning_rate=0.02"});
+    const RunResult result = train(sets);
+    ASSERT_EQ(result.code, 0) << result;
+    bool any_dropped = false;
+    int step = 0;
+    for (const Document& metrics : rows(folder + "/metrics.jsonl")) {
+      double kept = 0.0, trained = 0.0;
+      for (const Document& rollout :
+           rows(folder + "/rollouts/step_" + std::to_string(++step) + ".jsonl")) {
+        for (const Json& sample : rollout["samples"].GetArray()) {
+          for (rapidjson::SizeType t = 0; t < sample["kept"].Size(); ++t) {
+            kept += sample["kept"][t].GetDouble();
+            trained += sample["loss_mask"][t].GetDouble();
+            EXPECT_LE(sample["kept"][t].GetDouble(), sample["loss_mask"][t].GetDouble());
+          }
+        }
+      }
+      EXPECT_NEAR(metrics["kept_share"].GetDouble(), kept / trained, 1e-12) << "step " << step;
+      any_dropped = any_dropped || kept < trained;
+    }
+    EXPECT_EQ(step, 4);
+    EXPECT_TRUE(any_dropped);
+  }
 }
 
 TEST_F(RunBatches, WholeBatchesHoldEveryStreamThatTheLossRead) {

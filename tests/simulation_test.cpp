@@ -224,8 +224,7 @@ class Process {
   // The request's seed determines what is sampled, `delays` when.
   FakePolicy policy(const FakeTalk& talk, uint64_t delays) const {
     const RandomPolicy random{talk, delays, plan_.trouble, plan_.turns ? 0.3 : 0.0, plan_.slowest};
-    return [random, hangs = plan_.hangs](const SampleRequest& request, int64_t number,
-                                         int64_t sample) {
+    return [random, hangs = plan_.hangs](const Request& request, int64_t number, int64_t sample) {
       FakeReply reply = random(request, number, sample);
       if (share_of(request.seed + static_cast<uint64_t>(sample), 5) < hangs) reply.wait = kForEver;
       return reply;
@@ -244,14 +243,14 @@ class Process {
         return share < hangs ? kForEver : share < 0.4 ? 0.05 * share : 0.0;
       };
     }
-    system_->sampler.on_submit = [this](const SampleRequest& request) {
+    system_->sampler.on_submit = [this](const Request& request) {
       if (share_of(request.seed, 6) < plan_.trouble) throw Error("the request is refused");
     };
     system_->learner.seconds_of = [this, delays](int64_t step) {
       return plan_.learner_seconds * share_of(delays, 100 + static_cast<uint64_t>(step));
     };
     if (timeline_.saved) {
-      begin_ = timeline_.saved->first;
+      begin_ = static_cast<PolicyVersion>(timeline_.saved->first);
       system_->sampler.begin_at(begin_);
       system_->learner.begin_at(begin_);
       system_->scheduler.restore(
@@ -411,7 +410,8 @@ class Process {
       std::make_unique<FakeEnvironment>("letters", respond_by_letter);
   FakeEnvironment* environment_ = owned_.get();
   std::unique_ptr<FakeSystem> system_;
-  int64_t begin_ = 0, version_ = 0, looks_ = 0;
+  PolicyVersion begin_ = 0, version_ = 0;
+  int64_t looks_ = 0;
 };
 
 void check_groups(const Plan& plan, const Timeline& timeline) {

@@ -223,7 +223,7 @@ SamplingTime sample_all(Engine& engine, const Workload& work) {
     time.decoded += report.sampled;
   }
   int64_t tokens = 0;
-  for (const FinishedSample& finished : engine.take_finished()) {
+  for (const SampledSequence& finished : engine.take_finished()) {
     tokens += static_cast<int64_t>(finished.ids.size());
   }
   if (tokens != work.prompts * work.new_tokens) throw Error("sampling returned too few tokens");

@@ -23,10 +23,12 @@ class Evaluator {
   Evaluator& operator=(Evaluator&&) noexcept;
 
   // Returns the loss and writes d loss / d log pi to `grad` ([N], zero where a token takes no
-  // part). Without `denominator` the batch's own is used. `metrics`, if given, is added to. Throws
-  // Error as evaluate_reference does; `grad` then holds nothing of use.
+  // part). Without `denominator` the batch's own is used. `metrics`, if given, is added to, and
+  // `kept` [N], which may come with it, is written: 1 where a token's policy term carries gradient.
+  // Throws Error as evaluate_reference does; `grad` then holds nothing of use.
   double evaluate(const LossSpec& spec, const BatchView<float>& batch, std::span<float> grad,
-                  std::optional<double> denominator = {}, MetricSums* metrics = nullptr);
+                  std::optional<double> denominator = {}, MetricSums* metrics = nullptr,
+                  std::span<uint8_t> kept = {});
 
  private:
   struct Impl;

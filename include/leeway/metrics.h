@@ -8,11 +8,10 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "leeway/loss.h"
+#include "leeway/metric_list.h"
 
 namespace leeway {
 
@@ -99,7 +98,6 @@ struct MetricInfo {
 // Every native metric, in the order it is shown.
 std::span<const MetricInfo> metric_table();
 
-using Metrics = std::vector<std::pair<std::string, double>>;
 Metrics finalize_metrics(const LossSpec& spec, const MetricSums& sums, bool has_rollout,
                          bool has_ref, bool has_teacher);
 

@@ -28,11 +28,11 @@ struct Options {
   EngineOptions engine;
 };
 
-void write_completions(const std::vector<FinishedSample>& completions) {
+void write_completions(const std::vector<SampledSequence>& completions) {
   JsonWriter json;
   const auto lists = [&](const char* key, auto member, auto write) {
     json.key(key).begin_array();
-    for (const FinishedSample& completion : completions) {
+    for (const SampledSequence& completion : completions) {
       json.begin_array();
       for (const auto& value : completion.*member) write(value);
       json.end_array();
@@ -41,11 +41,11 @@ void write_completions(const std::vector<FinishedSample>& completions) {
   };
   const auto logprob = [&](float value) { json.value(value); };
   json.begin_object();
-  lists("tokens", &FinishedSample::ids, [&](int32_t id) { json.value(static_cast<double>(id)); });
-  lists("logprobs", &FinishedSample::raw_logprobs, logprob);
-  lists("processed_logprobs", &FinishedSample::processed_logprobs, logprob);
+  lists("tokens", &SampledSequence::ids, [&](int32_t id) { json.value(static_cast<double>(id)); });
+  lists("logprobs", &SampledSequence::raw_logprobs, logprob);
+  lists("processed_logprobs", &SampledSequence::processed_logprobs, logprob);
   json.key("finish").begin_array();
-  for (const FinishedSample& completion : completions) json.value(name_of(completion.finish));
+  for (const SampledSequence& completion : completions) json.value(name_of(completion.finish));
   json.end_array().end_object();
   print(json.text() + "\n");
 }
@@ -89,16 +89,16 @@ void run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const auto most = prompts.size() * static_cast<size_t>(options.samples * options.max_new_tokens);
   size_t sampled = 0;
-  std::vector<FinishedSample> completions;
+  std::vector<SampledSequence> completions;
   while (!engine.idle()) {
     sampled += static_cast<size_t>(engine.step().sampled);
-    for (FinishedSample& completion : engine.take_finished()) {
+    for (SampledSequence& completion : engine.take_finished()) {
       completions.push_back(std::move(completion));
     }
     progress.update(sampled, most);
   }
   std::sort(completions.begin(), completions.end(),
-            [](const FinishedSample& a, const FinishedSample& b) {
+            [](const SampledSequence& a, const SampledSequence& b) {
               return std::pair(a.request, a.sample) < std::pair(b.request, b.sample);
             });
   write_completions(completions);

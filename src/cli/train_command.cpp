@@ -46,7 +46,7 @@ std::string summary_json(const RunSummary& summary) {
   number("trained_tokens", summary.trained_tokens);
   number("sampler_busy", summary.sampler_busy);
   number("trainer_busy", summary.trainer_busy);
-  const auto metrics = [&](const char* key, const MetricList& list) {
+  const auto metrics = [&](const char* key, const Metrics& list) {
     json.key(key).begin_object();
     for (const auto& [name, value] : list) json.key(name).value(value);
     json.end_object();
@@ -96,12 +96,12 @@ std::string suggestions(const std::string& folder) {
 
 std::string summary_text(const RunSummary& summary, bool quick_start) {
   std::string out;
-  const auto estimate = [](const MetricList& list) {
+  const auto estimate = [](const Metrics& list) {
     return fmt::format("{:.3f} [{:.3f}, {:.3f}]", metric_of(list, "eval/all/reward/mean"),
                        metric_of(list, "eval/all/reward/low"),
                        metric_of(list, "eval/all/reward/high"));
   };
-  const auto measured = [](const MetricList& list) {
+  const auto measured = [](const Metrics& list) {
     return !std::isnan(metric_of(list, "eval/all/reward/mean"));
   };
   if (measured(summary.before) && measured(summary.after)) {

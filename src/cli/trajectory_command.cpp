@@ -62,11 +62,11 @@ std::string trajectory_json(const std::vector<SplitRollout>& rollouts, const Tok
       opened[sample] = true;
     }
     json.end_array().key("samples").begin_array();
-    for (const TrainingSample& s : r.split.samples) {
+    for (const Sample& s : r.split.samples) {
       json.begin_object();
       list("ids", s.ids);
       list("mask", s.loss_mask);
-      list("logprobs", s.logprobs);
+      list("logprobs", s.rollout);
       list("versions", s.versions);
       list("step", s.step);
       if (tokenizer != nullptr) {

@@ -140,10 +140,12 @@ __global__ void __launch_bounds__(kTokenThreads)
       if (out.trained) out = evaluate_token(plan, in);
       if (!out.trained) {
         if (grad != nullptr) grad[i] = 0.0f;
+        if (batch.kept != nullptr) batch.kept[i] = 0;
         if (prepared.through != nullptr) prepared.through[i] = 0.0f;
         continue;
       }
       if (grad != nullptr) grad[i] = out.grad;
+      if (batch.kept != nullptr) batch.kept[i] = out.kept;
       if (prepared.through != nullptr) prepared.through[i] = out.through;
       const int bin = sums.add(plan, batch, i, in, out);
       // Neighbours often share a bin: one of them counts for all.

@@ -91,7 +91,8 @@ TEST(Backend, LoadsNewWeightsBetweenPasses) {
   EXPECT_EQ(calls.loads, 1);
   engine.step();
   EXPECT_EQ(calls.loads, 2);
-  EXPECT_EQ(run_to_the_end(engine).at({0, 0}).versions, (std::vector<int64_t>{0, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(run_to_the_end(engine).at({0, 0}).versions,
+            (std::vector<PolicyVersion>{0, 1, 1, 1, 1, 1}));
 }
 
 }  // namespace

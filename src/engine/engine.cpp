@@ -43,19 +43,19 @@ struct Engine::Impl {
   std::vector<Arrival> arrivals;
   std::vector<int64_t> cancels;
   std::shared_ptr<const Parameters> new_weights;
-  int64_t new_version = 0;
+  PolicyVersion new_version = 0;
   std::unordered_map<int64_t, int64_t> open;  // request: samples that have not ended
-  std::vector<FinishedSample> finished;
+  std::vector<SampledSequence> finished;
 
   // The stepping thread's own.
   Scheduler scheduler;
-  int64_t version;
+  PolicyVersion version;
   std::vector<Arrival> taken_arrivals;
   std::vector<int64_t> taken_cancels;
   std::vector<Drawn> drawn;
-  std::vector<FinishedSample> ended;
+  std::vector<SampledSequence> ended;
 
-  Impl(const Parameters& weights, int64_t first_version, const EngineOptions& given)
+  Impl(const Parameters& weights, PolicyVersion first_version, const EngineOptions& given)
       : options(given),
         config(weights.config()),
         backend(make_backend(config, options)),
@@ -98,7 +98,7 @@ std::string Engine::Impl::failure(const StepRows& pass) const {
     if (drawn[i].failure.empty() || pass.draws[i].request == last) continue;
     last = pass.draws[i].request;
     if (failed++ > 0) continue;
-    const FinishedSample& result = pass.draws[i].sample->result;
+    const SampledSequence& result = pass.draws[i].sample->result;
     message = fmt::format(
         "request {}, sample {}, token {}, weights of version {}: {}; the request is removed",
         result.request, result.sample, result.ids.size(), version, drawn[i].failure);
@@ -110,7 +110,7 @@ std::string Engine::Impl::failure(const StepRows& pass) const {
 void Engine::Impl::publish() {
   if (ended.empty()) return;
   const std::lock_guard lock(mutex);
-  for (FinishedSample& result : ended) {
+  for (SampledSequence& result : ended) {
     const auto left = open.find(result.request);
     LEEWAY_CHECK(left != open.end(), "a sample ended that was never asked for");
     if (--left->second == 0) open.erase(left);
@@ -143,7 +143,7 @@ StepReport Engine::Impl::step() {
   return report;
 }
 
-Engine::Engine(const Parameters& weights, int64_t version, const EngineOptions& options)
+Engine::Engine(const Parameters& weights, PolicyVersion version, const EngineOptions& options)
     : impl_(std::make_unique<Impl>(weights, version, options)) {}
 
 Engine::~Engine() = default;
@@ -164,7 +164,7 @@ bool Engine::cancel(int64_t request) {
   return true;
 }
 
-void Engine::update_weights(std::shared_ptr<const Parameters> weights, int64_t version) {
+void Engine::update_weights(std::shared_ptr<const Parameters> weights, PolicyVersion version) {
   LEEWAY_CHECK(weights != nullptr, "weights are needed");
   check_same_network(impl_->config, weights->config());
   const std::lock_guard lock(impl_->mutex);
@@ -174,7 +174,7 @@ void Engine::update_weights(std::shared_ptr<const Parameters> weights, int64_t v
 
 StepReport Engine::step() { return impl_->step(); }
 
-std::vector<FinishedSample> Engine::take_finished() {
+std::vector<SampledSequence> Engine::take_finished() {
   const std::lock_guard lock(impl_->mutex);
   return std::exchange(impl_->finished, {});
 }

@@ -1,7 +1,7 @@
 // The sampling engine: requests in, tokens out, many at a time.
 //
 // Invariants:
-// - Every submitted sample ends in exactly one FinishedSample: stop, length or cancelled.
+// - Every submitted sample ends in exactly one SampledSequence: stop, length or cancelled.
 // - A request is admitted when blocks for all its samples at full length are free; it then never
 //   waits for memory again, so that nothing is evicted and nothing deadlocks. Admission is in order
 //   of submission.
@@ -43,14 +43,14 @@ struct StepReport {
   int64_t running = 0;  // samples after the step
   int64_t queued = 0;   // samples waiting for memory or a place
   int64_t free_blocks = 0;
-  int64_t version = 0;
+  PolicyVersion version = 0;
 };
 
 class Engine {
  public:
   // Throws Error for options out of range. At most as many blocks are made as max_sequences of the
   // model's greatest length can use.
-  Engine(const Parameters& weights, int64_t version, const EngineOptions& options);
+  Engine(const Parameters& weights, PolicyVersion version, const EngineOptions& options);
   ~Engine();
 
   // Returns the request's number. Throws Error for a prompt that is empty or does not fit the model
@@ -62,7 +62,7 @@ class Engine {
   bool cancel(int64_t request);
   // The next step samples with these weights. Weights of another config are refused (Error). A
   // second call before that step replaces the first.
-  void update_weights(std::shared_ptr<const Parameters> weights, int64_t version);
+  void update_weights(std::shared_ptr<const Parameters> weights, PolicyVersion version);
 
   // Takes pending cancellations and weights, admits, runs one pass, samples. Does nothing when
   // idle. Throws Error naming a request whose logits are no distribution (weights that are or lead
@@ -70,7 +70,7 @@ class Engine {
   // others have their token, and the next step goes on with them.
   StepReport step();
   // Samples that ended since the last call, in the order they ended.
-  std::vector<FinishedSample> take_finished();
+  std::vector<SampledSequence> take_finished();
   bool idle() const;       // nothing running, queued or pending
   int64_t blocks() const;  // of the key/value store, each of kBlockKeys positions
 

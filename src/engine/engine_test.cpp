@@ -117,14 +117,14 @@ TEST(Engine, PrefillsAPromptOnceForAllSamples) {
 TEST(Engine, StopsAtStopIdsAndKeepsThem) {
   const Parameters weights = tiny_weights(Family::qwen2, 6);
   Request request = make_request(5, 30, 1, 12);
-  const FinishedSample whole = run_all(weights, options_of(64), {request}).at({0, 0});
+  const SampledSequence whole = run_all(weights, options_of(64), {request}).at({0, 0});
   EXPECT_EQ(whole.finish, Finish::length);
   ASSERT_EQ(whole.ids.size(), 30u);
   for (const size_t at : {0u, 1u, 12u, 29u}) {
     request.stop_ids = {whole.ids[at]};
     const size_t first =
         std::find(whole.ids.begin(), whole.ids.end(), whole.ids[at]) - whole.ids.begin();
-    const FinishedSample cut = run_all(weights, options_of(64), {request}).at({0, 0});
+    const SampledSequence cut = run_all(weights, options_of(64), {request}).at({0, 0});
     EXPECT_EQ(cut.finish, Finish::stop);
     EXPECT_EQ(cut.ids, std::vector(whole.ids.begin(), whole.ids.begin() + first + 1));
     EXPECT_EQ(cut.versions.size(), first + 1);
@@ -194,7 +194,7 @@ TEST(Engine, CancelledSamplesKeepTheTokensTheyHave) {
   Results results = run_to_the_end(engine);
   ASSERT_EQ(results.size(), 6u);
   for (const auto& [key, result] : results) {
-    const FinishedSample& expected = whole.at(key);
+    const SampledSequence& expected = whole.at(key);
     const size_t tokens = key.first == 0 ? 25u : key.first == 1 ? 10u : 0u;
     EXPECT_EQ(result.finish, key.first == 0 ? Finish::length : Finish::cancelled);
     EXPECT_EQ(result.ids, std::vector(expected.ids.begin(), expected.ids.begin() + tokens));
@@ -246,7 +246,7 @@ Results with_swap(const Parameters& weights, std::shared_ptr<const Parameters> n
   return results;
 }
 
-size_t count_of_old(const FinishedSample& result) {
+size_t count_of_old(const SampledSequence& result) {
   return static_cast<size_t>(std::count(result.versions.begin(), result.versions.end(), 100));
 }
 
@@ -331,9 +331,9 @@ TEST(Engine, TheLastOfSeveralUpdatesCountsAndForeignOnesAreRefused) {
   const Request request = make_request(5, 6, 1, 1);
   engine.submit(request);
   WholePass whole(*third, Precision::float32);
-  const FinishedSample result = run_to_the_end(engine).at({0, 0});
+  const SampledSequence result = run_to_the_end(engine).at({0, 0});
   expect_same(result, whole.sample(request, 0));
-  EXPECT_EQ(result.versions, std::vector<int64_t>(6, 3));
+  EXPECT_EQ(result.versions, std::vector<PolicyVersion>(6, 3));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -437,7 +437,7 @@ TEST(Engine, EndsEverySampleOnceThroughRandomHistories) {
     std::vector<Request> requests;
     std::set<int64_t> cancelled;
     Results results;
-    int64_t version = 0;
+    PolicyVersion version = 0;
     for (int action = 0; action < 60; ++action) {
       const uint64_t kind = rng.below(10);
       if (kind < 3) {
@@ -506,7 +506,7 @@ TEST(Engine, TakesRequestsCancellationsAndWeightsFromOtherThreads) {
     });
   }
   threads.emplace_back([&] {
-    for (int64_t version = 1; version <= 5; ++version) {
+    for (PolicyVersion version = 1; version <= 5; ++version) {
       engine.update_weights(std::make_shared<Parameters>(weights), version);
       std::this_thread::yield();
     }

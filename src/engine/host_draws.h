@@ -15,8 +15,8 @@ class HostDraws {
   // The pool must live as long.
   explicit HostDraws(ThreadPool& pool);
 
-  // drawn[i] from row draws[i].logits of `logits` [rows, vocabulary]. Who draws which token does
-  // not matter: each has its own row and its own random numbers.
+  // drawn[i] from row draws[i].logits of `logits` [rows, vocabulary]. Which thread draws which
+  // token does not matter: each has its own row and its own random numbers.
   void draw(std::span<const Draw> draws, const float* logits, int64_t vocabulary,
             std::span<Drawn> drawn);
 

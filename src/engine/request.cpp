@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/sampler.h"
 #include "kernels/attention.h"
 #include "leeway/error.h"
 
@@ -19,15 +20,6 @@ void check_ids(const char* what, const std::vector<int32_t>& ids, int64_t vocabu
 int64_t blocks_for(int64_t positions) { return (positions + kBlockKeys - 1) / kBlockKeys; }
 
 }  // namespace
-
-const char* name_of(Finish finish) {
-  switch (finish) {
-    case Finish::stop: return "stop";
-    case Finish::length: return "length";
-    case Finish::cancelled: return "cancelled";
-  }
-  return "";
-}
 
 BlockNeed block_need(const Request& request) {
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());

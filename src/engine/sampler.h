@@ -14,16 +14,10 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "data/sampling.h"
 
 namespace leeway {
 
-struct SamplingSettings {
-  float temperature = 1.0f;  // 0: the most likely token, the first of equals
-  int64_t top_k = 0;         // 0: off
-  float top_p = 1.0f;        // 1: off
-  float min_p = 0.0f;        // 0: off
-  bool truncates() const { return top_k > 0 || top_p < 1.0f || min_p > 0.0f; }
-};
 // Throws Error naming the setting and its value.
 void check_sampling(const SamplingSettings& settings);
 

@@ -20,8 +20,8 @@ int64_t pending(const ScheduledRequest& request, const ScheduledSample& sample) 
   return prompt_length(request) + own - sample.stored;
 }
 
-FinishedSample begun_sample(int64_t request, int64_t sample) {
-  FinishedSample result;
+SampledSequence begun_sample(int64_t request, int64_t sample) {
+  SampledSequence result;
   result.request = request;
   result.sample = sample;
   return result;
@@ -43,7 +43,7 @@ void Scheduler::enqueue(int64_t id, Request request) {
   queue_.push_back({id, std::move(request)});
 }
 
-void Scheduler::cancel(int64_t id, std::vector<FinishedSample>& ended) {
+void Scheduler::cancel(int64_t id, std::vector<SampledSequence>& ended) {
   for (const auto& request : requests_) {
     if (request->id == id) end_request(*request, ended);
   }
@@ -161,10 +161,10 @@ const StepRows& Scheduler::plan() {
   return pass_;
 }
 
-void Scheduler::accept(const Draw& draw, const SampledToken& token, int64_t version,
-                       std::vector<FinishedSample>& ended) {
+void Scheduler::accept(const Draw& draw, const SampledToken& token, PolicyVersion version,
+                       std::vector<SampledSequence>& ended) {
   const Request& request = draw.request->request;
-  FinishedSample& result = draw.sample->result;
+  SampledSequence& result = draw.sample->result;
   result.ids.push_back(token.id);
   result.raw_logprobs.push_back(token.raw_logprob);
   result.processed_logprobs.push_back(token.processed_logprob);
@@ -189,8 +189,8 @@ void Scheduler::fork(ScheduledRequest& request) {
   }
 }
 
-std::span<const BlockCopy> Scheduler::commit(std::span<const Drawn> drawn, int64_t version,
-                                             std::vector<FinishedSample>& ended) {
+std::span<const BlockCopy> Scheduler::commit(std::span<const Drawn> drawn, PolicyVersion version,
+                                             std::vector<SampledSequence>& ended) {
   LEEWAY_CHECK(drawn.size() == pass_.draws.size(), "each draw has its token");
   for (size_t i = 0; i < drawn.size(); ++i) {
     if (!drawn[i].failure.empty()) pass_.draws[i].request->failed = true;
@@ -216,7 +216,7 @@ std::span<const BlockCopy> Scheduler::commit(std::span<const Drawn> drawn, int64
 }
 
 void Scheduler::end_sample(ScheduledRequest& request, ScheduledSample& sample, Finish finish,
-                           std::vector<FinishedSample>& ended) {
+                           std::vector<SampledSequence>& ended) {
   sample.result.finish = finish;
   ended.push_back(std::move(sample.result));
   sample.live = false;
@@ -225,7 +225,7 @@ void Scheduler::end_sample(ScheduledRequest& request, ScheduledSample& sample, F
   to_sweep_ = true;
 }
 
-void Scheduler::end_request(ScheduledRequest& request, std::vector<FinishedSample>& ended) {
+void Scheduler::end_request(ScheduledRequest& request, std::vector<SampledSequence>& ended) {
   for (ScheduledSample& sample : request.samples) {
     if (sample.live) end_sample(request, sample, Finish::cancelled, ended);
   }

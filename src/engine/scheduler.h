@@ -15,13 +15,14 @@
 
 #include "engine/block_pool.h"
 #include "engine/request.h"
+#include "engine/sampler.h"
 #include "kernels/attention.h"
 
 namespace leeway {
 
 struct ScheduledSample {
   Rng rng{0};
-  FinishedSample result;  // the tokens so far
+  SampledSequence result;  // the tokens so far
   std::vector<int32_t> blocks;
   int64_t stored = 0;  // positions whose keys and values are there
   bool live = true;
@@ -71,7 +72,7 @@ class Scheduler {
   void enqueue(int64_t id, Request request);
   // Ends what is left of a request; unknown: nothing. Samples that ended are appended to `ended`,
   // here and below.
-  void cancel(int64_t id, std::vector<FinishedSample>& ended);
+  void cancel(int64_t id, std::vector<SampledSequence>& ended);
   // Forgets all keys and values: every running sample is computed again, its tokens stay.
   void restart();
   // Takes requests from the queue, in order, as long as the next one finds a place for each sample
@@ -83,8 +84,8 @@ class Scheduler {
   const StepRows& plan();
   // The planned pass has run. `drawn` belongs to its draws. A request with a failure is ended whole
   // as cancelled, without the tokens of this pass. Returns copies to be made before the next pass.
-  std::span<const BlockCopy> commit(std::span<const Drawn> drawn, int64_t version,
-                                    std::vector<FinishedSample>& ended);
+  std::span<const BlockCopy> commit(std::span<const Drawn> drawn, PolicyVersion version,
+                                    std::vector<SampledSequence>& ended);
 
   int64_t running() const { return running_; }  // samples
   int64_t queued() const { return queued_; }    // samples
@@ -103,12 +104,12 @@ class Scheduler {
   };
 
   void add_rows(ScheduledRequest& request, ScheduledSample& sample, int64_t rows);
-  void accept(const Draw& draw, const SampledToken& token, int64_t version,
-              std::vector<FinishedSample>& ended);
+  void accept(const Draw& draw, const SampledToken& token, PolicyVersion version,
+              std::vector<SampledSequence>& ended);
   void fork(ScheduledRequest& request);
   void end_sample(ScheduledRequest& request, ScheduledSample& sample, Finish finish,
-                  std::vector<FinishedSample>& ended);
-  void end_request(ScheduledRequest& request, std::vector<FinishedSample>& ended);
+                  std::vector<SampledSequence>& ended);
+  void end_request(ScheduledRequest& request, std::vector<SampledSequence>& ended);
   void sweep();
 
   BlockPool pool_;

@@ -87,7 +87,7 @@ struct World {
   Scheduler scheduler;
   HashModel model;
   std::map<int64_t, Request> requests;
-  std::vector<FinishedSample> ended;
+  std::vector<SampledSequence> ended;
   int64_t prompt_rows = 0, decode_rows = 0;
   uint64_t failing = kVocabulary;  // draws whose token would be this one fail
 
@@ -136,7 +136,7 @@ struct World {
       drawn[i].token.id = static_cast<int32_t>(token);
       if (token == failing) drawn[i].failure = "no token";
     }
-    const auto version = static_cast<int64_t>(model.weights());
+    const auto version = static_cast<PolicyVersion>(model.weights());
     for (const BlockCopy& copy : scheduler.commit(drawn, version, ended)) model.copy(copy);
     return true;
   }
@@ -151,7 +151,7 @@ struct World {
   // Every sample asked for ended once, with as many tokens as its end says.
   void check_end() const {
     std::set<std::pair<int64_t, int64_t>> seen;
-    for (const FinishedSample& result : ended) {
+    for (const SampledSequence& result : ended) {
       ASSERT_TRUE(seen.emplace(result.request, result.sample).second);
       const Request& request = requests.at(result.request);
       const auto count = static_cast<int64_t>(result.ids.size());
@@ -166,6 +166,7 @@ struct World {
         case Finish::stop: ASSERT_TRUE(stops(result.ids.back())); break;
         case Finish::length: ASSERT_EQ(count, request.max_new_tokens); break;
         case Finish::cancelled: ASSERT_LT(count, request.max_new_tokens); break;
+        case Finish::failed: FAIL() << "the engine ends samples as cancelled"; break;
       }
       for (int64_t i = 0; i + 1 < count; ++i) ASSERT_FALSE(stops(result.ids[i]));
     }
@@ -178,9 +179,9 @@ struct World {
   }
 
   // By request and sample.
-  std::map<std::pair<int64_t, int64_t>, FinishedSample> results() const {
-    std::map<std::pair<int64_t, int64_t>, FinishedSample> map;
-    for (const FinishedSample& result : ended) map[{result.request, result.sample}] = result;
+  std::map<std::pair<int64_t, int64_t>, SampledSequence> results() const {
+    std::map<std::pair<int64_t, int64_t>, SampledSequence> map;
+    for (const SampledSequence& result : ended) map[{result.request, result.sample}] = result;
     return map;
   }
 };
@@ -243,7 +244,7 @@ TEST(Scheduler, GivesASampleTheSameTokensWhateverRunsBesideIt) {
   std::vector<Request> requests;
   Rng rng(4);
   for (int i = 0; i < 12; ++i) requests.push_back(random_request(rng));
-  std::vector<FinishedSample> alone;
+  std::vector<SampledSequence> alone;
   for (const Request& request : requests) {
     World world(100, 8, 512);
     world.submit(request);
@@ -333,7 +334,7 @@ TEST(Scheduler, CancelsQueuedRunningAndUnknownRequests) {
   EXPECT_TRUE(world.ended.empty());
   world.scheduler.cancel(1, world.ended);
   ASSERT_EQ(world.ended.size(), 3u);
-  for (const FinishedSample& result : world.ended) EXPECT_TRUE(result.ids.empty());
+  for (const SampledSequence& result : world.ended) EXPECT_TRUE(result.ids.empty());
   world.scheduler.cancel(0, world.ended);
   ASSERT_EQ(world.ended.size(), 5u);
   EXPECT_EQ(world.ended[3].finish, Finish::cancelled);

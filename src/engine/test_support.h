@@ -83,18 +83,18 @@ inline std::vector<uint32_t> bits(const std::vector<float>& values) {
   return result;
 }
 
-inline void expect_same(const FinishedSample& got, const FinishedSample& expected) {
+inline void expect_same(const SampledSequence& got, const SampledSequence& expected) {
   EXPECT_EQ(got.finish, expected.finish);
   EXPECT_EQ(got.ids, expected.ids);
   EXPECT_EQ(bits(got.raw_logprobs), bits(expected.raw_logprobs));
   EXPECT_EQ(bits(got.processed_logprobs), bits(expected.processed_logprobs));
 }
 
-using Results = std::map<std::pair<int64_t, int64_t>, FinishedSample>;
+using Results = std::map<std::pair<int64_t, int64_t>, SampledSequence>;
 
 // Everything that ended since the last call, by request and sample; each must be new.
 inline void collect(Engine& engine, Results& results) {
-  for (FinishedSample& result : engine.take_finished()) {
+  for (SampledSequence& result : engine.take_finished()) {
     const std::pair key(result.request, result.sample);
     ASSERT_TRUE(results.emplace(key, std::move(result)).second) << "a sample ended twice";
   }
@@ -146,7 +146,7 @@ class WholePass {
   }
 
   // What a trainer computes for the tokens of a result, from number `first` on.
-  std::vector<float> logprobs(const Request& request, const FinishedSample& result, size_t first) {
+  std::vector<float> logprobs(const Request& request, const SampledSequence& result, size_t first) {
     std::vector<int32_t> tokens = request.prompt;
     tokens.insert(tokens.end(), result.ids.begin(), result.ids.end());
     const std::vector<float> all = logits(tokens);
@@ -158,8 +158,8 @@ class WholePass {
     return values;
   }
 
-  FinishedSample sample(const Request& request, int64_t number) {
-    FinishedSample result;
+  SampledSequence sample(const Request& request, int64_t number) {
+    SampledSequence result;
     TokenSampler sampler;
     Rng rng = sample_stream(request.seed, number);
     std::vector<int32_t> tokens = request.prompt;

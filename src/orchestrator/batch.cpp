@@ -41,7 +41,7 @@ class Summary {
     own.reward.add(rollout.reward);
     for (const RewardPart& part : rollout.rewards) own.parts[part.name].add(part.value);
     for (const TrajectoryStep& step : rollout.steps) {
-      for (int32_t sampled_by : step.versions) {
+      for (PolicyVersion sampled_by : step.versions) {
         all_.lag.add(static_cast<double>(version - sampled_by));
         own.lag.add(static_cast<double>(version - sampled_by));
       }
@@ -52,13 +52,13 @@ class Summary {
   }
   void add(const SplitTrajectory& split) {
     samples_.add(static_cast<double>(split.samples.size()));
-    for (const TrainingSample& sample : split.samples) {
+    for (const Sample& sample : split.samples) {
       length_.add(static_cast<double>(sample.ids.size()));
     }
     for (const PrefixBreak& broken : split.breaks) ++breaks_[name_of(broken.reason)];
   }
 
-  void write(MetricList& out) const {
+  void write(Metrics& out) const {
     write_tally("all", all_, out);
     for (size_t e = 0; e < ids_.size(); ++e) {
       if (by_environment_[e].reward.count > 0) write_tally(ids_[e], by_environment_[e], out);
@@ -77,11 +77,11 @@ class Summary {
   }
 
  private:
-  static void write_mean_max(const std::string& name, const Statistic& value, MetricList& out) {
+  static void write_mean_max(const std::string& name, const Statistic& value, Metrics& out) {
     out.emplace_back(name + "/mean", value.mean());
     out.emplace_back(name + "/max", value.most);
   }
-  static void write_tally(const std::string& id, const Tally& tally, MetricList& out) {
+  static void write_tally(const std::string& id, const Tally& tally, Metrics& out) {
     write_mean_max("reward/" + id, tally.reward, out);
     out.emplace_back("reward/" + id + "/min", tally.reward.least);
     for (const auto& [part, value] : tally.parts) {
@@ -132,8 +132,11 @@ PreparedBatch prepare_batch(int64_t step, std::vector<Group> groups,
         continue;
       }
       ++trained;
-      for (TrainingSample& sample : split.samples) {
-        batch.learner.samples.push_back({std::move(sample), own[r], number, options.temperature});
+      for (Sample& sample : split.samples) {
+        sample.advantages = {static_cast<float>(own[r])};
+        sample.rollout_id = number;
+        sample.temperature = options.temperature;
+        batch.learner.samples.push_back(std::move(sample));
       }
     }
   }

@@ -19,11 +19,11 @@ struct BatchOptions {
 
 // A batch with everything that was put into it. Rollouts are numbered through all groups.
 struct PreparedBatch {
-  LearnerBatch learner;
+  TrainingBatch learner;
   std::vector<Group> groups;
   std::vector<std::vector<double>> advantages;  // [group][rollout]
   std::vector<size_t> first_sample;  // [rollouts + 1] into learner.samples; filtered ones have none
-  MetricList metrics;                // reward/*, off_policy_level/*, .. (docs/runs.md)
+  Metrics metrics;                   // reward/*, off_policy_level/*, .. (docs/runs.md)
   int64_t sampled_tokens = 0;
   int64_t filtered_rollouts = 0;  // left out of the update
 };

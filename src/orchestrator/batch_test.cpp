@@ -65,14 +65,15 @@ TEST(Batch, GivesEachRolloutItsAdvantage) {
   const std::vector<double> advantages = {0.75, -0.75, 0.0, 0.0, 1.0, -1.0, -1.0};
   const std::vector<int32_t> rollouts = {0, 1, 2, 3, 4, 5, 5};
   for (size_t i = 0; i < 7; ++i) {
-    EXPECT_EQ(batch.learner.samples[i].advantage, advantages[i]);
+    EXPECT_EQ(batch.learner.samples[i].advantages,
+              std::vector<float>{static_cast<float>(advantages[i])});
     EXPECT_EQ(batch.learner.samples[i].rollout_id, rollouts[i]);
     EXPECT_EQ(batch.learner.samples[i].temperature, 0.7f);
   }
-  EXPECT_EQ(batch.learner.samples[0].sample.ids, (std::vector<int32_t>{1, 2, 3, 4}));
-  EXPECT_EQ(batch.learner.samples[0].sample.versions, (std::vector<int32_t>{-1, -1, 3, 3}));
-  EXPECT_EQ(batch.learner.samples[4].sample.ids, (std::vector<int32_t>{1, 2, 4, 5}));
-  EXPECT_EQ(batch.learner.samples[4].sample.loss_mask, (std::vector<uint8_t>{0, 1, 0, 1}));
+  EXPECT_EQ(batch.learner.samples[0].ids, (std::vector<int32_t>{1, 2, 3, 4}));
+  EXPECT_EQ(batch.learner.samples[0].versions, (std::vector<int32_t>{-1, -1, 3, 3}));
+  EXPECT_EQ(batch.learner.samples[4].ids, (std::vector<int32_t>{1, 2, 4, 5}));
+  EXPECT_EQ(batch.learner.samples[4].loss_mask, (std::vector<uint8_t>{0, 1, 0, 1}));
   EXPECT_EQ(batch.sampled_tokens, 12);
 }
 
@@ -81,7 +82,7 @@ TEST(Batch, LeavesOutGroupsWithoutAnAdvantageWhereAsked) {
   EXPECT_EQ(batch.first_sample, (std::vector<size_t>{0, 1, 2, 2, 2, 3, 5}));
   ASSERT_EQ(batch.learner.samples.size(), 5u);
   EXPECT_EQ(batch.learner.samples[2].rollout_id, 4) << "numbers go through all groups";
-  for (const LearnerSample& sample : batch.learner.samples) EXPECT_NE(sample.advantage, 0.0);
+  for (const Sample& sample : batch.learner.samples) EXPECT_NE(sample.advantage(0), 0.0f);
   auto metrics = metrics_of(batch);
   EXPECT_EQ(metrics["filtered_groups"], 1.0);
   EXPECT_EQ(metrics["zero_advantage_groups"], 1.0);

@@ -21,7 +21,7 @@ namespace leeway {
 namespace {
 
 constexpr size_t kReadSize = 1 << 16;
-constexpr int kReadsAtOnce = 32;       // so that endless output holds nobody up
+constexpr int kReadsAtOnce = 32;       // so that endless output does not block the caller
 constexpr size_t kLoggedLines = 1000;  // between two looks; earlier ones go
 constexpr size_t kKeptLines = 20, kKeptColumns = 500, kQuotedBytes = 200;
 constexpr size_t kMostReports = 4096;  // bytes

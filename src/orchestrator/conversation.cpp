@@ -89,9 +89,9 @@ std::vector<int32_t> Conversation::next_prompt(std::span<const int32_t> prompt,
   return renderer_->render(history, options).ids;
 }
 
-TrainingSample Conversation::demonstration(const Example& example) const {
+Sample Conversation::demonstration(const Example& example) const {
   LEEWAY_CHECK(!example.demonstration.empty(), "the example has a demonstration");
-  TrainingSample sample;
+  Sample sample;
   if (renderer_ != nullptr) {
     std::vector<Message> messages = example.messages;
     messages.insert(messages.end(), example.demonstration.begin(), example.demonstration.end());

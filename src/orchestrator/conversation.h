@@ -43,7 +43,7 @@ class Conversation {
   // Prompt and demonstration as one training sample, with loss on what the policy would sample:
   // ids and loss_mask alone are filled. Without a renderer, a demonstration that no stop token ends
   // gets the first of them. Throws Error for several messages without a renderer.
-  TrainingSample demonstration(const Example& example) const;
+  Sample demonstration(const Example& example) const;
 
  private:
   bool ends_reply(int32_t id) const;

@@ -23,7 +23,7 @@ Message assistant(const std::string& content) {
 }
 
 // The text of the tokens with loss, runs of them parted by |.
-std::string trained_text(const FakeTalk& talk, const TrainingSample& sample) {
+std::string trained_text(const FakeTalk& talk, const Sample& sample) {
   EXPECT_EQ(sample.ids.size(), sample.loss_mask.size());
   std::string text;
   for (size_t i = 0; i < sample.ids.size(); ++i) {
@@ -144,7 +144,7 @@ TEST(Conversation, StopsAtTheTokensOfRendererModelAndUser) {
 TEST(Conversation, TrainsOnTheAssistantsTokensOfADemonstration) {
   const FakeTalk talk(true);
   const Example one = example_of("2+2?", {assistant("4")});
-  const TrainingSample sample = talk.conversation.demonstration(one);
+  const Sample sample = talk.conversation.demonstration(one);
   EXPECT_NE(trained_text(talk, sample).find("4<|im_end|>"), std::string::npos);
   EXPECT_EQ(trained_text(talk, sample).find("2+2"), std::string::npos);
 
@@ -160,8 +160,7 @@ TEST(Conversation, WithoutARendererEndsADemonstrationWithAStopToken) {
   const FakeTalk talk(false);  // stops at the end of a line
   for (const auto& [answer, trained] : std::vector<std::pair<std::string, std::string>>{
            {"4\n", "4\n"}, {"4", "4\n"}, {"4\n5", "4\n5\n"}, {"", "\n"}}) {
-    const TrainingSample sample =
-        talk.conversation.demonstration(example_of("2+2=", {assistant(answer)}));
+    const Sample sample = talk.conversation.demonstration(example_of("2+2=", {assistant(answer)}));
     EXPECT_EQ(trained_text(talk, sample), trained);
     EXPECT_EQ(talk.text_of(sample.ids), "2+2=" + trained);
   }

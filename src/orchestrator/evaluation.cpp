@@ -51,9 +51,9 @@ double pass_at_k(int64_t n, int64_t successes, int64_t k) {
   return 1.0 - none;
 }
 
-MetricList evaluation_metrics(const std::vector<PromptResult>& results,
-                              const std::vector<std::string>& ids, bool greedy) {
-  MetricList out;
+Metrics evaluation_metrics(const std::vector<PromptResult>& results,
+                           const std::vector<std::string>& ids, bool greedy) {
+  Metrics out;
   const auto write = [&](const std::string& name, const Estimate& value) {
     out.emplace_back(name + (name.ends_with("reward") ? "/mean" : ""), value.mean);
     out.emplace_back(name + "/low", value.low);

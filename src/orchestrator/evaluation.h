@@ -27,7 +27,7 @@ double pass_at_k(int64_t n, int64_t successes, int64_t k);
 // eval/{all,env}/..: docs/runs.md. With `greedy`, one sample per prompt at temperature 0: its mean
 // reward, as eval/{env}/greedy/mean, and its failures. An environment of which nothing completed
 // has its counts alone.
-MetricList evaluation_metrics(const std::vector<PromptResult>& results,
-                              const std::vector<std::string>& ids, bool greedy);
+Metrics evaluation_metrics(const std::vector<PromptResult>& results,
+                           const std::vector<std::string>& ids, bool greedy);
 
 }  // namespace leeway

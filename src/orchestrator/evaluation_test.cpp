@@ -158,7 +158,7 @@ TEST(EvaluationMetrics, AreOfAllAndOfEachEnvironment) {
     EXPECT_EQ(name.find("/none/"), std::string::npos) << name;
     EXPECT_EQ(name.find("pass@3"), std::string::npos) << name;
   }
-  const MetricList greedy = evaluation_metrics(results, {"a", "b"}, true);
+  const Metrics greedy = evaluation_metrics(results, {"a", "b"}, true);
   ASSERT_EQ(greedy.size(), 6u);
   EXPECT_EQ(greedy[0].first, "eval/all/greedy/mean");
   EXPECT_NEAR(metric_of(greedy, "eval/a/greedy/mean"), 0.25, 1e-12);
@@ -167,11 +167,11 @@ TEST(EvaluationMetrics, AreOfAllAndOfEachEnvironment) {
 
 TEST(EvaluationMetrics, OfNothingButFailuresAreTheirCounts) {
   const std::vector<PromptResult> results = {{.environment = 0, .rewards = {}, .failures = 4}};
-  const MetricList metrics = evaluation_metrics(results, {"a", "b"}, false);
-  EXPECT_EQ(metrics, (MetricList{{"eval/all/prompts", 0.0},
-                                 {"eval/all/failed_rollouts", 4.0},
-                                 {"eval/a/prompts", 0.0},
-                                 {"eval/a/failed_rollouts", 4.0}}));
+  const Metrics metrics = evaluation_metrics(results, {"a", "b"}, false);
+  EXPECT_EQ(metrics, (Metrics{{"eval/all/prompts", 0.0},
+                              {"eval/all/failed_rollouts", 4.0},
+                              {"eval/a/prompts", 0.0},
+                              {"eval/a/failed_rollouts", 4.0}}));
 }
 
 }  // namespace

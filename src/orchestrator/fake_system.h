@@ -42,25 +42,24 @@ struct FakeReply {
   double per_token = 0.01;   // seconds
   std::string failure = "";  // not empty: fails after `wait`
 };
-using FakePolicy =
-    std::function<FakeReply(const SampleRequest& request, int64_t number, int64_t sample)>;
+using FakePolicy = std::function<FakeReply(const Request& request, int64_t number, int64_t sample)>;
 
 class FakeSampler : public Sampler {
  public:
   struct Sent {
-    SampleRequest request;
-    int64_t version = 0;  // when it was submitted
-    int64_t open = 0;     // samples in flight
+    Request request;
+    PolicyVersion version = 0;  // when it was submitted
+    int64_t open = 0;           // samples in flight
     bool cancelled = false;
   };
 
   FakeSampler(VirtualClock& clock, FakePolicy policy)
       : clock_(clock), policy_(std::move(policy)), swaps_{{-1.0, 0}} {}
 
-  std::function<void(const SampleRequest&)> on_submit = [](const SampleRequest&) {};  // may throw
-  std::function<void(int64_t version)> on_update = [](int64_t) {};  // before the swap
+  std::function<void(const Request&)> on_submit = [](const Request&) {};        // may throw
+  std::function<void(PolicyVersion version)> on_update = [](PolicyVersion) {};  // before the swap
 
-  int64_t submit(const SampleRequest& request) override {
+  int64_t submit(Request request) override {
     on_submit(request);
     const auto number = static_cast<int64_t>(sent_.size());
     sent_.push_back({request, swaps_.back().second, request.samples});
@@ -82,8 +81,8 @@ class FakeSampler : public Sampler {
     sent.open = 0;
     std::erase_if(pending_, [&](const auto& entry) { return entry.second.request == request; });
   }
-  std::vector<SampleResult> poll(double seconds) override {
-    std::vector<SampleResult> results;
+  std::vector<SampledSequence> poll(double seconds) override {
+    std::vector<SampledSequence> results;
     if (pending_.empty()) return results;
     clock_.advance_to(std::min(clock_.now() + seconds, pending_.begin()->first));
     while (!pending_.empty() && pending_.begin()->first <= clock_.now()) {
@@ -93,16 +92,16 @@ class FakeSampler : public Sampler {
     }
     return results;
   }
-  void update_weights(const PolicyWeights&, int64_t version) override {
+  void update_weights(const PolicyWeights&, PolicyVersion version) override {
     on_update(version);
     swaps_.emplace_back(clock_.now(), version);
   }
 
   // Instead of version 0, before anything is submitted.
-  void begin_at(int64_t version) { swaps_.assign(1, {-1.0, version}); }
+  void begin_at(PolicyVersion version) { swaps_.assign(1, {-1.0, version}); }
   const std::vector<Sent>& sent() const { return sent_; }
   int64_t in_flight() const { return static_cast<int64_t>(pending_.size()); }  // samples
-  const std::vector<std::pair<double, int64_t>>& swaps() const { return swaps_; }
+  const std::vector<std::pair<double, PolicyVersion>>& swaps() const { return swaps_; }
 
  private:
   struct Pending {
@@ -111,17 +110,17 @@ class FakeSampler : public Sampler {
     FakeReply reply;
   };
 
-  SampleResult result_of(Pending& pending) const {
-    SampleResult result;
+  SampledSequence result_of(Pending& pending) const {
+    SampledSequence result;
     result.request = pending.request;
     result.sample = pending.sample;
     result.failure = pending.reply.failure;
     if (!result.failure.empty()) {
-      result.finish = SampleResult::Finish::failed;
+      result.finish = Finish::failed;
       return result;
     }
     result.ids = std::move(pending.reply.ids);
-    result.logprobs.assign(result.ids.size(), -0.25f);
+    result.processed_logprobs.assign(result.ids.size(), -0.25f);
     for (size_t t = 0; t < result.ids.size(); ++t) {
       result.versions.push_back(version_at(pending.start + pending.reply.wait +
                                            static_cast<double>(t + 1) * pending.reply.per_token));
@@ -129,21 +128,21 @@ class FakeSampler : public Sampler {
     const auto& stops = sent_[static_cast<size_t>(pending.request)].request.stop_ids;
     const bool stopped = result.ids.empty() ||
                          std::find(stops.begin(), stops.end(), result.ids.back()) != stops.end();
-    result.finish = stopped ? SampleResult::Finish::stop : SampleResult::Finish::length;
+    result.finish = stopped ? Finish::stop : Finish::length;
     return result;
   }
   // A token at the very time of a swap was there before it.
-  int32_t version_at(double time) const {
-    int64_t version = 0;
+  PolicyVersion version_at(double time) const {
+    PolicyVersion version = 0;
     for (const auto& [begin, swapped] : swaps_) {
       if (begin < time) version = swapped;
     }
-    return static_cast<int32_t>(version);
+    return version;
   }
 
   VirtualClock& clock_;
   FakePolicy policy_;
-  std::vector<std::pair<double, int64_t>> swaps_;  // time and version
+  std::vector<std::pair<double, PolicyVersion>> swaps_;  // time and version
   std::vector<Sent> sent_;
   std::multimap<double, Pending> pending_;  // by the time they end
 };
@@ -155,7 +154,7 @@ class FakeLearner : public Learner {
   std::function<double(int64_t step)> seconds_of = [](int64_t) { return 0.1; };
   std::function<std::string(int64_t step)> failure_of = [](int64_t) { return std::string(); };
 
-  void start(LearnerBatch batch) override {
+  void start(TrainingBatch batch) override {
     LEEWAY_CHECK(!busy_, "one update at a time");
     busy_ = true;
     due_ = clock_.now() + seconds_of(batch.step);
@@ -168,7 +167,8 @@ class FakeLearner : public Learner {
     if (clock_.now() < due_) return std::nullopt;
     busy_ = false;
     LearnerResult result;
-    result.failure = failure_of(batches_.back().step);
+    result.batch = batches_.back();
+    result.failure = failure_of(result.batch.step);
     if (!result.failure.empty()) return result;
     result.version = ++version_;
     result.weights = std::make_shared<const int64_t>(version_);
@@ -178,16 +178,16 @@ class FakeLearner : public Learner {
   }
 
   // Instead of version 0, before the first update.
-  void begin_at(int64_t version) { version_ = version; }
+  void begin_at(PolicyVersion version) { version_ = version; }
   bool busy() const { return busy_; }
-  const std::vector<LearnerBatch>& batches() const { return batches_; }
+  const std::vector<TrainingBatch>& batches() const { return batches_; }
 
  private:
   VirtualClock& clock_;
   bool busy_ = false;
   double due_ = 0.0, began_ = 0.0;
-  int64_t version_ = 0;
-  std::vector<LearnerBatch> batches_;
+  PolicyVersion version_ = 0;
+  std::vector<TrainingBatch> batches_;
 };
 
 // An environment made of functions. Prompts are "NAME train 7=": they say where they come from.
@@ -304,7 +304,7 @@ struct RandomPolicy {
   double trouble = 0.0, more = 0.0;
   double slowest = 0.3;  // seconds a sample waits at most
 
-  FakeReply operator()(const SampleRequest& request, int64_t number, int64_t sample) const {
+  FakeReply operator()(const Request& request, int64_t number, int64_t sample) const {
     Rng words(mixed_seed({request.seed, static_cast<uint64_t>(sample)}));
     Rng times(mixed_seed({delays, static_cast<uint64_t>(number), static_cast<uint64_t>(sample)}));
     FakeReply reply;

@@ -122,7 +122,7 @@ class HeldOutSampling {
     ++attempt.failures;
     ++failures_in_a_row_;
     const bool spent = options_.max_attempts && attempt.failures >= *options_.max_attempts;
-    if (spent || hopeless()) {
+    if (spent || too_many_failures()) {
       ++result_.failed;
       ++prompt.failures;
     } else {
@@ -130,10 +130,10 @@ class HeldOutSampling {
       const double wait = std::ldexp(options_.retry_backoff, doublings);
       retries_.emplace(clock_.now() + std::min(wait, kLongestBackoff), outcome.rollout);
     }
-    if (hopeless()) give_up_retries();
+    if (too_many_failures()) give_up_retries();
   }
 
-  bool hopeless() const {
+  bool too_many_failures() const {
     const double most =
         std::max(options_.most_failures_in_a_row, static_cast<double>(rollouts_.size()));
     return static_cast<double>(failures_in_a_row_) > most;

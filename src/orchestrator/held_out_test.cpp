@@ -99,7 +99,7 @@ TEST(HeldOut, FailuresAreCountedAndInNoAverage) {
 FakeSystem::MakePolicy outage(const HeldOut*& held_out, double until) {
   return [&held_out, until](const FakeTalk& talk) {
     return [&held_out, until, policy = RandomPolicy{talk, 3, 0.0, 0.0}](
-               const SampleRequest& request, int64_t number, int64_t sample) mutable {
+               const Request& request, int64_t number, int64_t sample) mutable {
       if (held_out->system.clock.now() < until) return FakeReply{.failure = "the server is gone"};
       return policy(request, number, sample);
     };
@@ -156,7 +156,7 @@ TEST(HeldOut, WithoutALimitOfAttemptsFailuresInARowAreTheLimit) {
 
 TEST(HeldOut, EndsAtOnceWhenAskedToStop) {
   HeldOut held_out([](const FakeTalk&) {
-    return [](const SampleRequest&, int64_t, int64_t) { return FakeReply{.wait = 1e6}; };
+    return [](const Request&, int64_t, int64_t) { return FakeReply{.wait = 1e6}; };
   });
   int asked = 0;
   const HeldOutResult result =

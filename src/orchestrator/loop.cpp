@@ -70,7 +70,7 @@ class Loop {
     return result;
   }
 
-  // Which batch the learner has, for people.
+  // Which batch the learner has, for messages.
   std::string groups_in_progress() const {
     std::vector<int64_t> numbers;
     for (const Group& group : in_progress_->groups) numbers.push_back(group.number);
@@ -87,7 +87,7 @@ class Loop {
     in_progress_ = prepare_batch(++step_, std::move(*groups), ids_, options_.batch);
     scheduler_.note_filtered(in_progress_->filtered_rollouts);
     wait_ = clock_.now() - learner_idle_since_;
-    learner_.start(in_progress_->learner);
+    learner_.start(std::move(in_progress_->learner));
   }
 
   void sample() {
@@ -101,6 +101,7 @@ class Loop {
     record.step = step_;
     record.batch = std::move(*in_progress_);
     in_progress_.reset();
+    record.batch.learner = std::move(learned.batch);
     record.learned = std::move(learned);
     learner_idle_since_ = clock_.now();
     scheduler_.offer_weights(record.learned.weights, record.learned.version);
@@ -114,7 +115,7 @@ class Loop {
 
   void add_metrics(StepRecord& record) {
     const double now = clock_.now(), seconds = std::max(now - last_step_, 1e-9);
-    MetricList& out = record.metrics;
+    Metrics& out = record.metrics;
     out = record.batch.metrics;
     out.insert(out.end(), record.learned.metrics.begin(), record.learned.metrics.end());
     const ScheduleCounts counts = scheduler_.take_counts();

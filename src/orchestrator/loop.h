@@ -19,7 +19,7 @@ struct StepRecord {
   int64_t step = 0;
   PreparedBatch batch;
   LearnerResult learned;
-  MetricList metrics;                  // everything of metrics.jsonl, `step` excepted
+  Metrics metrics;                     // everything of metrics.jsonl, `step` excepted
   std::vector<DroppedGroup> given_up;  // groups, since the step before
   std::string last_failure;            // of a rollout, since the start; may be empty
 };

@@ -105,7 +105,7 @@ TEST(Loop, MakesTheStepsAskedForInEveryHistory) {
 TEST(Loop, NeverOverlapsWhenStrictlyOnPolicy) {
   for (const RolloutSchedule schedule : {RolloutSchedule::free, RolloutSchedule::lockstep}) {
     FakeSystem system({.table = loop_table(schedule, 0), .max_batches = 6}, random_policy(3, 0.03));
-    system.sampler.on_submit = [&](const SampleRequest&) { EXPECT_FALSE(system.learner.busy()); };
+    system.sampler.on_submit = [&](const Request&) { EXPECT_FALSE(system.learner.busy()); };
     system.learner.seconds_of = [&](int64_t) {
       EXPECT_EQ(system.sampler.in_flight(), 0);
       return 0.2;
@@ -178,9 +178,9 @@ TEST(Loop, GivesUpWhenEveryGroupFails) {
       SCOPED_TRACE(c.name + " " + name_of(schedule));
       FakeSystem system({.table = loop_table(schedule, 1), .max_batches = 10},
                         [&](const FakeTalk&) {
-                          return [&](const SampleRequest&, int64_t, int64_t) { return c.reply; };
+                          return [&](const Request&, int64_t, int64_t) { return c.reply; };
                         });
-      system.sampler.on_submit = [&](const SampleRequest&) {
+      system.sampler.on_submit = [&](const Request&) {
         if (c.refuse) throw Error("never");
       };
       const Played out = play(system, 10);

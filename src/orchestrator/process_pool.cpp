@@ -27,7 +27,7 @@ constexpr auto kLastGrace = milliseconds(1000);    // to end by itself, once its
 constexpr auto kStatusGrace = milliseconds(200);   // between the end of output and the exit
 constexpr auto kFirstBackoff = milliseconds(100);  // after a process that answered nothing
 constexpr auto kLongestBackoff = milliseconds(5000);
-constexpr int kReadsAtOnce = 32;  // so that endless output holds nobody up
+constexpr int kReadsAtOnce = 32;  // so that endless output of one program does not block the others
 constexpr int kStartsInVain = 3;  // before a program counts as one that cannot start
 
 // Nobody can tell the next one: a program answers what it has been asked. Exact as a double.

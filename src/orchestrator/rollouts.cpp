@@ -23,10 +23,10 @@ int64_t Rollout::sampled_tokens() const {
   return count;
 }
 
-int32_t Rollout::oldest_version() const {
-  int32_t oldest = std::numeric_limits<int32_t>::max();
+PolicyVersion Rollout::oldest_version() const {
+  PolicyVersion oldest = std::numeric_limits<PolicyVersion>::max();
   for (const TrajectoryStep& step : steps) {
-    for (int32_t version : step.versions) oldest = std::min(oldest, version);
+    for (PolicyVersion version : step.versions) oldest = std::min(oldest, version);
   }
   return oldest;
 }
@@ -89,18 +89,15 @@ void RolloutDriver::submit(const std::vector<int64_t>& rollouts, const std::vect
     throw Error(fmt::format("the prompt has {} tokens, the model {} positions", prompt.size(),
                             settings_.max_length));
   }
-  SampleRequest request;
+  Request request;
   request.prompt = prompt;
   request.samples = static_cast<int64_t>(rollouts.size());
   request.max_new_tokens = std::min(room, settings_.max_new_tokens);
-  request.temperature = settings_.temperature;
+  request.sampling = settings_.sampling;
   request.stop_ids = conversation_.stop_ids();
   request.seed = seed;
-  request.top_k = settings_.top_k;
-  request.top_p = settings_.top_p;
-  request.min_p = settings_.min_p;
-  const int64_t number = sampler_.submit(request);
-  waits_[number] = {rollouts, request.samples};
+  const int64_t number = sampler_.submit(std::move(request));
+  waits_[number] = {rollouts, static_cast<int64_t>(rollouts.size())};
   for (int64_t rollout : rollouts) rollouts_.at(rollout)->prompt = prompt;
 }
 
@@ -131,13 +128,13 @@ bool RolloutDriver::cancel(int64_t rollout, const std::string& reason) {
 }
 
 std::vector<RolloutOutcome> RolloutDriver::poll(double seconds) {
-  // An environment at work is looked at often, and nobody else says when it is ready.
+  // A pending environment is polled often: nothing else tells when it is ready.
   // Outcomes at hand leave the sampler a moment too: rollouts that fail as they start, again and
   // again, must not keep it from working for others.
   const bool hurry = !pending_.empty() || !outcomes_.empty();
   const double slice = hurry ? std::min(seconds, kEnvironmentSlice) : seconds;
   const bool sampling = !waits_.empty();
-  for (SampleResult& result : sampler_.poll(slice)) {
+  for (SampledSequence& result : sampler_.poll(slice)) {
     const auto wait = waits_.find(result.request);
     if (wait == waits_.end()) continue;
     int64_t& member = wait->second.rollouts.at(static_cast<size_t>(result.sample));
@@ -184,8 +181,8 @@ void RolloutDriver::end_late_rollouts() {
   }
 }
 
-void RolloutDriver::take(Running& running, SampleResult&& result) {
-  if (result.finish == SampleResult::Finish::failed) {
+void RolloutDriver::take(Running& running, SampledSequence&& result) {
+  if (result.finish == Finish::failed) {
     return fail(running.rollout, FailureKind::sampler_error, result.failure);
   }
   if (result.ids.empty()) {
@@ -194,11 +191,11 @@ void RolloutDriver::take(Running& running, SampleResult&& result) {
   TrajectoryStep& step = running.result.steps.emplace_back();
   step.prompt = running.prompt;
   step.completion = std::move(result.ids);
-  step.logprobs = std::move(result.logprobs);
+  step.logprobs = std::move(result.processed_logprobs);
   step.versions = std::move(result.versions);
   try {
-    running.reply = conversation_.read(
-        step.completion, result.finish == SampleResult::Finish::length, running.example);
+    running.reply =
+        conversation_.read(step.completion, result.finish == Finish::length, running.example);
     running.result.text = running.reply.text;
     advance(running, running.episode->respond(running.reply));
   } catch (const std::exception& error) {

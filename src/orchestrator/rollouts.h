@@ -16,6 +16,7 @@
 #include "orchestrator/conversation.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/interfaces.h"
+#include "text/trajectory.h"
 
 namespace leeway {
 
@@ -28,7 +29,7 @@ struct Rollout {
   std::string text;        // of the last reply
 
   int64_t sampled_tokens() const;
-  int32_t oldest_version() const;  // of its tokens
+  PolicyVersion oldest_version() const;  // of its tokens
 };
 
 enum class Outcome { completed, failed, cancelled };
@@ -42,13 +43,11 @@ struct RolloutOutcome {
 
 // How replies are sampled.
 struct RolloutSettings {
-  float temperature = 1.0f;
+  SamplingSettings sampling;
   int64_t max_new_tokens = 64;  // of a turn
   int64_t max_turns = 8;
   int64_t max_length = 0;  // of prompt and replies together: the model's positions
-  double timeout = 0.0;    // seconds from start to end, whoever is waited for; 0: none
-  int64_t top_k = 0;
-  float top_p = 1.0f, min_p = 0.0f;
+  double timeout = 0.0;    // seconds from start to end, sampling and environment together; 0: none
 };
 
 // Used by one thread. Everything it is made with must outlive it.
@@ -64,7 +63,7 @@ class RolloutDriver {
   void start(const Environment& environment, const Example& example,
              const std::vector<int64_t>& rollouts, uint64_t seed);
   // Ends a rollout as cancelled; unknown or finished: false. Members of a request that others
-  // still use are let run out unseen.
+  // still use are sampled to their end and dropped.
   bool cancel(int64_t rollout, const std::string& reason);
 
   // Outcomes since the last call; lets the sampler and environments work for up to about `seconds`.
@@ -79,7 +78,7 @@ class RolloutDriver {
   };
   void submit(const std::vector<int64_t>& rollouts, const std::vector<int32_t>& prompt,
               uint64_t seed);
-  void take(Running& running, SampleResult&& result);
+  void take(Running& running, SampledSequence&& result);
   void advance(Running& running, const Turn& turn);
   void poll_environments();
   void end_late_rollouts();

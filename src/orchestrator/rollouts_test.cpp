@@ -45,7 +45,7 @@ struct Table {
 
 // Says the words one after the other, one per request.
 FakePolicy in_turn(const FakeTalk& talk, std::vector<std::string> words) {
-  return [&talk, words](const SampleRequest&, int64_t number, int64_t) {
+  return [&talk, words](const Request&, int64_t number, int64_t) {
     return FakeReply{talk.reply_of(words.at(static_cast<size_t>(number) % words.size()))};
   };
 }
@@ -72,7 +72,7 @@ TEST(Rollouts, EveryOneThatIsStartedHasOneOutcome) {
     const bool rendered = seed % 2 == 0;
     const FakeTalk talk(rendered);
     Table table(rendered, RandomPolicy{talk, seed, 0.06, rendered ? 0.3 : 0.0});
-    table.sampler.on_submit = [&](const SampleRequest&) {
+    table.sampler.on_submit = [&](const Request&) {
       if (rng.uniform() < 0.05) throw Error("the request can never be served");
     };
     table.environment.on_start = [&](const Example&) {
@@ -127,7 +127,7 @@ TEST(Rollouts, KeepTheKindAndTheMessageOfAFailure) {
       {{}, FailureKind::empty, "no token"},
   };
   for (const Case& c : cases) {
-    Table table(false, [&](const SampleRequest&, int64_t, int64_t) { return c.reply; });
+    Table table(false, [&](const Request&, int64_t, int64_t) { return c.reply; });
     table.start({5, 7});
     const auto outcomes = table.run_out();
     ASSERT_EQ(outcomes.size(), 2u);
@@ -160,7 +160,7 @@ TEST(Rollouts, FailWhereTheStartFails) {
   EXPECT_TRUE(no_episode.sampler.sent().empty());
 
   Table refused(false, in_turn(talk, {"a"}));
-  refused.sampler.on_submit = [](const SampleRequest&) { throw Error("too long for me"); };
+  refused.sampler.on_submit = [](const Request&) { throw Error("too long for me"); };
   expect_failed(refused, "too long for me");
 
   // "letters train 0=" has 16 tokens.
@@ -206,7 +206,7 @@ TEST(Rollouts, OfSeveralTurnsAreOneTrainingSample) {
 TEST(Rollouts, AreRenderedAnewWhereATurnCannotBeExtended) {
   const FakeTalk talk(true);
   // Thinking that was cut off cannot be closed for the policy.
-  const auto policy = [&](const SampleRequest&, int64_t number, int64_t) {
+  const auto policy = [&](const Request&, int64_t number, int64_t) {
     return FakeReply{number == 0 ? talk.ids_of("T<think>hm") : talk.reply_of("abc")};
   };
   Table table(true, policy);

@@ -52,7 +52,7 @@ std::string error_of(const ScheduleState& state, int64_t step) {
 // A state after two batches, with finished and open groups.
 ScheduleState state_after_two_batches() {
   auto system = system_of(table_of(RolloutSchedule::free), 0.0);
-  for (int64_t step = 1; step <= 2; ++step) {
+  for (PolicyVersion step = 1; step <= 2; ++step) {
     while (!system->scheduler.take_batch()) system->scheduler.pump(0.01);
     system->scheduler.offer_weights(nullptr, step);
   }
@@ -67,7 +67,8 @@ TEST(ScheduleChecks, EveryStateOfARunIsPossible) {
     for (const double failing : {0.0, 0.05, 0.2}) {
       SCOPED_TRACE(fmt::format("{} {}", name_of(schedule), failing));
       auto system = system_of(table_of(schedule), failing);
-      int64_t step = 0, looks = 0;
+      PolicyVersion step = 0;
+      int64_t looks = 0;
       for (int pumps = 0; pumps < 3000 && step < 6; ++pumps) {
         system->scheduler.pump(0.002);
         if (system->scheduler.take_batch()) system->scheduler.offer_weights(nullptr, ++step);

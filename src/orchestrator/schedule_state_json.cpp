@@ -130,7 +130,14 @@ class Reader {
   ScheduleState read(const Json& root) const {
     ScheduleState state;
     if (!root.IsObject() || integer(root, "format") != 1) fail("is no schedule of format 1");
-    for_each_number(state, [&](const char* key, int64_t& to) { to = integer(root, key); });
+    for_each_number(state, [&](const char* key, auto& to) {
+      using Number = std::remove_cvref_t<decltype(to)>;
+      const int64_t value = integer(root, key);
+      if (value > std::numeric_limits<Number>::max()) {
+        fail(fmt::format("\"{}\" = {} is no count", key, value));
+      }
+      to = static_cast<Number>(value);
+    });
     for (const Json& group : list(root, "finished")) state.finished.push_back(read_group(group));
     for (const Json& open : list(root, "open")) {
       const int64_t number = integer(open, "number");
@@ -268,7 +275,7 @@ class Reader {
       step.prompt = numbers<int32_t>(from, "prompt");
       step.completion = numbers<int32_t>(from, "completion");
       step.logprobs = numbers<float>(from, "logprobs");
-      step.versions = numbers<int32_t>(from, "versions");
+      step.versions = numbers<PolicyVersion>(from, "versions");
       if (step.logprobs.size() != step.completion.size() ||
           step.versions.size() != step.completion.size()) {
         fail("the lists of a step have different lengths");

@@ -93,7 +93,8 @@ ScheduleCounts random_counts(Rng& rng) {
 ScheduleState random_state(uint64_t seed, const EnvironmentMix& mix) {
   Rng rng(seed);
   ScheduleState state;
-  for (int64_t* count : {&state.version, &state.batches_taken, &state.next_rollout}) {
+  state.version = static_cast<PolicyVersion>(rng.below(uint64_t{1} << 31));
+  for (int64_t* count : {&state.batches_taken, &state.next_rollout}) {
     *count = random_count(rng);
   }
   ScheduleTotals& t = state.totals;

@@ -66,7 +66,8 @@ void RolloutScheduler::admit() {
     dispatch(open);
   }
   // In lockstep groups are drawn when all before them have ended: which prompts are quarantined
-  // then does not depend on who was first. Those without room yet are dispatched later, above.
+  // then does not depend on the order in which they ended. Those without room yet are dispatched
+  // later, above.
   const bool wave = lockstep();
   if (wave && !open_.empty()) return;
   const int64_t most = std::min(table_.max_off_policy_steps + version_ + 1, max_batches_);
@@ -122,8 +123,8 @@ void RolloutScheduler::wait_for_retries(double seconds) {
 std::string RolloutScheduler::dead_end() const {
   const double most = table_.zero_progress_batches * static_cast<double>(batch_places());
   // Rollouts that were under way before the failures began may still complete.
-  const bool hope = !places_.empty() && places_.begin()->first < streak_begin_;
-  if (static_cast<double>(totals_.failures_in_a_row) >= most && !hope) {
+  const bool older_rollouts_run = !places_.empty() && places_.begin()->first < streak_begin_;
+  if (static_cast<double>(totals_.failures_in_a_row) >= most && !older_rollouts_run) {
     return fmt::format(
         "{} rollouts in a row failed, without one that completed "
         "(orchestrator.zero_progress_batches = {}); the last failure: {}",
@@ -131,8 +132,8 @@ std::string RolloutScheduler::dead_end() const {
   }
   const double most_groups =
       table_.zero_progress_batches * static_cast<double>(table_.prompts_per_batch);
-  const bool group_hope = !open_.empty() && open_.begin()->first < lost_begin_;
-  if (static_cast<double>(lost_in_a_row_) >= most_groups && !group_hope) {
+  const bool older_groups_open = !open_.empty() && open_.begin()->first < lost_begin_;
+  if (static_cast<double>(lost_in_a_row_) >= most_groups && !older_groups_open) {
     return fmt::format(
         "{} groups in a row were given up, without one that can be trained "
         "(orchestrator.zero_progress_batches = {}); the last failure: {}",
@@ -197,7 +198,8 @@ void RolloutScheduler::take(RolloutOutcome&& outcome) {
   } else {
     finish_failed(open, place, outcome);
   }
-  // In lockstep a round is looked at when it has ended: who survives is no matter of time.
+  // In lockstep a round is handled when all of it has ended: which rollouts survive must not depend
+  // on timing.
   const auto& cap = table_.max_error_reschedule_attempts;
   const bool round_over = !lockstep() || open.running.empty();
   if (cap && open.failed_rounds >= *cap && round_over) give_up(open);
@@ -260,7 +262,8 @@ void RolloutScheduler::give_up(Open& open) {
 int64_t RolloutScheduler::cancel_running(Open& open, const std::string& reason) {
   int64_t cancelled = 0;
   for (int64_t rollout : std::exchange(open.running, {})) {
-    if (!driver_.cancel(rollout, reason)) continue;  // it has ended: its outcome is on the way
+    if (!driver_.cancel(rollout, reason))
+      continue;  // it has ended; its outcome comes with the next poll
     places_.erase(rollout);
     ++cancelled;
   }
@@ -268,7 +271,7 @@ int64_t RolloutScheduler::cancel_running(Open& open, const std::string& reason) 
   return cancelled;
 }
 
-bool RolloutScheduler::too_old(int32_t oldest_version) const {
+bool RolloutScheduler::too_old(PolicyVersion oldest_version) const {
   return batches_taken_ - oldest_version > table_.max_off_policy_steps;
 }
 
@@ -301,7 +304,7 @@ std::optional<std::vector<Group>> RolloutScheduler::take_batch() {
   return batch;
 }
 
-void RolloutScheduler::offer_weights(const PolicyWeights& weights, int64_t version) {
+void RolloutScheduler::offer_weights(const PolicyWeights& weights, PolicyVersion version) {
   offered_.emplace_back(version, weights);
   swap_weights();
 }
@@ -317,7 +320,7 @@ void RolloutScheduler::swap_weights() {
   // Stale work ends before the swap: it must not take a step with the new weights.
   std::vector<int64_t> stale;
   for (const auto& [number, open] : open_) {
-    if (too_old(static_cast<int32_t>(open.started_version))) stale.push_back(number);
+    if (too_old(open.started_version)) stale.push_back(number);
   }
   for (int64_t number : stale) {
     Open& open = open_.at(number);
@@ -372,7 +375,7 @@ void RolloutScheduler::restore(const ScheduleState& state) {
   next_group_ = state.next_group;
   next_rollout_ = state.next_rollout;
   totals_ = state.totals;
-  totals_.failures_in_a_row = 0;  // what was wrong may have been put right since
+  totals_.failures_in_a_row = 0;  // the cause may have been fixed since
   finished_.assign(state.finished.begin(), state.finished.end());
   prompt_failures_ = state.prompt_failures;
   counts_ = state.counts;

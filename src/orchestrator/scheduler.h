@@ -16,13 +16,13 @@
 // finish. `lockstep` swaps when everything admitted has ended, and batches take groups in the order
 // of their numbers: batch b is sampled by version max(0, b - max_off_policy_steps) alone. A group
 // then retries, or is given up, when all of its rollouts have ended, and prompts are drawn when all
-// groups have, so that how long anything takes decides nothing: a run can be repeated bit for bit.
+// groups have, so that timing decides nothing: a run can be repeated bit for bit.
 //
 // Failures of all kinds go one way. Rounds of a group in which a rollout failed are counted; before
 // each retry there is a wait that doubles. At max_error_reschedule_attempts rounds the group is
 // given up: what runs is cancelled, its finished rollouts are trained if they are at least
-// min_group_size, and its prompt is passed over from max_prompt_failures such groups on. Failures
-// without end are a dead end, not a hang: zero_progress_batches batches' worth of rollouts that
+// min_group_size, and its prompt is passed over from max_prompt_failures such groups on. Endless
+// failures end the run instead of hanging it: zero_progress_batches batches' worth of rollouts that
 // failed, or of groups given up for nothing, in a row.
 //
 // Invariant: admitted = completed + failed + cancelled + running, at any time.
@@ -94,7 +94,7 @@ using PromptKey = std::pair<size_t, uint64_t>;
 
 // What a scheduler needs to go on where another one stopped.
 struct ScheduleState {
-  int64_t version = 0;  // of the weights that sample
+  PolicyVersion version = 0;  // of the weights that sample
   int64_t batches_taken = 0, next_group = 0, next_rollout = 0;
   ScheduleTotals totals;
   std::vector<Group> finished;
@@ -125,9 +125,9 @@ class RolloutScheduler {
   std::optional<std::vector<Group>> take_batch();
 
   // New weights from the learner; they are swapped in as the schedule says. Versions rise by one.
-  void offer_weights(const PolicyWeights& weights, int64_t version);
+  void offer_weights(const PolicyWeights& weights, PolicyVersion version);
   // Of the weights that sample.
-  int64_t version() const { return version_; }
+  PolicyVersion version() const { return version_; }
 
   // Rollouts of batches that were left out of the update.
   void note_filtered(int64_t rollouts) { totals_.filtered += rollouts; }
@@ -135,22 +135,22 @@ class RolloutScheduler {
   ScheduleCounts take_counts();
   const ScheduleTotals& totals() const { return totals_; }
   int64_t running() const { return driver_.running(); }
-  // Message of the last failure, for people. May be empty.
+  // Message of the last failure, for messages. May be empty.
   const std::string& last_failure() const { return last_failure_; }
   // Not empty: no further batch will come, and why.
   std::string dead_end() const;
 
  private:
   struct Open {
-    Group group;                   // rollouts by member: an outcome's time decides nothing
+    Group group;                   // rollouts by member, in whatever order they finished
     int64_t finished = 0;          // of them
     std::vector<int64_t> running;  // rollouts
     std::vector<int64_t> missing;  // members to be started
     int64_t round = 0;             // of the dispatch in progress
     int64_t failed_rounds = 0;
     int64_t last_failed_round = -1;
-    int64_t started_version = 0;  // when its first rollout began
-    double retry_at = 0.0;        // not before
+    PolicyVersion started_version = 0;  // when its first rollout began
+    double retry_at = 0.0;              // not before
     std::string last_failure;
     std::map<FailureKind, int64_t> failures;  // those in counts_
   };
@@ -176,7 +176,7 @@ class RolloutScheduler {
   // Cancels what runs of a group; how many rollouts that were.
   int64_t cancel_running(Open& open, const std::string& reason);
   void swap_weights();
-  bool too_old(int32_t oldest_version) const;
+  bool too_old(PolicyVersion oldest_version) const;
 
   OrchestratorTable table_;
   uint64_t seed_;
@@ -190,11 +190,12 @@ class RolloutScheduler {
   int64_t lost_in_a_row_ = 0;  // groups given up since one could be trained
   int64_t lost_begin_ = 0;     // first group drawn after they began
   std::map<PromptKey, int64_t> prompt_failures_;  // groups given up
-  int64_t version_ = 0, batches_taken_ = 0, next_group_ = 0, next_rollout_ = 0;
+  PolicyVersion version_ = 0;
+  int64_t batches_taken_ = 0, next_group_ = 0, next_rollout_ = 0;
   std::map<int64_t, Open> open_;     // by group number
   std::map<int64_t, Place> places_;  // by rollout
   std::deque<Group> finished_;       // in the order they ended
-  std::deque<std::pair<int64_t, PolicyWeights>> offered_;
+  std::deque<std::pair<PolicyVersion, PolicyWeights>> offered_;
   ScheduleCounts counts_;
   ScheduleTotals totals_;
   std::string last_failure_;

@@ -37,7 +37,7 @@ class History {
         system_({.table = table, .max_batches = batches, .seed = seed}, [=](const FakeTalk& talk) {
           return RandomPolicy{talk, delays, trouble, 0.0, slowest};
         }) {
-    system_.sampler.on_submit = [this](const SampleRequest& request) { see(request); };
+    system_.sampler.on_submit = [this](const Request& request) { see(request); };
     system_.sampler.on_update = [this](int64_t) { see_update(); };
     system_.learner.seconds_of = [this](int64_t) { return 0.5 * rng_.uniform(); };
   }
@@ -67,7 +67,7 @@ class History {
   int64_t mixed_rollouts() const { return mixed_; }
 
  private:
-  void see(const SampleRequest& request) {
+  void see(const Request& request) {
     // Prompts are of one group each.
     const auto [first, fresh] = opened_.emplace(request.prompt, system_.scheduler.version());
     if (fresh) {
@@ -201,7 +201,7 @@ TEST(Scheduler, GivesTheSameBatchesInLockstepWhateverTheDelays) {
 FakeSystem::MakePolicy scripted(std::function<bool(int64_t request, int64_t sample)> fails,
                                 double stagger = 0.0) {
   return [=](const FakeTalk& talk) {
-    return [=, &talk](const SampleRequest&, int64_t number, int64_t sample) {
+    return [=, &talk](const Request&, int64_t number, int64_t sample) {
       FakeReply reply{talk.reply_of("abc")};
       reply.wait = 1.0 + stagger * static_cast<double>(sample);
       if (fails(number, sample)) reply.failure = "bad moment";
@@ -342,7 +342,7 @@ TEST(Scheduler, LetsRetriesWaitForRoom) {
   FakeSystem system({.table = table, .max_batches = 4},
                     scripted([](int64_t, int64_t) { return false; }));
   bool down = true;  // every start fails at once, in all groups that staleness allows
-  system.sampler.on_submit = [&](const SampleRequest&) {
+  system.sampler.on_submit = [&](const Request&) {
     if (down) throw Error("the server is gone");
   };
   system.scheduler.pump(0.0);
@@ -372,7 +372,7 @@ TEST(Scheduler, TakesGroupsAsTheyFinishOrByNumber) {
   const auto first_batch = [](RolloutSchedule schedule) {
     FakeSystem system(
         {.table = small_table(schedule, 1, 2, 1), .max_batches = 4}, [](const FakeTalk& talk) {
-          return [&talk](const SampleRequest&, int64_t number, int64_t) {
+          return [&talk](const Request&, int64_t number, int64_t) {
             FakeReply reply{talk.reply_of("abc")};
             reply.wait = 4.0 - static_cast<double>(number);  // the last one is the first to end
             return reply;
@@ -398,7 +398,7 @@ TEST(Scheduler, GivesUpWhatBecomesTooOld) {
   for (const bool ends_in_time : {false, true}) {  // before the swap to version 2, or not at all
     FakeSystem system({.table = small_table(RolloutSchedule::free, 1, 1, 1), .max_batches = 9},
                       [&](const FakeTalk& talk) {
-                        return [&](const SampleRequest&, int64_t number, int64_t) {
+                        return [&](const Request&, int64_t number, int64_t) {
                           FakeReply reply{talk.reply_of("abc")};
                           reply.wait = number > 0 ? 1.0 : 0.0;
                           if (number == 0) reply.per_token = ends_in_time ? 0.6 : 25.0;
@@ -454,7 +454,7 @@ TEST(Scheduler, TellsWhatItCostsWithAThousandRollouts) {
       seconds += static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
       ASSERT_LT(++pumps, 100000);
     }
-    system.scheduler.offer_weights(nullptr, batch);
+    system.scheduler.offer_weights(nullptr, static_cast<PolicyVersion>(batch));
   }
   const int64_t ended = system.scheduler.totals().completed;
   fmt::print("{} rollouts, 1000 in flight, {} pumps: {:.2f} us of CPU time each\n", ended, pumps,

@@ -182,18 +182,19 @@ std::string batch_json(const StepRecord& record) {
   JsonWriter json;
   json.begin_object().key("sequences").begin_array();
   size_t rollout = 0;
-  for (const Group& group : record.batch.groups) {
+  for (size_t g = 0; g < record.batch.groups.size(); ++g) {
+    const Group& group = record.batch.groups[g];
     for (size_t r = 0; r < group.rollouts.size(); ++r, ++rollout) {
       for (size_t s = record.batch.first_sample[rollout];
            s < record.batch.first_sample[rollout + 1]; ++s) {
-        const LearnerSample& sample = record.batch.learner.samples[s];
+        const Sample& sample = record.batch.learner.samples[s];
         json.begin_object().key("group").value(static_cast<double>(group.number));
         json.key("rollout_id").value(static_cast<double>(sample.rollout_id));
-        json.key("prompt_len").value(static_cast<double>(prompt_length(sample.sample.loss_mask)));
-        json.key("advantages").value(sample.advantage);
-        write_list(json, "mask", sample.sample.loss_mask);
-        write_list(json, "versions", sample.sample.versions);
-        write_list(json, "rollout", sample.sample.logprobs);
+        json.key("prompt_len").value(static_cast<double>(prompt_length(sample.loss_mask)));
+        json.key("advantages").value(record.batch.advantages[g][r]);
+        write_list(json, "mask", sample.loss_mask);
+        write_list(json, "versions", sample.versions);
+        write_list(json, "rollout", sample.rollout);
         write_list(json, "pi", learned.logprobs[s]);
         if (!learned.prox.empty()) write_list(json, "prox", learned.prox[s]);
         if (!learned.ref.empty()) write_list(json, "ref", learned.ref[s]);

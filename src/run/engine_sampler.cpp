@@ -6,28 +6,18 @@
 
 namespace leeway {
 
-EngineSampler::EngineSampler(const Parameters& weights, int64_t version,
+EngineSampler::EngineSampler(const Parameters& weights, PolicyVersion version,
                              const EngineOptions& options)
     : engine_(weights, version, options) {}
 
-int64_t EngineSampler::submit(const SampleRequest& request) {
-  return engine_.submit({.prompt = request.prompt,
-                         .samples = request.samples,
-                         .max_new_tokens = request.max_new_tokens,
-                         .sampling = {.temperature = request.temperature,
-                                      .top_k = request.top_k,
-                                      .top_p = request.top_p,
-                                      .min_p = request.min_p},
-                         .stop_ids = request.stop_ids,
-                         .seed = request.seed});
-}
+int64_t EngineSampler::submit(Request request) { return engine_.submit(std::move(request)); }
 
-// What the engine still returns of a cancelled request is for nobody: the driver has forgotten it.
+// The engine still returns the samples of a cancelled request; the driver ignores them.
 void EngineSampler::cancel(int64_t request) { engine_.cancel(request); }
 
-std::vector<SampleResult> EngineSampler::poll(double seconds) {
+std::vector<SampledSequence> EngineSampler::poll(double seconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  std::vector<SampleResult> results;
+  std::vector<SampledSequence> results;
   while (!engine_.idle()) {
     std::string failure;
     try {
@@ -42,22 +32,17 @@ std::vector<SampleResult> EngineSampler::poll(double seconds) {
   return results;
 }
 
-void EngineSampler::take(std::vector<SampleResult>& results, const std::string& failure) {
-  for (FinishedSample& sample : engine_.take_finished()) {
-    SampleResult& result = results.emplace_back();
-    result.request = sample.request;
-    result.sample = sample.sample;
-    result.ids = std::move(sample.ids);
-    result.logprobs = std::move(sample.processed_logprobs);
-    result.versions.assign(sample.versions.begin(), sample.versions.end());
-    result.finish = sample.finish == Finish::stop     ? SampleResult::Finish::stop
-                    : sample.finish == Finish::length ? SampleResult::Finish::length
-                                                      : SampleResult::Finish::failed;
-    if (result.finish == SampleResult::Finish::failed) result.failure = failure;
+void EngineSampler::take(std::vector<SampledSequence>& results, const std::string& failure) {
+  for (SampledSequence& result : engine_.take_finished()) {
+    if (result.finish == Finish::cancelled) {
+      result.finish = Finish::failed;
+      result.failure = failure;
+    }
+    results.push_back(std::move(result));
   }
 }
 
-void EngineSampler::update_weights(const PolicyWeights& weights, int64_t version) {
+void EngineSampler::update_weights(const PolicyWeights& weights, PolicyVersion version) {
   engine_.update_weights(std::static_pointer_cast<const Parameters>(weights), version);
 }
 

@@ -14,16 +14,16 @@ namespace leeway {
 
 class EngineSampler : public Sampler {
  public:
-  EngineSampler(const Parameters& weights, int64_t version, const EngineOptions& options);
+  EngineSampler(const Parameters& weights, PolicyVersion version, const EngineOptions& options);
 
-  int64_t submit(const SampleRequest& request) override;
+  int64_t submit(Request request) override;
   void cancel(int64_t request) override;
-  std::vector<SampleResult> poll(double seconds) override;
+  std::vector<SampledSequence> poll(double seconds) override;
   // `weights` hold Parameters of the engine's config.
-  void update_weights(const PolicyWeights& weights, int64_t version) override;
+  void update_weights(const PolicyWeights& weights, PolicyVersion version) override;
 
  private:
-  void take(std::vector<SampleResult>& results, const std::string& failure);
+  void take(std::vector<SampledSequence>& results, const std::string& failure);
 
   Engine engine_;
 };

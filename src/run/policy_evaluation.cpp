@@ -45,7 +45,7 @@ EvaluationResult evaluate_policy(const RunSetup& setup, const Parameters& weight
     result.failed += sampled.failed;
     if (sampled.failed > 0) result.last_failure = sampled.last_failure;
     for (const PromptResult& prompt : sampled.prompts) result.tokens += prompt.tokens;
-    const MetricList metrics =
+    const Metrics metrics =
         evaluation_metrics(sampled.prompts, setup.environment_ids, temperature == 0.0f);
     result.metrics.insert(result.metrics.end(), metrics.begin(), metrics.end());
   };

@@ -9,7 +9,7 @@
 namespace leeway {
 
 struct EvaluationResult {
-  MetricList metrics;  // eval/..: docs/runs.md
+  Metrics metrics;  // eval/..: docs/runs.md
   int64_t tokens = 0;
   double seconds = 0.0;
   int64_t rollouts = 0, failed = 0;  // greedy ones among them; failed: after all retries

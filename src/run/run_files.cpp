@@ -54,44 +54,7 @@ void write_list(JsonWriter& json, const char* key, const List& values, Each&& ea
   json.end_array();
 }
 
-// Which tokens of the batch's samples carry a policy gradient; one list per sample.
-std::vector<std::vector<uint8_t>> kept_tokens(const StepRecord& record, const LossSpec& spec) {
-  std::vector<std::vector<uint8_t>> kept;
-  Batch batch;
-  for (size_t i = 0; i < record.batch.learner.samples.size(); ++i) {
-    const LearnerSample& sample = record.batch.learner.samples[i];
-    const std::vector<float>& pi = record.learned.logprobs[i];
-    kept.emplace_back(pi.size(), uint8_t{0});
-    bool begun = false;
-    for (size_t t = 0; t < pi.size(); ++t) {
-      batch.pi.push_back(pi[t]);
-      batch.rollout.push_back(sample.sample.logprobs[t]);
-      batch.advantages.push_back(sample.advantage);
-      batch.mask.push_back(sample.sample.loss_mask[t]);
-      begun = begun || sample.sample.loss_mask[t] != 0;
-      batch.weights.push_back(begun ? 1.0 : 0.0);  // the prompt is no part of the loss
-    }
-    batch.offsets.push_back(static_cast<int64_t>(batch.pi.size()));
-  }
-  if (batch.pi.empty()) return kept;
-  // What the loss does not read may be anything.
-  const auto stream = [&](const std::vector<std::vector<float>>& lists) {
-    std::vector<double> values;
-    for (const auto& list : lists) values.insert(values.end(), list.begin(), list.end());
-    return values.empty() ? batch.pi : values;
-  };
-  batch.prox = stream(record.learned.prox);
-  batch.ref = stream(record.learned.ref);
-  batch.teacher = stream(record.learned.teacher);
-  const LossResult result = evaluate_reference(spec, batch.view(), {}, nullptr, true);
-  size_t token = 0;
-  for (std::vector<uint8_t>& sample : kept) {
-    for (uint8_t& flag : sample) flag = result.trace[token++].kept ? 1 : 0;
-  }
-  return kept;
-}
-
-void write_sample(JsonWriter& json, const TrainingSample& sample, const std::vector<float>& pi,
+void write_sample(JsonWriter& json, const Sample& sample, const std::vector<float>& pi,
                   const std::vector<uint8_t>& kept, const Tokenizer& tokenizer) {
   json.begin_object();
   write_list(json, "tokens", sample.ids,
@@ -99,7 +62,7 @@ void write_sample(JsonWriter& json, const TrainingSample& sample, const std::vec
   const auto number = [&](auto value) { json.value(static_cast<double>(value)); };
   write_list(json, "ids", sample.ids, number);
   write_list(json, "loss_mask", sample.loss_mask, number);
-  write_list(json, "rollout", sample.logprobs, [&](float value) { json.value(value); });
+  write_list(json, "rollout", sample.rollout, [&](float value) { json.value(value); });
   write_list(json, "pi", pi, [&](float value) { json.value(value); });
   write_list(json, "kept", kept, number);
   write_list(json, "versions", sample.versions, number);
@@ -232,7 +195,7 @@ void RunFiles::append(AppendFile& file, const std::string& name, const std::stri
 }
 
 void RunFiles::append_metrics(AppendFile& file, const std::string& name, int64_t step,
-                              const MetricList& metrics) {
+                              const Metrics& metrics) {
   JsonWriter json;
   json.begin_object().key("step").value(static_cast<double>(step));
   for (const auto& [key, value] : metrics) json.key(key).value(value);
@@ -260,8 +223,8 @@ void RunFiles::write_given_up(const StepRecord& record) {
   }
 }
 
-void RunFiles::write_sft(int64_t step, const MetricList& metrics) {
-  MetricList named = metrics;
+void RunFiles::write_sft(int64_t step, const Metrics& metrics) {
+  Metrics named = metrics;
   // TensorBoard has one name space for all files.
   if (tensorboard_) {
     for (auto& [key, value] : named) key = "sft/" + key;
@@ -273,7 +236,7 @@ void RunFiles::write_sft(int64_t step, const MetricList& metrics) {
   append(sft_, "sft.jsonl", json.end_object().text());
 }
 
-void RunFiles::write_eval(int64_t step, const MetricList& metrics) {
+void RunFiles::write_eval(int64_t step, const Metrics& metrics) {
   append_metrics(eval_, "eval.jsonl", step, metrics);
 }
 
@@ -286,12 +249,10 @@ void RunFiles::sync() const {
   }
 }
 
-void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup, const LossSpec& spec,
-                              int64_t groups) {
+void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup, int64_t groups) {
   const PreparedBatch& batch = record.batch;
   const size_t count = batch.groups.size();
   const size_t wanted = groups <= 0 ? count : std::min(count, static_cast<size_t>(groups));
-  const std::vector<std::vector<uint8_t>> kept = kept_tokens(record, spec);
   std::string text;
   size_t rollout = 0;
   for (size_t g = 0; g < count; ++g) {
@@ -315,8 +276,8 @@ void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup, c
       json.key("batch_rollouts").value(static_cast<double>(batch.first_sample.size() - 1));
       json.key("samples").begin_array();
       for (size_t s = batch.first_sample[rollout]; s < batch.first_sample[rollout + 1]; ++s) {
-        write_sample(json, batch.learner.samples[s].sample, record.learned.logprobs[s], kept[s],
-                     *setup.tokenizer);
+        write_sample(json, batch.learner.samples[s], record.learned.logprobs[s],
+                     record.learned.kept[s], *setup.tokenizer);
       }
       text += json.end_array().end_object().text() + "\n";
     }
@@ -372,7 +333,7 @@ namespace {
 std::optional<Evaluation> evaluation_of(const std::string& name, const std::string& line) {
   const auto step = step_of(line);
   if (!step) return std::nullopt;
-  MetricList metrics;
+  Metrics metrics;
   const auto row = parse_json(name, line);
   for (const auto& member : row.GetObject()) {
     if (std::string_view(member.name.GetString()) == "step") continue;

@@ -45,13 +45,12 @@ class RunFiles {
   void log(const std::string& line);              // to log.txt
   void write_given_up(const StepRecord& record);  // to given_up.jsonl
   void write_step(const StepRecord& record);
-  void write_sft(int64_t step, const MetricList& metrics);
-  void write_eval(int64_t step, const MetricList& metrics);
+  void write_sft(int64_t step, const Metrics& metrics);
+  void write_eval(int64_t step, const Metrics& metrics);
   // After it a power cut does not take lines away.
   void sync() const;
   // Sample rollouts of a step: `groups` groups (0: all), evenly spread.
-  void write_rollouts(const StepRecord& record, const RunSetup& setup, const LossSpec& spec,
-                      int64_t groups);
+  void write_rollouts(const StepRecord& record, const RunSetup& setup, int64_t groups);
   void write_batch(const StepRecord& record);  // to batches/step_N.json, whole
   // To weights/step_N, with the tokenizer beside them, so that the folder loads anywhere, and the
   // sums of its files. Its name. From any thread, one call at a time.
@@ -65,7 +64,7 @@ class RunFiles {
   void set_aside_lines(const std::string& name, int64_t step, Superseded& superseded);
   void append(AppendFile& file, const std::string& name, const std::string& text);
   void append_metrics(AppendFile& file, const std::string& name, int64_t step,
-                      const MetricList& metrics);
+                      const Metrics& metrics);
 
   std::string folder_;
   FolderHold hold_;
@@ -81,7 +80,7 @@ class RunFiles {
 std::string weights_folder(const std::string& run_folder, int64_t step);
 
 // An evaluation in the run folder `folder`: its step and metrics.
-using Evaluation = std::pair<int64_t, MetricList>;
+using Evaluation = std::pair<int64_t, Metrics>;
 std::optional<Evaluation> last_evaluation(const std::string& folder);
 std::optional<Evaluation> first_evaluation(const std::string& folder);
 

@@ -175,12 +175,12 @@ EngineOptions RunSetup::engine_options(int threads) const {
 
 RolloutSettings RunSetup::rollout_settings(float temperature) const {
   RolloutSettings settings;
-  settings.temperature = temperature;
+  settings.sampling.temperature = temperature;
+  settings.sampling.top_k = config.run.rollout.top_k;
+  settings.sampling.top_p = static_cast<float>(config.run.rollout.top_p);
+  settings.sampling.min_p = static_cast<float>(config.run.rollout.min_p);
   settings.max_new_tokens = config.run.rollout.max_new_tokens;
   settings.max_turns = config.run.orchestrator.max_turns;
-  settings.top_k = config.run.rollout.top_k;
-  settings.top_p = static_cast<float>(config.run.rollout.top_p);
-  settings.min_p = static_cast<float>(config.run.rollout.min_p);
   settings.timeout = config.run.orchestrator.rollout_timeout;
   settings.max_length = weights.config().max_position_embeddings;
   return settings;

@@ -32,7 +32,7 @@ struct RunSetup {
   std::unique_ptr<Conversation> conversation;
   std::unique_ptr<EnvironmentMix> environments;  // null where none are configured
   std::vector<std::string> environment_ids;
-  std::vector<TrainingSample> demonstrations;  // of the file sft.data; empty: the environments'
+  std::vector<Sample> demonstrations;  // of the file sft.data; empty: the environments'
 
   // `threads` where the table says 0.
   EngineOptions engine_options(int threads) const;

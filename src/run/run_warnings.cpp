@@ -31,7 +31,7 @@ void RunWarnings::warn(std::vector<std::string>& out, const char* name, const st
   if (said_.insert(name).second) out.push_back("warning: " + text);
 }
 
-std::vector<std::string> RunWarnings::on_step(const MetricList& metrics) {
+std::vector<std::string> RunWarnings::on_step(const Metrics& metrics) {
   std::vector<std::string> out;
   const auto flat = flat_.add(metric_of(metrics, "zero_advantage_groups") /
                               static_cast<double>(std::max<int64_t>(1, groups_)));
@@ -75,8 +75,8 @@ std::vector<std::string> RunWarnings::on_step(const MetricList& metrics) {
   return out;
 }
 
-std::vector<std::string> RunWarnings::on_evaluation(int64_t step, const MetricList& before,
-                                                    const MetricList& now) {
+std::vector<std::string> RunWarnings::on_evaluation(int64_t step, const Metrics& before,
+                                                    const Metrics& now) {
   std::vector<std::string> out;
   const double low = metric_of(before, "eval/all/reward/low");
   const double high = metric_of(now, "eval/all/reward/high");

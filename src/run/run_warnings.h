@@ -19,10 +19,9 @@ class RunWarnings {
   RunWarnings(int64_t groups, uint64_t save_bytes) : groups_(groups), save_bytes_(save_bytes) {}
 
   // Of a step's metrics, as in metrics.jsonl. Steps come in order.
-  std::vector<std::string> on_step(const MetricList& metrics);
+  std::vector<std::string> on_step(const Metrics& metrics);
   // Of an evaluation, beside the one before RL; either may be without a reward.
-  std::vector<std::string> on_evaluation(int64_t step, const MetricList& before,
-                                         const MetricList& now);
+  std::vector<std::string> on_evaluation(int64_t step, const Metrics& before, const Metrics& now);
   // Of the bytes that are free where the run is written.
   std::vector<std::string> on_disk(uint64_t free_bytes);
 

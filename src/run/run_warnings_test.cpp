@@ -9,14 +9,14 @@ namespace {
 
 constexpr uint64_t kMega = 1'000'000;
 
-MetricList step(double flat, double truncated, double masked, double mismatch) {
+Metrics step(double flat, double truncated, double masked, double mismatch) {
   return {{"zero_advantage_groups", flat},
           {"is_truncated/all", truncated},
           {"is_masked", masked},
           {"mismatch_kl/all/mean", mismatch}};
 }
 
-MetricList evaluation(double low, double mean, double high) {
+Metrics evaluation(double low, double mean, double high) {
   return {
       {"eval/all/reward/low", low}, {"eval/all/reward/mean", mean}, {"eval/all/reward/high", high}};
 }

@@ -40,16 +40,13 @@ class Demonstrations {
   }
 
   Sample next() {
-    const TrainingSample demonstration = mix_ ? from_environments() : from_file();
-    Sample sample;
-    sample.ids = demonstration.ids;
-    sample.loss_mask = demonstration.loss_mask;
+    Sample sample = mix_ ? from_environments() : from_file();
     sample.advantages = {1.0f};
     return sample;
   }
 
  private:
-  const TrainingSample& from_file() {
+  const Sample& from_file() {
     if (order_.empty()) {
       order_.resize(setup_.demonstrations.size());
       std::iota(order_.begin(), order_.end(), size_t{0});
@@ -59,7 +56,7 @@ class Demonstrations {
     order_.pop_back();
     return setup_.demonstrations[place];
   }
-  TrainingSample from_environments() {
+  Sample from_environments() {
     const EnvironmentMix::Draw draw = mix_->draw(drawn_++);
     const EnvironmentMix::Member& member = mix_->members()[draw.member];
     const Example example = member.environment->example(Split::train, draw.example);
@@ -155,9 +152,9 @@ SftResult run_sft(const SftRun& run, const Checkpoint* from) {
     ++state.steps;
     state.loss = trained.loss;
     state.tokens += trained.passes.tokens;
-    MetricList metrics = {{"loss", trained.loss},
-                          {"grad_norm", trained.grad_norm},
-                          {"learning_rate", trained.learning_rate}};
+    Metrics metrics = {{"loss", trained.loss},
+                       {"grad_norm", trained.grad_norm},
+                       {"learning_rate", trained.learning_rate}};
     const int64_t since = state.steps - table.check_from;
     const bool look = table.stop_at_reward > 0.0 && since >= 0 && since % table.check_every == 0;
     if (look) {

@@ -14,11 +14,11 @@ namespace {
 
 double ratio(double a, double b) { return b > 0 ? a / b : std::nan(""); }
 
-LearnerResult learn(Trainer& trainer, const LearnerBatch& batch, int64_t version,
+LearnerResult learn(Trainer& trainer, const TrainingBatch& batch, PolicyVersion version,
                     int64_t& trained_tokens) {
   const auto begin = std::chrono::steady_clock::now();
   LearnerResult result;
-  BatchResult trained = trainer.train_batch(samples_of(batch));
+  BatchResult trained = trainer.train_batch(batch.samples);
   if (!trained.failure.empty()) {
     result.failure = fmt::format("step {}: {}", batch.step, trained.failure);
     return result;
@@ -36,6 +36,7 @@ LearnerResult learn(Trainer& trainer, const LearnerBatch& batch, int64_t version
   result.ref = std::move(trained.streams.ref);
   result.teacher = std::move(trained.streams.teacher);
   result.logprobs = std::move(trained.passes.logprobs);
+  result.kept = std::move(trained.passes.kept);
   result.busy_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   trained_tokens += trained.passes.tokens;
@@ -48,24 +49,8 @@ LearnerResult learn(Trainer& trainer, const LearnerBatch& batch, int64_t version
 
 }  // namespace
 
-std::vector<Sample> samples_of(const LearnerBatch& batch) {
-  std::vector<Sample> samples(batch.samples.size());
-  for (size_t i = 0; i < samples.size(); ++i) {
-    const LearnerSample& from = batch.samples[i];
-    Sample& to = samples[i];
-    to.ids = from.sample.ids;
-    to.loss_mask = from.sample.loss_mask;
-    to.rollout = from.sample.logprobs;
-    to.versions = from.sample.versions;
-    to.advantages = {static_cast<float>(from.advantage)};
-    to.temperature = from.temperature;
-    to.rollout_id = from.rollout_id;
-  }
-  return samples;
-}
-
-MetricList metrics_of(const LossSpec& spec, const BatchResult& result) {
-  MetricList out;
+Metrics metrics_of(const LossSpec& spec, const BatchResult& result) {
+  Metrics out;
   const PassResult& passes = result.passes;
   out.emplace_back("loss", result.loss);
   out.emplace_back("entropy", ratio(passes.entropy, static_cast<double>(passes.trained_tokens)));
@@ -96,7 +81,7 @@ MetricList metrics_of(const LossSpec& spec, const BatchResult& result) {
   return out;
 }
 
-TrainerLearner::TrainerLearner(Trainer& trainer, int64_t version, int64_t trained_tokens)
+TrainerLearner::TrainerLearner(Trainer& trainer, PolicyVersion version, int64_t trained_tokens)
     : trainer_(trainer),
       version_(version),
       trained_tokens_(trained_tokens),
@@ -111,7 +96,7 @@ TrainerLearner::~TrainerLearner() {
   thread_.join();
 }
 
-void TrainerLearner::start(LearnerBatch batch) {
+void TrainerLearner::start(TrainingBatch batch) {
   const std::lock_guard lock(mutex_);
   LEEWAY_CHECK(!batch_ && !result_, "one update at a time");
   batch_ = std::move(batch);
@@ -131,7 +116,7 @@ void TrainerLearner::work() {
   while (true) {
     changed_.wait(lock, [&] { return stop_ || batch_; });
     if (stop_) return;
-    const LearnerBatch batch = std::move(*batch_);
+    TrainingBatch batch = std::move(*batch_);
     lock.unlock();
     LearnerResult result;
     try {
@@ -140,6 +125,7 @@ void TrainerLearner::work() {
       result.failure =
           fmt::format("step {}: {}", batch.step, failure_of(std::current_exception()).message);
     }
+    result.batch = std::move(batch);
     lock.lock();
     if (result.failure.empty()) ++version_;
     batch_.reset();

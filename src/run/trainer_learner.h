@@ -15,10 +15,10 @@ class TrainerLearner : public Learner {
  public:
   // `trainer` must outlive this object and is used by nobody else while an update goes on.
   // `version` batches of `trained_tokens` tokens were trained before.
-  explicit TrainerLearner(Trainer& trainer, int64_t version = 0, int64_t trained_tokens = 0);
+  explicit TrainerLearner(Trainer& trainer, PolicyVersion version = 0, int64_t trained_tokens = 0);
   ~TrainerLearner() override;  // waits for the update in progress
 
-  void start(LearnerBatch batch) override;
+  void start(TrainingBatch batch) override;
   std::optional<LearnerResult> poll(double seconds) override;
   int64_t trained_tokens() const { return trained_tokens_; }  // in all; while no update goes on
 
@@ -26,20 +26,17 @@ class TrainerLearner : public Learner {
   void work();
 
   Trainer& trainer_;
-  int64_t version_;
+  PolicyVersion version_;
   int64_t trained_tokens_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<LearnerBatch> batch_;
+  std::optional<TrainingBatch> batch_;
   std::optional<LearnerResult> result_;
   bool stop_ = false;
   std::thread thread_;
 };
 
-// A batch as the trainer takes it.
-std::vector<Sample> samples_of(const LearnerBatch& batch);
-
 // Metrics of an update under their names in metrics.jsonl.
-MetricList metrics_of(const LossSpec& spec, const BatchResult& result);
+Metrics metrics_of(const LossSpec& spec, const BatchResult& result);
 
 }  // namespace leeway

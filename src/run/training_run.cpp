@@ -226,7 +226,7 @@ class Run {
     const ThreadPlan threads = plan_threads(run_);
     TrainerTable table = run_.trainer;
     table.threads = threads.trainer;
-    const int64_t first = from_ ? from_->step : 0;
+    const PolicyVersion first = from_ ? static_cast<PolicyVersion>(from_->step) : 0;
     steps_ = first;
     latest_ = std::make_shared<const Parameters>(weights);
     // The first evaluation of a run that goes on may have been stopped.
@@ -321,7 +321,7 @@ class Run {
     const OutputTable& output = run_.output;
     if (output.rollouts_every > 0 &&
         (record.step % output.rollouts_every == 0 || record.step == 1)) {
-      files_.write_rollouts(record, setup_, setup_.config.loss_spec, output.rollouts_groups);
+      files_.write_rollouts(record, setup_, output.rollouts_groups);
     }
     if (output.batches_every > 0 && (record.step % output.batches_every == 0 || record.step == 1)) {
       files_.write_batch(record);

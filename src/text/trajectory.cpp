@@ -45,19 +45,19 @@ void check(const TrajectoryStep& step, size_t index) {
   same(step.loss_mask.size(), "mask entries", true);
 }
 
-void append_context(TrainingSample& sample, const std::vector<int32_t>& ids, size_t from) {
+void append_context(Sample& sample, const std::vector<int32_t>& ids, size_t from) {
   const size_t count = ids.size() - from;
   sample.ids.insert(sample.ids.end(), ids.begin() + static_cast<std::ptrdiff_t>(from), ids.end());
   sample.loss_mask.resize(sample.loss_mask.size() + count, 0);
-  sample.logprobs.resize(sample.logprobs.size() + count, 0.0f);
+  sample.rollout.resize(sample.rollout.size() + count, 0.0f);
   sample.versions.resize(sample.versions.size() + count, -1);
   sample.step.resize(sample.step.size() + count, -1);
 }
 
-void append_completion(TrainingSample& sample, const TrajectoryStep& step, size_t index) {
+void append_completion(Sample& sample, const TrajectoryStep& step, size_t index) {
   const size_t n = step.completion.size();
   sample.ids.insert(sample.ids.end(), step.completion.begin(), step.completion.end());
-  sample.logprobs.insert(sample.logprobs.end(), step.logprobs.begin(), step.logprobs.end());
+  sample.rollout.insert(sample.rollout.end(), step.logprobs.begin(), step.logprobs.end());
   for (size_t t = 0; t < n; ++t) {
     sample.loss_mask.push_back(step.loss_mask.empty() ? 1 : step.loss_mask[t] != 0);
     sample.versions.push_back(step.versions.empty() ? -1 : step.versions[t]);
@@ -73,7 +73,7 @@ size_t common_length(const std::vector<int32_t>& a, const std::vector<int32_t>& 
 // Finds where a prompt diverges from the sample with which it shares the longest prefix. Only
 // recent samples are compared, so that a rollout with many breaks stays linear.
 PrefixBreak explain_break(const std::vector<int32_t>& prompt, size_t step,
-                          const std::vector<TrainingSample>& samples,
+                          const std::vector<Sample>& samples,
                           const std::vector<size_t>& last_step) {
   constexpr size_t kMostCompared = 64;
   PrefixBreak out;
@@ -83,7 +83,7 @@ PrefixBreak explain_break(const std::vector<int32_t>& prompt, size_t step,
     const size_t common = common_length(samples[s].ids, prompt);
     if (best == samples.size() || common > out.position) best = s, out.position = common;
   }
-  const TrainingSample& earlier = samples[best];
+  const Sample& earlier = samples[best];
   out.earlier_step = last_step[best];
   if (out.position < prompt.size()) out.found = prompt[out.position];
   if (out.position < earlier.ids.size()) out.expected = earlier.ids[out.position];

@@ -10,24 +10,16 @@
 #include <string>
 #include <vector>
 
+#include "data/sample.h"
+
 namespace leeway {
 
 struct TrajectoryStep {
   std::vector<int32_t> prompt;
   std::vector<int32_t> completion;
-  std::vector<float> logprobs;     // of the completion; same length
-  std::vector<int32_t> versions;   // of the completion; same length, or empty: unknown (-1)
-  std::vector<uint8_t> loss_mask;  // of the completion; same length, or empty: all trained
-};
-
-// All vectors have one entry per id. Where nothing was sampled: mask 0, log-probability 0, version
-// and step -1.
-struct TrainingSample {
-  std::vector<int32_t> ids;
-  std::vector<uint8_t> loss_mask;
-  std::vector<float> logprobs;
-  std::vector<int32_t> versions;
-  std::vector<int32_t> step;
+  std::vector<float> logprobs;          // of the completion; same length
+  std::vector<PolicyVersion> versions;  // of the completion; same length, or empty: unknown (-1)
+  std::vector<uint8_t> loss_mask;       // of the completion; same length, or empty: all trained
 };
 
 enum class BreakReason {
@@ -49,7 +41,8 @@ struct PrefixBreak {
 };
 
 struct SplitTrajectory {
-  std::vector<TrainingSample> samples;
+  // Without advantages. Where nothing was sampled: mask 0, log-probability 0, version and step -1.
+  std::vector<Sample> samples;
   std::vector<PrefixBreak> breaks;     // one per sample except the first
   std::vector<size_t> sample_of_step;  // [steps]
 };

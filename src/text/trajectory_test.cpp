@@ -34,10 +34,10 @@ TEST(Splitter, StepsThatExtendBecomeOneSample) {
       split_trajectory({make_step({1, 2}, {3, 4}, 7), make_step({1, 2, 3, 4, 5}, {6}, 8)});
   ASSERT_EQ(split.samples.size(), 1u);
   EXPECT_TRUE(split.breaks.empty());
-  const TrainingSample& s = split.samples[0];
+  const Sample& s = split.samples[0];
   EXPECT_EQ(s.ids, (Ids{1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(s.loss_mask, (std::vector<uint8_t>{0, 0, 1, 1, 0, 1}));
-  EXPECT_EQ(s.logprobs, (std::vector<float>{0, 0, -3.5f, -4.5f, 0, -6.5f}));
+  EXPECT_EQ(s.rollout, (std::vector<float>{0, 0, -3.5f, -4.5f, 0, -6.5f}));
   EXPECT_EQ(s.versions, (Ids{-1, -1, 7, 7, -1, 8}));
   EXPECT_EQ(s.step, (Ids{-1, -1, 0, 0, -1, 1}));
 }
@@ -156,14 +156,14 @@ TEST(Splitter, AgreesWithTheQuadraticOneOnRandomTrajectories) {
     const auto split = split_trajectory(steps);
     size_t sampled = 0, trained = 0;
     for (const TrajectoryStep& step : steps) sampled += step.completion.size();
-    for (const TrainingSample& s : split.samples) {
+    for (const Sample& s : split.samples) {
       ASSERT_EQ(s.ids.size(), s.loss_mask.size());
-      ASSERT_EQ(s.ids.size(), s.logprobs.size());
+      ASSERT_EQ(s.ids.size(), s.rollout.size());
       ASSERT_EQ(s.ids.size(), s.versions.size());
       for (size_t i = 0; i < s.ids.size(); ++i) {
         trained += s.loss_mask[i];
         if (s.loss_mask[i]) {
-          EXPECT_FLOAT_EQ(s.logprobs[i], -0.5f - static_cast<float>(s.ids[i]));
+          EXPECT_FLOAT_EQ(s.rollout[i], -0.5f - static_cast<float>(s.ids[i]));
         }
       }
     }

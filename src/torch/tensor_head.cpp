@@ -75,6 +75,8 @@ HeadLoss cuda_head_loss(const HeadOnDevice& head, const LossSpec& spec, bool pro
   batch.prox_is_pi = prox_is_pi;
   HeadLoss out;
   out.d_hidden = at::empty_like(head.hidden);
+  out.kept = at::empty({head.hidden.size(0)}, head.hidden.options().dtype(at::kByte));
+  batch.kept = out.kept;
   const cuda::HeadLoss loss =
       cuda::head_loss(tensors, spec, batch, denominator, out.d_hidden, d_weight, {});
   out.loss = loss.loss;
@@ -143,11 +145,13 @@ HeadLoss head_loss(ThreadPool& pool, const HeadOnDevice& head, const LossSpec& s
   const HostHead host(head);
   HeadLoss out;
   out.values = {host.row_values(), host.row_values()};
+  out.kept = at::empty({host.problem.tokens}, at::kByte);
   const Tensor d_hidden = at::empty_like(host.hidden);
   const std::span<float> logprobs = floats_of(out.values.logprobs);
-  const HeadResult result = policy_head(
-      pool, host.problem, spec, head.on.batch.view(logprobs, prox_is_pi), denominator, logprobs,
-      floats_of(out.values.entropy), floats_of(d_hidden), floats_of(d_weight));
+  const HeadResult result =
+      policy_head(pool, host.problem, spec, head.on.batch.view(logprobs, prox_is_pi), denominator,
+                  logprobs, floats_of(out.values.entropy), floats_of(d_hidden), floats_of(d_weight),
+                  {out.kept.data_ptr<uint8_t>(), static_cast<size_t>(host.problem.tokens)});
   std::vector<double> flat = result.metrics.flatten();
   out.loss = at::scalar_tensor(result.loss, at::kDouble);
   out.metrics =

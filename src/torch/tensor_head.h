@@ -50,6 +50,7 @@ struct HeadLoss {
   torch::Tensor loss;     // one number
   torch::Tensor metrics;  // float64 [MetricSums::kFlatSize]
   HeadValues values;
+  torch::Tensor kept;      // uint8 [N]: 1 where a token's policy term carries gradient
   torch::Tensor d_hidden;  // [N, H] of hidden's type
 };
 // Loss, log-probabilities and gradients at once; d_weight is added to. `prox_is_pi`: the pass's own

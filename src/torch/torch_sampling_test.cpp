@@ -45,7 +45,7 @@ Agreement compare(const Results& got, const Results& expected, float tolerance) 
       ADD_FAILURE() << "no sample " << key.first << " " << key.second;
       continue;
     }
-    const FinishedSample& own = found->second;
+    const SampledSequence& own = found->second;
     for (size_t i = 0; i < sample.ids.size(); ++i) {
       ++agreement.tokens;
       if (i >= own.ids.size() || own.ids[i] != sample.ids[i]) break;
@@ -249,7 +249,7 @@ TEST(TorchSampling, WeightsWithoutADistributionFailAsInTheNativeEngine) {
         engine.submit(make_request(5, 4, 2, 1));
         const std::string text = refusal([&] { engine.step(); });
         EXPECT_TRUE(engine.idle());
-        for (const FinishedSample& sample : engine.take_finished()) {
+        for (const SampledSequence& sample : engine.take_finished()) {
           EXPECT_EQ(sample.finish, Finish::cancelled);
         }
         return text;

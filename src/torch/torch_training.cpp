@@ -238,7 +238,7 @@ class TorchTrainingBackend : public TrainingBackend {
         head_loss(pool_, head, *pass.spec, pass.prox_is_pi, pass.denominator, d_head());
     backward(hidden, found.d_hidden);
     const std::vector<double> numbers =
-        fetch({found.loss, found.metrics, found.values.logprobs, found.values.entropy});
+        fetch({found.loss, found.metrics, found.values.logprobs, found.values.entropy, found.kept});
     const std::span<const double> all = numbers;
     MetricSums sums = MetricSums::from_flat(all.subspan(1, MetricSums::kFlatSize));
     // A device's row marks what it has no stream for as NaN, for those who join rows of many.
@@ -247,7 +247,10 @@ class TorchTrainingBackend : public TrainingBackend {
       if (!there) sums[slot] = 0.0;
     }
     metrics.merge(sums);
-    set_values(all.subspan(1 + MetricSums::kFlatSize), values);
+    const size_t tokens = static_cast<size_t>(found.kept.numel());
+    set_values(all.subspan(1 + MetricSums::kFlatSize, 2 * tokens), values);
+    const std::span<const double> kept = all.last(tokens);
+    values.kept.assign(kept.begin(), kept.end());
     return numbers[0];
   }
 
@@ -258,8 +261,10 @@ class TorchTrainingBackend : public TrainingBackend {
     const HeadValues found = head_logprobs(pool_, head);
     set_values(fetch({found.logprobs, found.entropy}), values);
     std::vector<float> g(values.logprobs.size());
-    const double loss = evaluator_.evaluate(
-        *pass.spec, batch.view(values.logprobs, pass.prox_is_pi), g, pass.denominator, &metrics);
+    values.kept.resize(values.logprobs.size());
+    const double loss =
+        evaluator_.evaluate(*pass.spec, batch.view(values.logprobs, pass.prox_is_pi), g,
+                            pass.denominator, &metrics, values.kept);
     backward(hidden, head_backward(pool_, head, g, batch.entropy_gradients(pass.entropy_gradient),
                                    d_head()));
     return loss;

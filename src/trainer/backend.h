@@ -29,6 +29,7 @@ enum class PolicyKind { current, reference, teacher };
 // Of the rows of a micro-batch [N]; 0 at rows that are not computed.
 struct RowValues {
   std::vector<float> logprobs, entropy;
+  std::vector<uint8_t> kept;  // of a loss pass: the token's policy term carries gradient
 };
 
 // How one micro-batch is trained on.
@@ -54,19 +55,20 @@ class TrainingBackend {
 
   // Forward, loss and backward: returns the loss (without the entropy's share), adds to the
   // gradients and to `metrics`, and fills `values`. Numbers that are not finite give an Error or a
-  // loss that is not finite; the gradients are of no use then.
+  // loss that is not finite; the gradients are unusable then.
   virtual double loss_pass(const MicroBatch& batch, const LossPass& pass, MetricSums& metrics,
                            RowValues& values) = 0;
 
-  // The same for a gradient that is known: g [N] = d loss / d logprobs. `values` is filled.
+  // The same for a gradient that is known: g [N] = d loss / d logprobs. Fills `values` except
+  // `kept`.
   virtual void gradient_pass(const MicroBatch& batch, std::span<const float> g,
                              double entropy_gradient, RowValues& values) = 0;
 
   // The Euclidean norm of all gradients, summed in double; not finite if any number is not.
   virtual double gradient_norm() = 0;
   virtual void zero_gradients() = 0;
-  // One step of AdamW (optimizer.h) with gradients times `scale`. What the gradients are afterwards
-  // is not said.
+  // One step of AdamW (optimizer.h) with gradients times `scale`. The gradients are
+  // unspecified afterwards.
   virtual void step(const OptimizerTable& table, double rate, double scale) = 0;
   virtual int64_t steps() const = 0;  // taken so far
 

@@ -42,17 +42,18 @@ class CpuBackend : public TrainingBackend {
     decode(policy_, batch, &activations_, values);
     const HeadProblem problem = head_of(policy_, batch);
     const BatchView<float> view = batch.view(values.logprobs, pass.prox_is_pi);
+    values.kept.resize(values.logprobs.size());
     double loss = 0.0;
     if (pass.entropy_gradient == 0.0) {
       const HeadResult head =
           policy_head(pool_, problem, *pass.spec, view, pass.denominator, values.logprobs,
-                      values.entropy, d_hidden_of(batch), d_head());
+                      values.entropy, d_hidden_of(batch), d_head(), values.kept);
       loss = head.loss;
       metrics.merge(head.metrics);
     } else {
       head_logprobs(pool_, problem, values.logprobs, values.entropy);
       g_.resize(values.logprobs.size());
-      loss = evaluator_.evaluate(*pass.spec, view, g_, pass.denominator, &metrics);
+      loss = evaluator_.evaluate(*pass.spec, view, g_, pass.denominator, &metrics, values.kept);
       add_head_gradient(batch, problem, g_, pass.entropy_gradient);
     }
     backward(batch);

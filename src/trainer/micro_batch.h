@@ -1,19 +1,18 @@
-// Samples side by side as the decoder and the head take them.
+// A part of a packed batch as the decoder and the head take it in one pass.
 //
-// Row t of a sample predicts its token t + 1, so a sample of L ids has L - 1 rows; those after its
-// last trained token are left out, for nothing depends on them. Token values therefore stand one
-// row earlier than in the sample. A loss that looks past the mask sees a sample from its first
-// trained token on: the rows before it have the weight 0.
+// A loss that looks past the mask sees a sample from its first trained token on: the rows before it
+// have the weight 0.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "core/cpu/policy_head.h"
+#include "data/packed_batch.h"
 #include "model/cpu_decoder.h"
-#include "trainer/sample.h"
 
 namespace leeway {
 
@@ -34,7 +33,8 @@ struct MicroBatch {
   std::vector<float> rollout, prox, ref, teacher, advantages, temperature;
   std::vector<float> weights;  // [N], 0 before a sample's first trained token; empty: ones
   std::vector<uint8_t> mask;
-  std::vector<int32_t> versions, rollout_ids;
+  std::vector<PolicyVersion> versions;
+  std::vector<int32_t> rollout_ids;
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   PackedTokens packed() const { return {tokens, cu_seqlens}; }
@@ -44,15 +44,24 @@ struct MicroBatch {
   std::vector<float> entropy_gradients(double value) const;
 };
 
-// Packs the samples, rollouts kept whole, into micro-batches of at most `max_tokens` rows (a longer
-// rollout has its own). Samples without a trained token are left out. `every_row`: the loss looks
-// at tokens that are not trained too, so that all rows are kept, and computed from each sample's
-// first trained token on. `only`: if not empty, the numbers of the samples to take.
-std::vector<MicroBatch> make_micro_batches(std::span<const Sample> samples,
-                                           const PolicyStreams& streams, int64_t max_tokens,
-                                           bool every_row, std::span<const size_t> only = {});
+// Sample numbers of each micro-batch: rollouts kept whole, at most `max_tokens` rows (a longer
+// rollout has a micro-batch of its own). Samples without rows are left out. `only`: if not empty,
+// the numbers of the samples to take.
+std::vector<std::vector<size_t>> plan_micro_batches(const PackedBatch& batch, int64_t max_tokens,
+                                                    std::span<const size_t> only = {});
+
+// Copies the rows of these samples out of the packed batch. What `into` held is overwritten; its
+// memory is used again.
+void gather(const PackedBatch& batch, std::span<const size_t> samples, MicroBatch& into);
 
 // Puts a micro-batch's values [N] back to the tokens they belong to.
-void scatter(const MicroBatch& batch, std::span<const float> values, TokenValues& into);
+template <class Value>
+void scatter(const MicroBatch& batch, std::type_identity_t<std::span<const Value>> values,
+             std::vector<std::vector<Value>>& into) {
+  for (size_t s = 0; s < batch.samples.size(); ++s) {
+    std::copy(values.begin() + batch.cu_seqlens[s], values.begin() + batch.cu_seqlens[s + 1],
+              into[batch.samples[s]].begin() + 1);
+  }
+}
 
 }  // namespace leeway

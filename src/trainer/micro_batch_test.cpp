@@ -9,6 +9,7 @@
 namespace leeway {
 namespace {
 
+using testing::make_micro_batches;
 using testing::make_samples;
 
 // Each token's value tells which sample and token it belongs to.

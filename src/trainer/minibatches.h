@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "trainer/sample.h"
+#include "data/sample.h"
 
 namespace leeway {
 

@@ -1,4 +1,4 @@
-// AdamW over all parameters, with the norm of the gradient and the learning rate's course.
+// AdamW over all parameters, with the norm of the gradient and the learning rate schedule.
 #pragma once
 
 #include <cstdint>

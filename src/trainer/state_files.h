@@ -21,7 +21,7 @@ struct TrainingState {
 // Its length on disk, about.
 uint64_t bytes_of(const TrainingState& state);
 
-// What of a state is not finite, for people; empty: everything is.
+// Names what is not finite in a state, for messages; empty: everything is finite.
 std::string not_finite_text(const TrainingState& state);
 
 // Each file is written atomically; their sums. Throws Error (a full disk).

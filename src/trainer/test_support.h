@@ -62,6 +62,22 @@ inline Parameters take_gradient(Trainer& trainer) {
   return optimizer.first_moment();
 }
 
+// Every micro-batch of the samples, as a pass gathers them one after another.
+inline std::vector<MicroBatch> make_micro_batches(std::span<const Sample> samples,
+                                                  const PolicyStreams& streams, int64_t max_tokens,
+                                                  bool every_row,
+                                                  std::span<const size_t> only = {}) {
+  PackedBatch packed = pack_samples(samples, every_row);
+  packed.prox = pack_values(packed, streams.prox);
+  packed.ref = pack_values(packed, streams.ref);
+  packed.teacher = pack_values(packed, streams.teacher);
+  std::vector<MicroBatch> batches;
+  for (const std::vector<size_t>& part : plan_micro_batches(packed, max_tokens, only)) {
+    gather(packed, part, batches.emplace_back());
+  }
+  return batches;
+}
+
 // Samples of prompts and completions: holes in the masks, tokens after the last trained one,
 // several samples of one rollout, temperatures, advantages for all tokens or each. Values of tokens
 // that are not trained are NaN and every sixth sample has no trained token, unless `clean`.

@@ -13,6 +13,7 @@
 #include "leeway/evaluator.h"
 #include "trainer/cpu_backend.h"
 #include "trainer/minibatches.h"
+#include "trainer/sample_checks.h"
 
 namespace leeway {
 namespace {
@@ -81,10 +82,23 @@ void check_stream(const char* name, bool is_read, const std::string& preset,
   }
 }
 
-TokenValues zeros_like(std::span<const Sample> samples) {
-  TokenValues values(samples.size());
-  for (size_t i = 0; i < samples.size(); ++i) values[i].resize(samples[i].ids.size());
-  return values;
+// A zero per id of the samples `only`, or of all if there are none; other samples' lists are empty.
+template <class Lists>
+Lists zeros_of(std::span<const Sample> samples, std::span<const size_t> only) {
+  Lists lists(samples.size());
+  for (size_t i = 0; i < samples.size() && only.empty(); ++i)
+    lists[i].resize(samples[i].ids.size());
+  for (size_t number : only) lists[number].resize(samples[number].ids.size());
+  return lists;
+}
+
+// Lists that `into` does not have yet.
+template <class Lists>
+void take_missing(Lists&& from, Lists& into) {
+  into.resize(std::max(into.size(), from.size()));
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (into[i].empty()) into[i] = std::move(from[i]);
+  }
 }
 
 }  // namespace
@@ -97,10 +111,8 @@ void PassResult::merge(PassResult&& other) {
   trained_tokens += other.trained_tokens;
   micro_batches += other.micro_batches;
   largest_micro_batch = std::max(largest_micro_batch, other.largest_micro_batch);
-  if (logprobs.empty()) logprobs.resize(other.logprobs.size());
-  for (size_t i = 0; i < other.logprobs.size(); ++i) {
-    if (logprobs[i].empty()) logprobs[i] = std::move(other.logprobs[i]);
-  }
+  take_missing(std::move(other.logprobs), logprobs);
+  take_missing(std::move(other.kept), kept);
   if (failure.empty()) failure = std::move(other.failure);
 }
 
@@ -127,20 +139,33 @@ struct Trainer::Impl {
     backend = make ? make(std::move(weights), table) : make_cpu_training(std::move(weights), table);
   }
 
-  std::vector<MicroBatch> micro_batches(std::span<const Sample> samples,
-                                        const PolicyStreams& streams,
-                                        std::span<const size_t> only) const {
-    return make_micro_batches(samples, streams, table.max_tokens, every_row, only);
+  // Sample numbers of the micro-batches of a pass.
+  using Plan = std::vector<std::vector<size_t>>;
+
+  const MicroBatch& gathered(const PackedBatch& batch, std::span<const size_t> samples) {
+    gather(batch, samples, micro_batch);
+    return micro_batch;
+  }
+
+  // Log-probabilities of the batch's rows [N].
+  std::vector<float> score(PolicyKind policy, const PackedBatch& batch) {
+    std::vector<float> result(batch.tokens.size());
+    for (const std::vector<size_t>& samples : plan_micro_batches(batch, table.max_tokens)) {
+      backend->score(policy, gathered(batch, samples), values);
+      auto from = values.logprobs.begin();
+      for (size_t number : samples) {
+        const int64_t count = batch.rows_of(number);
+        std::copy(from, from + count, result.begin() + batch.first_row[number]);
+        from += count;
+      }
+    }
+    return result;
   }
 
   TokenValues score(PolicyKind policy, std::span<const Sample> samples) {
     check_samples(backend->config(), samples);
-    TokenValues result = zeros_like(samples);
-    for (const MicroBatch& batch : micro_batches(samples, {}, {})) {
-      backend->score(policy, batch, values);
-      scatter(batch, values.logprobs, result);
-    }
-    return result;
+    const PackedBatch batch = pack_samples(samples, every_row);
+    return unpack_values(batch, samples, score(policy, batch));
   }
 
   void check_rollouts(std::span<const Sample> samples, const char* reader) const {
@@ -148,42 +173,29 @@ struct Trainer::Impl {
     throw Error(fmt::format("sample 0: rollout is empty, and {} reads it", reader));
   }
 
-  // Two passes: all log-probabilities, the loss of the whole batch, then gradients.
-  void pass_together(const std::vector<MicroBatch>& batches, bool prox_is_pi,
-                     std::optional<double> denominator, double entropy_gradient,
+  // Two passes: all log-probabilities, the loss of the whole minibatch, then gradients.
+  void pass_together(const PackedBatch& batch, const Plan& plan, const LossPass& how,
                      PassResult& result) {
-    MicroBatch joined;
+    std::vector<size_t> all;
     std::vector<float> pi;
-    joined.cu_seqlens.push_back(0);
-    for (const MicroBatch& batch : batches) {
-      backend->score(PolicyKind::current, batch, values);
+    for (const std::vector<size_t>& samples : plan) {
+      backend->score(PolicyKind::current, gathered(batch, samples), values);
       pi.insert(pi.end(), values.logprobs.begin(), values.logprobs.end());
-      const int64_t first = joined.cu_seqlens.back();
-      for (size_t s = 1; s < batch.cu_seqlens.size(); ++s) {
-        joined.cu_seqlens.push_back(first + batch.cu_seqlens[s]);
-      }
-      const auto add = [](auto& to, const auto& from) {
-        to.insert(to.end(), from.begin(), from.end());
-      };
-      add(joined.rollout, batch.rollout);
-      add(joined.prox, batch.prox);
-      add(joined.ref, batch.ref);
-      add(joined.teacher, batch.teacher);
-      add(joined.advantages, batch.advantages);
-      add(joined.weights, batch.weights);
-      add(joined.mask, batch.mask);
-      add(joined.versions, batch.versions);
-      add(joined.rollout_ids, batch.rollout_ids);
+      all.insert(all.end(), samples.begin(), samples.end());
     }
     std::vector<float> gradient(pi.size());
-    result.loss += evaluator.evaluate(spec, joined.view(pi, prox_is_pi), gradient, denominator,
-                                      &result.metrics);
+    std::vector<uint8_t> kept(pi.size());
+    const MicroBatch& whole = gathered(batch, all);
+    result.loss += evaluator.evaluate(spec, whole.view(pi, how.prox_is_pi), gradient,
+                                      how.denominator, &result.metrics, kept);
+    scatter(whole, kept, result.kept);
     size_t first = 0;
-    for (const MicroBatch& batch : batches) {
-      const size_t count = static_cast<size_t>(batch.size());
-      backend->gradient_pass(batch, std::span<const float>(gradient).subspan(first, count),
-                             entropy_gradient, values);
-      note_values(batch, result);
+    for (const std::vector<size_t>& samples : plan) {
+      const MicroBatch& part = gathered(batch, samples);
+      const size_t count = static_cast<size_t>(part.size());
+      backend->gradient_pass(part, std::span<const float>(gradient).subspan(first, count),
+                             how.entropy_gradient, values);
+      note_values(part, result);
       first += count;
     }
   }
@@ -196,47 +208,51 @@ struct Trainer::Impl {
     }
   }
 
-  double denominator_of(const std::vector<MicroBatch>& batches) const {
+  double denominator_of(const PackedBatch& batch, const Plan& plan) {
     if (spec.reduction.kind == ReductionKind::sum) return 1.0;
     double total = 0.0;
-    for (const MicroBatch& batch : batches) {
-      const BatchView<float> view = batch.view(batch.advantages, true);
+    for (const std::vector<size_t>& samples : plan) {
+      const MicroBatch& part = gathered(batch, samples);
+      const BatchView<float> view = part.view(part.advantages, true);
       total += count_denominator(spec, view, participating(spec, view));
     }
     return total;
   }
 
-  PassResult pass(std::span<const Sample> samples, const PolicyStreams& streams,
-                  std::span<const size_t> only, std::optional<double> denominator,
+  // One pass over the batch, or over the samples `only`. `trained_of_step`: trained tokens of the
+  // whole optimizer step, if these are only some of them.
+  PassResult pass(std::span<const Sample> samples, const PackedBatch& batch,
+                  std::span<const size_t> only, bool prox_is_pi, std::optional<double> denominator,
                   std::optional<int64_t> trained_of_step) {
     PassResult result;
-    if (only.empty()) {
-      result.logprobs = zeros_like(samples);
-    } else {  // `merge` takes the other lists from the passes that make them
-      result.logprobs.resize(samples.size());
-      for (size_t number : only) result.logprobs[number].resize(samples[number].ids.size());
+    // `merge` takes the lists of other samples from the passes that make them.
+    result.logprobs = zeros_of<TokenValues>(samples, only);
+    result.kept = zeros_of<TokenFlags>(samples, only);
+    const Plan plan = plan_micro_batches(batch, table.max_tokens, only);
+    for (const std::vector<size_t>& part : plan) {
+      int64_t rows = 0;
+      for (size_t number : part) {
+        rows += batch.rows_of(number);
+        result.trained_tokens += batch.trained_of(number);
+      }
+      result.tokens += rows;
+      result.largest_micro_batch = std::max(result.largest_micro_batch, rows);
     }
-    const std::vector<MicroBatch> batches = micro_batches(samples, streams, only);
-    for (const MicroBatch& batch : batches) {
-      result.tokens += batch.size();
-      result.trained_tokens += std::count(batch.mask.begin(), batch.mask.end(), uint8_t{1});
-      result.largest_micro_batch = std::max(result.largest_micro_batch, batch.size());
-    }
-    result.micro_batches = static_cast<int64_t>(batches.size());
-    if (batches.empty()) return result;
+    result.micro_batches = static_cast<int64_t>(plan.size());
+    if (plan.empty()) return result;
     const double trained =
         static_cast<double>(trained_of_step ? *trained_of_step : result.trained_tokens);
-    const double entropy_gradient =
-        table.entropy_bonus == 0.0 ? 0.0 : -table.entropy_bonus / trained;
+    LossPass how{&spec, prox_is_pi, denominator, 0.0};
+    if (table.entropy_bonus != 0.0) how.entropy_gradient = -table.entropy_bonus / trained;
     try {
-      if (needs_whole_batch(spec) && batches.size() > 1) {
-        pass_together(batches, streams.prox_is_pi, denominator, entropy_gradient, result);
+      if (needs_whole_batch(spec) && plan.size() > 1) {
+        pass_together(batch, plan, how, result);
       } else {
-        if (!denominator && !needs_whole_batch(spec)) denominator = denominator_of(batches);
-        const LossPass how{&spec, streams.prox_is_pi, denominator, entropy_gradient};
-        for (const MicroBatch& batch : batches) {
-          result.loss += backend->loss_pass(batch, how, result.metrics, values);
-          note_values(batch, result);
+        if (!denominator && !needs_whole_batch(spec)) how.denominator = denominator_of(batch, plan);
+        for (const std::vector<size_t>& part : plan) {
+          result.loss += backend->loss_pass(gathered(batch, part), how, result.metrics, values);
+          note_values(micro_batch, result);
+          scatter(micro_batch, values.kept, result.kept);
         }
       }
       result.loss -= table.entropy_bonus * result.entropy / trained;
@@ -253,9 +269,10 @@ struct Trainer::Impl {
   TrainerTable table;
   bool every_row = false;
   std::unique_ptr<TrainingBackend> backend;
+  MicroBatch micro_batch;    // the one at hand
   RowValues values;          // of the micro-batch at hand
-  std::string pass_failure;  // of a pass since the last step: the gradients are of no use
-  int64_t course_begin = 0;  // optimizer steps before the rate's course began
+  std::string pass_failure;  // of a pass since the last step: the gradients are unusable
+  int64_t course_begin = 0;  // optimizer steps before the learning rate schedule began
 };
 
 Trainer::Trainer(Parameters initial, LossSpec spec, TrainerTable table,
@@ -291,7 +308,11 @@ PassResult Trainer::forward_backward(std::span<const Sample> samples, const Poli
                samples);
   check_stream("ref", spec.reads(Stream::ref), spec.preset, streams.ref, samples);
   check_stream("teacher", spec.reads(Stream::teacher), spec.preset, streams.teacher, samples);
-  PassResult result = impl_->pass(samples, streams, {}, denominator, {});
+  PackedBatch batch = pack_samples(samples, impl_->every_row);
+  batch.prox = pack_values(batch, streams.prox);
+  batch.ref = pack_values(batch, streams.ref);
+  batch.teacher = pack_values(batch, streams.teacher);
+  PassResult result = impl_->pass(samples, batch, {}, streams.prox_is_pi, denominator, {});
   if (impl_->pass_failure.empty()) impl_->pass_failure = result.failure;
   return result;
 }
@@ -305,8 +326,9 @@ double Trainer::denominator_of_samples(std::span<const Sample> samples) {
         impl_->spec.preset));
   }
   // In one piece: a longest sequence is that of all samples.
-  return impl_->denominator_of(
-      make_micro_batches(samples, {}, std::numeric_limits<int64_t>::max(), impl_->every_row));
+  const PackedBatch batch = pack_samples(samples, impl_->every_row);
+  return impl_->denominator_of(batch,
+                               plan_micro_batches(batch, std::numeric_limits<int64_t>::max()));
 }
 
 OptimResult Trainer::optim_step() {
@@ -336,37 +358,41 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   if (impl.spec.reads(Stream::rollout)) impl.check_rollouts(samples, impl.spec.preset.c_str());
   BatchResult result;
   PolicyStreams& streams = result.streams;
+  PackedBatch batch = pack_samples(samples, impl.every_row);
   const auto timed = [](double& seconds, auto&& work) {
     const Stopwatch watch;
     auto value = work();
     seconds += watch.seconds();
     return value;
   };
+  const auto score = [&](PolicyKind policy, double& seconds, TokenValues& lists) {
+    std::vector<float> rows = timed(seconds, [&] { return impl.score(policy, batch); });
+    lists = unpack_values(batch, samples, rows);
+    return rows;
+  };
   if (impl.spec.reads(Stream::ref)) {
-    streams.ref = timed(result.ref_seconds, [&] { return ref_forward(samples); });
+    batch.ref = score(PolicyKind::reference, result.ref_seconds, streams.ref);
   }
   if (impl.spec.reads(Stream::teacher)) {
-    streams.teacher = timed(result.teacher_seconds, [&] { return teacher_forward(samples); });
+    batch.teacher = score(PolicyKind::teacher, result.teacher_seconds, streams.teacher);
   }
   const int64_t steps = optimizer_steps_per_batch(impl.table);
   if (impl.spec.reads(Stream::prox)) {
     if (impl.table.prox_forward == ProxForward::never) {
       impl.check_rollouts(samples, "prox_forward = \"never\"");
+      batch.prox = batch.rollout;
       for (const Sample& sample : samples) streams.prox.push_back(sample.rollout);
     } else if (impl.table.prox_forward == ProxForward::always || steps > 1) {
-      streams.prox = timed(result.prox_seconds, [&] { return forward(samples); });
+      batch.prox = score(PolicyKind::current, result.prox_seconds, streams.prox);
     } else {
       streams.prox_is_pi = true;
     }
   }
 
   const bool step_each = impl.table.optimizer_steps == OptimizerSteps::minibatch;
-  const std::vector<MicroBatch> whole = impl.micro_batches(samples, streams, {});
-  const double denominator = impl.denominator_of(whole);
-  int64_t trained = 0;
-  for (const MicroBatch& batch : whole) {
-    trained += std::count(batch.mask.begin(), batch.mask.end(), uint8_t{1});
-  }
+  const double denominator =
+      impl.denominator_of(batch, plan_micro_batches(batch, impl.table.max_tokens));
+  const int64_t trained = std::count(batch.mask.begin(), batch.mask.end(), uint8_t{1});
   if (trained == 0) return result;
   // Where the whole batch is one step, a spec that looks across it must see it in one piece.
   const int64_t parts = !step_each && needs_whole_batch(impl.spec) ? 1 : impl.table.minibatches;
@@ -388,7 +414,7 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
     for (const std::vector<size_t>& minibatch : minibatches) {
       PassResult pass = timed(result.pass_seconds, [&] {
         return impl.pass(
-            samples, streams, minibatch,
+            samples, batch, minibatch, streams.prox_is_pi,
             step_each || needs_whole_batch(impl.spec) ? std::nullopt : std::optional(denominator),
             step_each ? std::nullopt : std::optional(trained));
       });

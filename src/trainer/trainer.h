@@ -26,12 +26,12 @@
 #include <vector>
 
 #include "config/run_config.h"
+#include "data/sample.h"
 #include "leeway/metrics.h"
 #include "model/parameters.h"
 #include "trainer/backend.h"
 #include "trainer/micro_batch.h"
 #include "trainer/optimizer.h"
-#include "trainer/sample.h"
 
 namespace leeway {
 
@@ -44,20 +44,21 @@ struct PassResult {
   int64_t trained_tokens = 0;
   int64_t micro_batches = 0, largest_micro_batch = 0;
   TokenValues logprobs;  // of the samples, by the policy before the step
-  std::string failure;   // not empty: a number was not finite; gradients are of no use
+  TokenFlags kept;       // whether a token's policy term carried gradient
+  std::string failure;   // not empty: a number was not finite; gradients are unusable
   void merge(PassResult&& other);
 };
 
 struct OptimResult {
   double grad_norm = 0.0;  // before clipping
   double learning_rate = 0.0;
-  std::string failure;  // not empty: the norm was not finite or its square is no float32 number, or
+  std::string failure;  // not empty: the norm was not finite or its square overflows float32, or
                         // a pass had failed; nothing was changed
 };
 
 // What `train_batch` did. Seconds are wall time.
 struct BatchResult {
-  PassResult passes;  // all of them; logprobs are the first epoch's
+  PassResult passes;  // all of them; logprobs and kept are the first epoch's
   double loss = 0.0;  // mean over optimizer steps
   double grad_norm = 0.0, largest_grad_norm = 0.0, learning_rate = 0.0;
   int64_t optimizer_steps = 0;
@@ -105,7 +106,7 @@ class Trainer {
   // A copy of everything that training changes, to be saved while it goes on.
   TrainingState state() const;
 
-  // The learning rate's course counts optimizer steps from here on: 0, or those that came with the
+  // The learning rate schedule counts optimizer steps from here on: 0, or those that came with the
   // moments of another run.
   void set_course_begin(int64_t optimizer_steps);
 
@@ -123,7 +124,8 @@ class Trainer {
 // Optimizer steps that a batch takes.
 int64_t optimizer_steps_per_batch(const TrainerTable& table);
 
-// What of the loss cannot act in this set-up, and its own warnings, in words for the user.
+// Parts of the loss that have no effect in this configuration, and its own warnings, as text for
+// the user.
 // `on_policy`: rollouts come from the weights that train on them, in the same numerics.
 std::vector<std::string> inert_parts(const LossSpec& spec, const TrainerTable& table,
                                      bool on_policy);

@@ -196,6 +196,84 @@ TEST(ProxForward, NeverIsRefusedWithoutRollouts) {
   EXPECT_TRUE(same_bits(trainer.parameters(), policy));
 }
 
+// Which tokens the reference keeps, all samples in one pass.
+TokenFlags reference_kept(const LossSpec& spec, std::span<const Sample> samples,
+                          const TokenValues& pi, const TokenValues& prox) {
+  Batch batch;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    for (size_t t = 0; t < samples[i].ids.size(); ++t) {
+      batch.pi.push_back(pi[i][t]);
+      batch.prox.push_back(prox[i][t]);
+      batch.rollout.push_back(samples[i].rollout[t]);
+      batch.advantages.push_back(samples[i].advantage(t));
+      batch.mask.push_back(samples[i].loss_mask[t]);
+    }
+    batch.offsets.push_back(static_cast<int64_t>(batch.pi.size()));
+  }
+  const LossResult result = evaluate_reference(spec, batch.view(), {}, nullptr, true);
+  TokenFlags kept(samples.size());
+  size_t token = 0;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    for (size_t t = 0; t < samples[i].ids.size(); ++t, ++token) {
+      kept[i].push_back(samples[i].loss_mask[t] != 0 && result.trace[token].kept ? 1 : 0);
+    }
+  }
+  return kept;
+}
+
+TEST(Kept, LooksAtTheRolloutsWhereTheyStandForProx) {
+  const Parameters policy = make_policy();
+  const std::vector<Sample> samples = rolled_out(policy, 3, 24);  // by an older policy
+  TrainerTable table = small_table();
+  table.prox_forward = ProxForward::never;
+  Trainer trainer(policy, spec_of("grpo"), table);
+  const BatchResult result = trainer.train_batch(samples);
+  ASSERT_EQ(result.failure, "");
+  const TokenValues& pi = result.passes.logprobs;
+  TokenValues rollouts;
+  for (const Sample& sample : samples) rollouts.push_back(sample.rollout);
+  EXPECT_EQ(result.passes.kept, reference_kept(trainer.spec(), samples, pi, rollouts));
+  EXPECT_NE(result.passes.kept, reference_kept(trainer.spec(), samples, pi, pi));
+}
+
+TEST(Kept, IsDecidedInTheMinibatchThatWasTrained) {
+  const Parameters policy = make_policy();
+  const std::vector<Sample> samples = rolled_out(policy, 3, 24);
+  for (const OptimizerSteps steps : {OptimizerSteps::minibatch, OptimizerSteps::batch}) {
+    TrainerTable table = small_table();
+    table.minibatches = 3;
+    table.optimizer_steps = steps;
+    // Its mask depends on all tokens that are looked at together.
+    Trainer trainer(policy, spec_of("m2po"), table);
+    const BatchResult result = trainer.train_batch(samples);
+    ASSERT_EQ(result.failure, "");
+    const bool step_each = steps == OptimizerSteps::minibatch;
+    const TokenValues& pi = result.passes.logprobs;
+    const TokenValues& prox = step_each ? result.streams.prox : pi;
+    TokenFlags expected(samples.size());
+    for (const auto& numbers : split_minibatches(samples, step_each ? 3 : 1, 0)) {
+      PolicyStreams streams{.prox = prox, .ref = pi};
+      streams = testing::some(streams, numbers);
+      TokenFlags part = reference_kept(trainer.spec(), testing::some(samples, numbers), streams.ref,
+                                       streams.prox);
+      for (size_t i = 0; i < numbers.size(); ++i) expected[numbers[i]] = std::move(part[i]);
+    }
+    EXPECT_EQ(result.passes.kept, expected);
+    const bool as_one = result.passes.kept == reference_kept(trainer.spec(), samples, pi, prox);
+    EXPECT_EQ(as_one, !step_each);
+  }
+}
+
+TEST(Kept, IsThatOfTheFirstEpoch) {
+  const Parameters policy = make_policy();
+  const std::vector<Sample> samples = rolled_out(policy, 3, 12);
+  TrainerTable table = small_table();
+  Trainer once(policy, spec_of("grpo+tis"), table);
+  table.epochs = 3;
+  Trainer thrice(policy, spec_of("grpo+tis"), table);
+  EXPECT_EQ(once.train_batch(samples).passes.kept, thrice.train_batch(samples).passes.kept);
+}
+
 TEST(Reference, IsThePolicyAtStepZeroWhileThePolicyMoves) {
   const Parameters policy = make_policy();
   const std::vector<Sample> samples = rolled_out(policy, 9, 10);

@@ -50,7 +50,7 @@ struct Evaluator::Impl {
   explicit Impl(int threads) : pool(threads) {}
 
   double evaluate(const LossSpec& spec, const BatchView<float>& batch, std::span<float> grad,
-                  std::optional<double> denominator, MetricSums* metrics);
+                  std::optional<double> denominator, MetricSums* metrics, std::span<uint8_t> kept);
 
  private:
   void prepare();
@@ -70,6 +70,7 @@ struct Evaluator::Impl {
   const LossSpec* spec = nullptr;
   BatchView<float> batch;
   std::span<float> grad;
+  std::span<uint8_t> kept;
   bool want_metrics = false;
   bool own_mask = false;        // `trained` replaces the batch's mask, and `flags` are set
   bool gates_in_flags = false;  // kept denominators need the gates before the kernel runs
@@ -104,9 +105,9 @@ void Evaluator::Impl::prepare() {
   trained = original;
   flags.assign(n, 0);
   if (spec->m2_threshold) {
-    const std::vector<uint8_t> kept = narrow_mask(*spec, batch);
+    const std::vector<uint8_t> stays = narrow_mask(*spec, batch);
     for (size_t i = 0; i < n; ++i) {
-      if (trained[i] && !kept[i]) flags[i] |= kPolicyDropped | kPenaltyDropped;
+      if (trained[i] && !stays[i]) flags[i] |= kPolicyDropped | kPenaltyDropped;
     }
   }
   if (has_mask_gates(*spec)) narrow_by_mask_gates();
@@ -270,8 +271,9 @@ void Evaluator::Impl::run_part(size_t part, size_t part_tokens) {
     if (!spec->corrections.empty()) in.weights = weights.data() + begin;
     if (!through.empty()) in.through = through.data() + begin;
     in.grad = grad.data() + begin;
+    if (!kept.empty()) in.kept = kept.data() + begin;
     const double tokens = out.sums.slots[static_cast<int>(Slot::tokens)];
-    const double kept = out.sums.slots[static_cast<int>(Slot::kept)];
+    const double kept_tokens = out.sums.slots[static_cast<int>(Slot::kept)];
     run_token_kernel(*spec, in, numbers[s], end - begin, out.sums,
                      want_metrics ? &histogram : nullptr);
     if (!want_metrics) return;
@@ -280,7 +282,7 @@ void Evaluator::Impl::run_part(size_t part, size_t part_tokens) {
       std::atomic_ref(total).fetch_add(static_cast<uint32_t>(added), std::memory_order_relaxed);
     };
     count(tokens_in[s], out.sums.slots[static_cast<int>(Slot::tokens)] - tokens);
-    count(kept_in[s], out.sums.slots[static_cast<int>(Slot::kept)] - kept);
+    count(kept_in[s], out.sums.slots[static_cast<int>(Slot::kept)] - kept_tokens);
   };
 
   const size_t first = part * part_tokens, last = std::min(n, first + part_tokens);
@@ -361,13 +363,16 @@ void Evaluator::Impl::throw_not_finite() const {
 
 double Evaluator::Impl::evaluate(const LossSpec& the_spec, const BatchView<float>& the_batch,
                                  std::span<float> the_grad, std::optional<double> denominator,
-                                 MetricSums* metrics) {
+                                 MetricSums* metrics, std::span<uint8_t> the_kept) {
   spec = &the_spec;
   batch = the_batch;
   grad = the_grad;
+  kept = the_kept;
   want_metrics = metrics != nullptr;
   const size_t n = static_cast<size_t>(batch.token_count());
   LEEWAY_CHECK(grad.size() == n, "grad holds one value per position");
+  LEEWAY_CHECK(kept.empty() || (kept.size() == n && want_metrics),
+               "kept comes with metrics and holds one flag per position");
   check_streams(*spec, batch);
   prepare();
   set_scales(denominator);
@@ -410,8 +415,8 @@ Evaluator& Evaluator::operator=(Evaluator&&) noexcept = default;
 
 double Evaluator::evaluate(const LossSpec& spec, const BatchView<float>& batch,
                            std::span<float> grad, std::optional<double> denominator,
-                           MetricSums* metrics) {
-  return impl_->evaluate(spec, batch, grad, denominator, metrics);
+                           MetricSums* metrics, std::span<uint8_t> kept) {
+  return impl_->evaluate(spec, batch, grad, denominator, metrics, kept);
 }
 
 std::vector<std::string> simd_levels() {

@@ -33,10 +33,11 @@ void expect_agrees(const NamedPreset& preset, const Batch& batch, Evaluator& eva
                    const std::string& where, bool on_bin_edges = false) {
   const LossSpec spec = catalog.make_spec(preset.preset, preset.settings);
   MetricSums expected_sums, sums;
-  const LossResult expected = evaluate_reference(spec, batch.view(), {}, &expected_sums);
+  const LossResult expected = evaluate_reference(spec, batch.view(), {}, &expected_sums, true);
   const FloatBatch floats(batch);
   std::vector<float> grad(batch.pi.size(), -77.0f);
-  const double loss = evaluator.evaluate(spec, floats.view(), grad, {}, &sums);
+  std::vector<uint8_t> kept(batch.pi.size(), 77);
+  const double loss = evaluator.evaluate(spec, floats.view(), grad, {}, &sums, kept);
 
   double scale = 1e-12, absolute = 1e-12;
   for (double g : expected.grad) scale = std::max(scale, std::abs(g)), absolute += std::abs(g);
@@ -47,6 +48,8 @@ void expect_agrees(const NamedPreset& preset, const Batch& batch, Evaluator& eva
     if (expected.grad[i] == 0.0) {
       ASSERT_EQ(grad[i], 0.0f) << where << " token " << i;
     }
+    const TokenTrace& trace = expected.trace[i];
+    ASSERT_EQ(kept[i], trace.trained && trace.kept ? 1 : 0) << where << " token " << i;
   }
   for (int k = 0; k < kSlotCount; ++k) {
     const Slot slot = static_cast<Slot>(k);

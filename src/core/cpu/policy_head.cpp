@@ -472,7 +472,8 @@ bool one_pass(const LossSpec& spec) {
 HeadResult policy_head(ThreadPool& pool, const HeadProblem& problem, const LossSpec& spec,
                        const BatchView<float>& batch, std::optional<double> denominator,
                        std::span<float> logprobs, std::span<float> entropy,
-                       std::span<float> d_hidden, std::span<float> d_weight) {
+                       std::span<float> d_hidden, std::span<float> d_weight,
+                       std::span<uint8_t> kept) {
   check_head(problem);
   check_outputs(problem, logprobs, entropy, d_hidden, d_weight);
   LEEWAY_CHECK(batch.token_count() == problem.tokens, "the batch holds the head's tokens");
@@ -505,7 +506,7 @@ HeadResult policy_head(ThreadPool& pool, const HeadProblem& problem, const LossS
 
   HeadResult result;
   std::vector<float> g(static_cast<size_t>(problem.tokens));
-  result.loss = evaluator.evaluate(spec, scored, g, denominator, &result.metrics);
+  result.loss = evaluator.evaluate(spec, scored, g, denominator, &result.metrics, kept);
   if (!wants_gradient || chunk_loss) return result;
   if (logits_stay) {
     for (Row& row : chunk.rows()) row.g = g[static_cast<size_t>(row.token)];

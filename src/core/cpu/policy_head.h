@@ -66,10 +66,12 @@ struct HeadResult {
 // log-probabilities computed here take its place (and go to `logprobs` [N], `entropy` [N] or
 // empty). `denominator` is the global one; without it the batch's own is used. `d_hidden` is
 // written, `d_weight` added to; both empty: no gradient work at all.
+// `kept` [N] or empty: 1 where a token's policy term carries gradient.
 // A token that takes part (mask) and is not among the rows is the caller's mistake: Error.
 HeadResult policy_head(ThreadPool& pool, const HeadProblem& problem, const LossSpec& spec,
                        const BatchView<float>& batch, std::optional<double> denominator,
                        std::span<float> logprobs, std::span<float> entropy,
-                       std::span<float> d_hidden, std::span<float> d_weight);
+                       std::span<float> d_hidden, std::span<float> d_weight,
+                       std::span<uint8_t> kept = {});
 
 }  // namespace leeway

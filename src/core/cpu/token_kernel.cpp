@@ -456,6 +456,15 @@ HWY_INLINE void add_chunk(const TokenPlan& plan, bool ratio_is_coefficient, Chun
   }
 }
 
+// A byte for each of the first `count` tokens of a chunk that add_chunk has summed.
+HWY_INLINE void write_kept(const Chunk& chunk, size_t count, uint8_t* kept) {
+  const size_t lanes = hn::Lanes(D()), stride = (lanes + 7) / 8;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t lane = i % lanes;
+    kept[i] = chunk.bits[Chunk::kept][i / lanes * stride + lane / 8] >> (lane % 8) & 1;
+  }
+}
+
 // Four histograms in turn; the bins come from memory, so that the loop is loads and stores only.
 HWY_INLINE void count_bins(const uint16_t* bins, size_t n, KernelHistogram& histogram) {
   size_t k = 0;
@@ -508,6 +517,7 @@ void run_tokens(const TokenPlan& planned, const TokenInputs& inputs, const Seque
       add_chunk(plan, kShape == static_cast<int>(SurrogateKind::ratio), chunk,
                 (end - begin + lanes - 1) / lanes, t);
       if (plan.has_rollout) count_bins(chunk.bins, end - begin, *histogram);
+      if (in.kept != nullptr) write_kept(chunk, end - begin, in.kept + begin);
     }
   }
   sums.loss += static_cast<double>(seq.scale) * sum_lanes(t.loss);

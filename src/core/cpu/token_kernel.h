@@ -12,7 +12,7 @@ namespace leeway {
 
 // Pointers to the first token of a run; streams the batch lacks are null, as is whatever is not
 // needed: `mask` (all trained), `batch_weights` (ones), `weights` (ones), `flags` (zeros),
-// `through`.
+// `through`, `kept`.
 struct TokenInputs {
   const float* streams[kStreamCount] = {};
   const float* advantages = nullptr;
@@ -24,6 +24,7 @@ struct TokenInputs {
   bool gates_in_flags = false;         // token-level gates are decided already
   float* grad = nullptr;
   float* through = nullptr;  // where gradients that go through a mean are gathered
+  uint8_t* kept = nullptr;   // with metrics: whether a token's policy term carries gradient
 };
 
 // What a sequence's tokens share.

@@ -28,6 +28,8 @@ struct LossBatch {
   // The head's own log-probabilities stand for the proximal ones: what they are when no optimizer
   // step lies between the two.
   bool prox_is_pi = false;
+  // [N], written by the loss: 1 where a token's policy term carries gradient. Null: not wanted.
+  uint8_t* kept = nullptr;
 };
 
 struct SequenceState {

@@ -72,6 +72,7 @@ struct HeldBatch {
     stream(Stream::ref, tensors.ref);
     stream(Stream::teacher, tensors.teacher);
     batch.prox_is_pi = tensors.prox_is_pi;
+    batch.kept = pointer<uint8_t>(tensors.kept);
   }
 
   std::vector<Tensor> held;

@@ -32,6 +32,7 @@ struct LossTensors {
   Tensor versions;          // int32 [N]
   Tensor rollout_ids;       // int32 [S], equal numbers = samples of one rollout
   bool prox_is_pi = false;  // the log-probabilities found here stand for prox
+  Tensor kept;              // uint8 [N], written: 1 where a token's policy term carries gradient
 };
 
 // A spec as the device computes it. Throws Error for one that it does not: a correction that is a

@@ -1,4 +1,4 @@
-#include "trainer/sample.h"
+#include "trainer/sample_checks.h"
 
 #include <cmath>
 #include <functional>

@@ -1,9 +1,8 @@
-#include "trainer/sample.h"
+#include "trainer/sample_checks.h"
 
 #include <fmt/format.h>
 
 #include <cmath>
-#include <map>
 
 #include "leeway/error.h"
 
@@ -53,20 +52,6 @@ void check_sample(const ModelConfig& config, size_t number, const Sample& sample
 }
 
 }  // namespace
-
-std::vector<std::vector<size_t>> samples_by_rollout(std::span<const Sample> samples) {
-  std::vector<std::vector<size_t>> rollouts;
-  std::map<int32_t, size_t> places;
-  for (size_t i = 0; i < samples.size(); ++i) {
-    size_t place = rollouts.size();
-    if (samples[i].rollout_id >= 0) {
-      place = places.try_emplace(samples[i].rollout_id, place).first->second;
-    }
-    if (place == rollouts.size()) rollouts.emplace_back();
-    rollouts[place].push_back(i);
-  }
-  return rollouts;
-}
 
 void check_samples(const ModelConfig& config, std::span<const Sample> samples) {
   const auto check_given = [&](size_t i, const char* list, bool has, bool first_has) {

@@ -1,0 +1,44 @@
+// What is trained on: token ids and what is known of each.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "data/policy_version.h"
+
+namespace leeway {
+
+// One sequence. Lists have one entry per id, `advantages` alternatively one for all; optional ones
+// may be empty, in all samples of a batch or in none. Values at tokens that are not trained are not
+// looked at, unless the loss looks past the mask, as those of some code bases do: then all from the
+// first trained token on are.
+struct Sample {
+  std::vector<int32_t> ids;
+  std::vector<uint8_t> loss_mask;  // 1: trained. The first token has nothing to predict it: 0
+  std::vector<float> advantages;
+  std::vector<float> rollout;           // optional: log-probabilities when sampled
+  std::vector<PolicyVersion> versions;  // optional: of the policy that sampled a token
+  std::vector<int32_t> step;            // optional: the rollout's turn that sampled a token, or -1
+  float temperature = 1.0f;             // that it was sampled at; log-probabilities are taken there
+  int32_t rollout_id = -1;              // samples of one rollout share it; -1: one of its own
+
+  float advantage(size_t token) const { return advantages[advantages.size() == 1 ? 0 : token]; }
+};
+
+// The samples of one update.
+struct TrainingBatch {
+  int64_t step = 0;  // 1, 2, ..
+  std::vector<Sample> samples;
+};
+
+// Numbers of samples' tokens, such as log-probabilities: one list per sample, one entry per id, 0
+// where a token is not trained (unless the loss looks past the mask).
+using TokenValues = std::vector<std::vector<float>>;
+// Yes (1) or no (0) for samples' tokens, in the same form.
+using TokenFlags = std::vector<std::vector<uint8_t>>;
+
+// The samples' numbers, those of a rollout together, in the order of each rollout's first.
+std::vector<std::vector<size_t>> samples_by_rollout(std::span<const Sample> samples);
+
+}  // namespace leeway
