@@ -6,13 +6,13 @@
 
 #include "base/files.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/quick_start.h"
 #include "leeway/error.h"
-#include "run/output.h"
 
 namespace leeway {
 
-void add_override_options(CLI::App& command, ConfigOptions& options) {
+void add_override_options(CLI::App& command, ConfigSource& options) {
   command
       .add_option("--set", options.sets,
                   "table.key=value, over the file; may be repeated, the last of a key counts")
@@ -24,12 +24,12 @@ void add_override_options(CLI::App& command, ConfigOptions& options) {
       ->allow_extra_args(false);
 }
 
-void add_config_options(CLI::App& command, ConfigOptions& options) {
+void add_config_options(CLI::App& command, ConfigSource& options) {
   command.add_option("config", options.file, "A TOML file (docs/configuration.md)");
   add_override_options(command, options);
 }
 
-void reclaim_file(ConfigOptions& options) {
+void reclaim_file(ConfigSource& options) {
   if (!options.file.empty()) return;
   reclaim_positional(options.sets, options.file);
   std::error_code ignored;  // what cannot be looked at is told by whoever opens it
@@ -38,18 +38,14 @@ void reclaim_file(ConfigOptions& options) {
                           options.file, options.file));
 }
 
-Config load_config(const Catalog& catalog, const ConfigOptions& options, ConfigScope scope) {
+Config load_config(const Catalog& catalog, const ConfigSource& options, ConfigScope scope) {
   const bool quick_start = options.file.empty();
   Config config =
       parse_config(catalog, quick_start ? kQuickStartName : options.file,
                    quick_start ? std::string(quick_start_config()) : read_file(options.file),
                    options.sets, scope, options.unsets);
-  say_notes(config);
-  return config;
-}
-
-void say_notes(const Config& config) {
   for (const std::string& note : config.notes) say("leeway: note: " + note);
+  return config;
 }
 
 }  // namespace leeway

@@ -5,14 +5,16 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/text_table.h"
 #include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/terminal_progress.h"
 #include "config/config.h"
 #include "core/compare.h"
 #include "core/example_batch.h"
 #include "leeway/error.h"
 #include "report/compare_page.h"
 #include "run/batch_files.h"
-#include "run/output.h"
 
 namespace leeway {
 namespace {
@@ -245,10 +247,10 @@ void add_loss_compare(CLI::App& loss, Program& program) {
 
     Comparison comparison;
     try {
-      Progress progress("comparing", "presets");
-      comparison =
-          compare_presets(program.catalog, file.batch, requests, target,
-                          [&](size_t done, size_t total) { progress.update(done, total); });
+      TerminalProgress progress;
+      comparison = compare_presets(
+          program.catalog, file.batch, requests, target,
+          [&](size_t done, size_t total) { progress.count("comparing", "presets", done, total); });
     } catch (const Error& error) {
       throw Error(fmt::format("{}: {}", name, error.what()));
     }
