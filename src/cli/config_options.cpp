@@ -32,7 +32,7 @@ void add_config_options(CLI::App& command, ConfigSource& options) {
 void reclaim_file(ConfigSource& options) {
   if (!options.file.empty()) return;
   reclaim_positional(options.sets, options.file);
-  std::error_code ignored;  // what cannot be looked at is told by whoever opens it
+  std::error_code ignored;  // opening it later reports the error
   if (options.file.empty() || std::filesystem::exists(options.file, ignored) || ignored) return;
   throw Error(fmt::format("--set {}: has no \"=\"; write it as key=value (and there is no file {})",
                           options.file, options.file));

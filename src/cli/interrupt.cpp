@@ -27,8 +27,8 @@ int64_t since_first_signal() {
   return (now.tv_sec - first_signal.tv_sec) * 1'000'000'000 + now.tv_nsec - first_signal.tv_nsec;
 }
 
-// Shells, terminals and login managers send this in any number, before or after SIGTERM: it never
-// counts as a second wish.
+// Shells, terminals and login managers send this any number of times, before or after SIGTERM: it
+// never counts as the second signal that ends the program at once.
 void on_hangup(int) { hung_up = 1; }
 
 void on_signal(int signal) {

@@ -23,7 +23,8 @@ struct EndedEvaluation {
 // Used by one thread. The destructor cancels the evaluation in progress and waits for it.
 class BackgroundEvaluation {
  public:
-  // `evaluator` must outlive this, and is used by nobody else while an evaluation is in progress.
+  // `evaluator` must outlive this, and must not be used elsewhere while an evaluation is in
+  // progress.
   explicit BackgroundEvaluation(PolicyEvaluator& evaluator) : evaluator_(evaluator) {}
   ~BackgroundEvaluation();
   BackgroundEvaluation(const BackgroundEvaluation&) = delete;
@@ -35,7 +36,7 @@ class BackgroundEvaluation {
   std::optional<int64_t> step() const;
   // Its result, if it ends within `seconds`. What it threw is thrown again.
   std::optional<EndedEvaluation> take(double seconds = 0.0);
-  // It ends as stopped, soon.
+  // Asks the evaluation in progress to end; it then ends as stopped.
   void cancel() { cancelled_ = true; }
 
  private:
@@ -45,7 +46,7 @@ class BackgroundEvaluation {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ended_ = false;            // under the mutex
-  EndedEvaluation evaluation_;    // of the thread until it has ended
+  EndedEvaluation evaluation_;    // belongs to the thread until it has ended
   std::exception_ptr exception_;  // likewise
 };
 

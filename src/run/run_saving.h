@@ -17,8 +17,8 @@
 
 namespace leeway {
 
-// Used by one thread; writes most of it on another, beside training. What cannot be written there
-// costs nothing but itself: it is told, what was there before stays, and the run goes on.
+// Used by one thread; most of it is written on another, beside training. A failure to write there
+// is reported as a note; what was written before stays, and the run goes on.
 class RunSaving {
  public:
   // All of these must outlive this.
@@ -33,8 +33,9 @@ class RunSaving {
   void save_weights_beside(int64_t step, std::shared_ptr<const Parameters> weights);
   // The same at once; the folder. Throws Error.
   std::string save_weights(int64_t step, const Parameters& weights) const;
-  // Tells what could not be written so far, after waiting for the rest with `wait`.
+  // Reports what could not be written so far.
   void tell_failures();
+  // Waits for what is being written, then does the same.
   void wait();
 
   // The policy at step 0, which is the reference of a loss that has one with

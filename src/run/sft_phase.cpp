@@ -88,7 +88,7 @@ TrainerTable trainer_table(const RunConfig& run) {
   return table;
 }
 
-// A checkpoint that cannot be written costs nothing but itself: the one before is still there.
+// A checkpoint that cannot be written is reported and left out; the one before is still there.
 void save_checkpoint(const SftRun& run, const Trainer& trainer, const SftState& state) {
   run.files.sync();
   try {
