@@ -1,17 +1,17 @@
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/config_options.h"
+#include "cli/output.h"
 #include "cli/quick_start.h"
 #include "leeway/error.h"
 #include "run/configured_renderer.h"
-#include "run/output.h"
 
 namespace leeway {
 
 void add_config(CLI::App& app, Program& program) {
   auto* command = app.add_subcommand(
       "config", "The effective configuration: every default, and where each value came from");
-  struct Options : ConfigOptions {
+  struct Options : ConfigSource {
     bool json = false, example = false, reference = false;
   };
   auto options = std::make_shared<Options>();

@@ -6,13 +6,13 @@
 
 #include "base/files.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/quick_start.h"
 #include "leeway/error.h"
-#include "run/output.h"
 
 namespace leeway {
 
-void add_override_options(CLI::App& command, ConfigOptions& options) {
+void add_override_options(CLI::App& command, ConfigSource& options) {
   command
       .add_option("--set", options.sets,
                   "table.key=value, over the file; may be repeated, the last of a key counts")
@@ -24,32 +24,28 @@ void add_override_options(CLI::App& command, ConfigOptions& options) {
       ->allow_extra_args(false);
 }
 
-void add_config_options(CLI::App& command, ConfigOptions& options) {
+void add_config_options(CLI::App& command, ConfigSource& options) {
   command.add_option("config", options.file, "A TOML file (docs/configuration.md)");
   add_override_options(command, options);
 }
 
-void reclaim_file(ConfigOptions& options) {
+void reclaim_file(ConfigSource& options) {
   if (!options.file.empty()) return;
   reclaim_positional(options.sets, options.file);
-  std::error_code ignored;  // what cannot be looked at is told by whoever opens it
+  std::error_code ignored;  // opening it later reports the error
   if (options.file.empty() || std::filesystem::exists(options.file, ignored) || ignored) return;
   throw Error(fmt::format("--set {}: has no \"=\"; write it as key=value (and there is no file {})",
                           options.file, options.file));
 }
 
-Config load_config(const Catalog& catalog, const ConfigOptions& options, ConfigScope scope) {
+Config load_config(const Catalog& catalog, const ConfigSource& options, ConfigScope scope) {
   const bool quick_start = options.file.empty();
   Config config =
       parse_config(catalog, quick_start ? kQuickStartName : options.file,
                    quick_start ? std::string(quick_start_config()) : read_file(options.file),
                    options.sets, scope, options.unsets);
-  say_notes(config);
-  return config;
-}
-
-void say_notes(const Config& config) {
   for (const std::string& note : config.notes) say("leeway: note: " + note);
+  return config;
 }
 
 }  // namespace leeway

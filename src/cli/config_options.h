@@ -2,32 +2,23 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <string>
-#include <vector>
 
 #include "config/config.h"
+#include "run/config_source.h"
 
 namespace leeway {
 
-struct ConfigOptions {
-  std::string file;
-  std::vector<std::string> sets, unsets;
-};
-
-void add_config_options(CLI::App& command, ConfigOptions& options);
+void add_config_options(CLI::App& command, ConfigSource& options);
 // --set and --unset alone.
-void add_override_options(CLI::App& command, ConfigOptions& options);
+void add_override_options(CLI::App& command, ConfigSource& options);
 
 // `--set a=1 b=2 FILE`: --set takes every word after it, and FILE may be among them. Throws Error
 // for a word without an equals sign that is no file either.
-void reclaim_file(ConfigOptions& options);
+void reclaim_file(ConfigSource& options);
 
 // Reads and checks the options' file, or the built-in quick start where none is named, and says
 // what the configuration has to say. Throws Error.
-Config load_config(const Catalog& catalog, const ConfigOptions& options,
+Config load_config(const Catalog& catalog, const ConfigSource& options,
                    ConfigScope scope = ConfigScope::whole);
-
-// The notes of a configuration, on stderr.
-void say_notes(const Config& config);
 
 }  // namespace leeway

@@ -1,58 +1,48 @@
 #include <fmt/format.h>
 
-#include <cmath>
+#include <algorithm>
+#include <memory>
 
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/config_options.h"
+#include "cli/output.h"
+#include "cli/terminal_progress.h"
 #include "leeway/error.h"
 #include "run/durations.h"
 #include "run/environment_check.h"
-#include "run/output.h"
 #include "run/policy_evaluation.h"
 
 namespace leeway {
 namespace {
 
-struct Options : ConfigOptions {
+struct Options : ConfigSource {
   std::string model;
   bool json = false;
 };
 
-std::string table_of(const EvaluationResult& result, const std::vector<std::string>& ids) {
-  std::vector<std::vector<std::string>> rows;
-  const auto add = [&](const std::string& id) {
-    const auto row = [&](const std::string& name, const std::string& mean) {
-      const std::string path = "eval/" + id + "/" + name;
-      const double value = result.metric(path + mean);
-      if (std::isnan(value)) return;
-      const double low = result.metric(path + "/low"), high = result.metric(path + "/high");
-      rows.push_back({id, name, fmt::format("{:.4f}", value),
-                      std::isnan(low) ? "" : fmt::format("{:.4f} .. {:.4f}", low, high)});
-    };
-    row("reward", "/mean");
-    for (int64_t k = 1; k <= (int64_t{1} << 20); k *= 2) row(fmt::format("pass@{}", k), "");
-    row("greedy", "/mean");
+EvaluationResult evaluate(const RunSetup& setup, const std::string& model) {
+  const auto weights =
+      std::make_shared<const Parameters>(model.empty() ? setup.weights : load_parameters(model));
+  if (weights->config().vocab_size != setup.weights.config().vocab_size) {
+    throw Error(fmt::format("--weights {}: has a vocabulary of {}, the configuration's model {}",
+                            model, weights->config().vocab_size,
+                            setup.weights.config().vocab_size));
+  }
+  check_environments(*setup.environments);
+  TerminalProgress progress;
+  EvaluationEvents events;
+  events.on_rollouts = [&](size_t done, size_t total) {
+    progress.count("eval", "rollouts", done, total);
   };
-  if (ids.size() > 1) add("all");
-  for (const std::string& id : ids) add(id);
-  return format_table({"environment", "metric", "mean", "95 % interval"}, rows) +
-         "\npass@k  chance that at least one of k answers to a prompt is right: its first reward "
-         "is 1 or more\n";
+  return PolicyEvaluator(setup).evaluate(weights, setup.config.run.eval, events);
 }
 
 void run(Program& program, Options options) {
   reclaim_file(options);
   if (options.file.empty()) throw Error("eval: name a TOML file with an [[environment]]");
   const RunSetup setup(load_config(program.catalog, options));
-  const Parameters weights = options.model.empty() ? setup.weights : load_parameters(options.model);
-  if (weights.config().vocab_size != setup.weights.config().vocab_size) {
-    throw Error(fmt::format("--weights {}: has a vocabulary of {}, the configuration's model {}",
-                            options.model, weights.config().vocab_size,
-                            setup.weights.config().vocab_size));
-  }
-  check_environments(*setup.environments);
-  const EvaluationResult result = evaluate_policy(setup, weights, setup.config.run.eval, 0, false);
+  const EvaluationResult result = evaluate(setup, options.model);
   if (result.failed > 0) say("leeway: " + failures_text(result));
   if (result.nothing_completed()) {
     program.exit_code = 3;
@@ -64,7 +54,7 @@ void run(Program& program, Options options) {
     for (const auto& [name, value] : result.metrics) json.key(name).value(value);
     return print(json.end_object().text() + "\n");
   }
-  print(table_of(result, setup.environment_ids));
+  print(evaluation_table(result, setup.environment_ids));
   say(fmt::format("{} tokens in {}, {:.0f} tokens/s", result.tokens, duration_text(result.seconds),
                   static_cast<double>(result.tokens) / std::max(result.seconds, 1e-9)));
 }

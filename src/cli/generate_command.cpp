@@ -6,13 +6,14 @@
 #include "base/json.h"
 #include "cli/choice_option.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/seed_option.h"
+#include "cli/terminal_progress.h"
 #include "cli/token_lists.h"
 #include "engine/engine.h"
 #include "leeway/error.h"
 #include "run/devices.h"
 #include "run/durations.h"
-#include "run/output.h"
 
 namespace leeway {
 namespace {
@@ -85,7 +86,7 @@ void run(const Options& options) {
       throw Error(fmt::format("{}: tokens[{}]: {}", options.tokens, i, error.what()));
     }
   }
-  Progress progress("generate", "tokens");
+  TerminalProgress progress;
   const auto start = std::chrono::steady_clock::now();
   const auto most = prompts.size() * static_cast<size_t>(options.samples * options.max_new_tokens);
   size_t sampled = 0;
@@ -95,7 +96,7 @@ void run(const Options& options) {
     for (SampledSequence& completion : engine.take_finished()) {
       completions.push_back(std::move(completion));
     }
-    progress.update(sampled, most);
+    progress.count("generate", "tokens", sampled, most);
   }
   std::sort(completions.begin(), completions.end(),
             [](const SampledSequence& a, const SampledSequence& b) {

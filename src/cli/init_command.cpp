@@ -4,10 +4,10 @@
 
 #include "base/files.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/seed_option.h"
 #include "leeway/error.h"
 #include "model/parameters.h"
-#include "run/output.h"
 
 namespace leeway {
 namespace {

@@ -6,13 +6,14 @@
 #include "base/json.h"
 #include "cli/choice_option.h"
 #include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/terminal_progress.h"
 #include "cli/token_lists.h"
 #include "core/cpu/policy_head.h"
 #include "leeway/error.h"
 #include "model/cpu_decoder.h"
 #include "run/devices.h"
 #include "run/durations.h"
-#include "run/output.h"
 #include "trainer/micro_batch.h"
 
 namespace leeway {
@@ -83,7 +84,7 @@ void run(const Options& options) {
   }
   size_t total = 0, done = 0;
   for (const auto& list : lists) total += list.size();
-  Progress progress("log-probabilities", "tokens");
+  TerminalProgress progress;
   const auto start = std::chrono::steady_clock::now();
   JsonWriter json;
   json.begin_object().key("logprobs").begin_array();
@@ -111,7 +112,7 @@ void run(const Options& options) {
       json.end_array();
     }
     done += batch.tokens.size();
-    progress.update(done, total);
+    progress.count("log-probabilities", "tokens", done, total);
   }
   json.end_array().end_object();
   print(json.text() + "\n");

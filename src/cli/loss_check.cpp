@@ -3,8 +3,8 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "core/conformance.h"
-#include "run/output.h"
 
 namespace leeway {
 namespace {

@@ -1,18 +1,18 @@
 #include <fmt/format.h>
 
-#include <cmath>
 #include <cstdlib>
 
 #include "base/files.h"
-#include "base/json.h"
 #include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/terminal_progress.h"
 #include "config/config.h"
 #include "core/compare.h"
 #include "core/example_batch.h"
 #include "leeway/error.h"
 #include "report/compare_page.h"
 #include "run/batch_files.h"
-#include "run/output.h"
+#include "run/compare_text.h"
 
 namespace leeway {
 namespace {
@@ -53,139 +53,6 @@ double parse_share(const std::string& text) {
     throw Error(fmt::format("--target-masked {}: write a share like 0.5% or 0.005, below 1", text));
   }
   return value;
-}
-
-std::string percent(double share) {
-  return std::isnan(share) ? "-" : fmt::format("{:.2f}%", 100.0 * share);
-}
-
-std::string number(double value, int digits) {
-  return std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits);
-}
-
-std::string compare_json(const std::string& batch_name, const BatchFile& file,
-                         const Comparison& c) {
-  JsonWriter json;
-  auto list = [&](const char* key, const std::vector<double>& values) {
-    json.key(key).begin_array();
-    for (double value : values) json.value(value);
-    json.end_array();
-  };
-  auto count = [&](const char* key, const std::optional<size_t>& value) {
-    json.key(key);
-    value ? json.value(static_cast<double>(*value)) : json.null();
-  };
-  json.begin_object().key("batch").value(batch_name);
-  count("rollouts", file.rollouts);
-  count("batch_rollouts", file.batch_rollouts);
-  json.key("tokens").value(c.tokens).key("sequences").value(c.sequences);
-  json.key("positive_share").value(c.positive_share);
-  json.key("negative_share").value(c.negative_share);
-  json.key("mismatch").begin_object();
-  for (const auto& [name, value] : c.mismatch) json.key(name).value(value);
-  json.end_object().key("ratio_histogram").begin_object();
-  list("edges", c.ratio_edges);
-  list("counts", c.ratio_counts);
-  json.end_object().key("bands").begin_array();
-  for (const std::string& band : c.bands) json.value(band);
-  json.end_array();
-  list("band_tokens", c.band_tokens);
-  json.key("band_stream")
-      .value(c.band_stream)
-      .key("uncorrected")
-      .value(c.uncorrected)
-      .key("target_masked");
-  if (c.target_masked) {
-    json.value(*c.target_masked);
-  } else {
-    json.null();
-  }
-  json.key("presets").begin_array();
-  for (const ComparedPreset& p : c.presets) {
-    json.begin_object().key("preset").value(p.preset).key("label").value(p.label);
-    json.key("settings").begin_object();
-    for (const auto& [key, value] : p.settings) json.key(key).value(value);
-    json.end_object().key("unavailable");
-    if (!p.unavailable.empty()) {
-      json.value(p.unavailable).end_object();
-      continue;
-    }
-    json.null();
-    json.key("kept_share").value(p.kept_share).key("kept_positive").value(p.kept_positive);
-    json.key("kept_negative").value(p.kept_negative);
-    list("kept_by_band", p.kept_by_band);
-    json.key("bounded_share").value(p.bounded_share);
-    json.key("effective_sample_size").value(p.effective_sample_size);
-    json.key("loss").value(p.loss).key("grad_norm").value(p.grad_norm);
-    json.key("grad_cosine").value(p.grad_cosine).key("target");
-    if (p.target) {
-      json.begin_object().key("settings").begin_object();
-      for (const auto& [key, value] : p.target->settings) json.key(key).value(value);
-      json.end_object().key("masked").value(p.target->masked).end_object();
-    } else {
-      json.null();
-    }
-    json.end_object();
-  }
-  json.end_array().end_object();
-  return json.text() + "\n";
-}
-
-std::string compare_text(const std::string& batch_name, const BatchFile& file,
-                         const Comparison& c) {
-  std::string out = fmt::format(
-      "{}{}{}: {:.0f} trained tokens in {:.0f} sequences, {} with advantage > 0, {} < 0\n",
-      batch_name, file.rollouts ? ", " : "", file.part_of_batch(), c.tokens, c.sequences,
-      percent(c.positive_share), percent(c.negative_share));
-  std::string mismatch;
-  for (const auto& [name, value] : c.mismatch) {
-    if (name == "mismatch_kl" || name == "ratio_p99" || name == "ratio_max" ||
-        name == "effective_sample_size") {
-      mismatch += fmt::format("{}{} {}", mismatch.empty() ? "" : ", ", name,
-                              std::isnan(value) ? "-" : fmt::format("{:.4g}", value));
-    }
-  }
-  out += mismatch + "\n\n";
-
-  std::vector<std::vector<std::string>> rows, bands, targets;
-  std::string unavailable;
-  for (const ComparedPreset& p : c.presets) {
-    if (!p.unavailable.empty()) {
-      unavailable += fmt::format("not shown: {}: {}\n", p.label, p.unavailable);
-      continue;
-    }
-    rows.push_back({p.label, percent(p.kept_share), percent(p.kept_positive),
-                    percent(p.kept_negative), percent(p.bounded_share),
-                    number(p.effective_sample_size, 3), fmt::format("{:.4g}", p.loss),
-                    fmt::format("{:.3g}", p.grad_norm), number(p.grad_cosine, 4)});
-    std::vector<std::string> band{p.label};
-    for (double share : p.kept_by_band) band.push_back(percent(share));
-    bands.push_back(std::move(band));
-    if (p.target) {
-      std::string settings;
-      for (const auto& [key, value] : p.target->settings) {
-        settings += fmt::format("{}{} = {:.6g}", settings.empty() ? "" : ", ", key, value);
-      }
-      targets.push_back({p.label, percent(p.target->masked), settings});
-    }
-  }
-  out += format_table(
-      {"preset", "kept", "A > 0", "A < 0", "bounded", "ESS", "loss", "|grad|", "cosine"}, rows);
-  out += fmt::format(
-      "kept: tokens whose policy term carries gradient; bounded: weight clamped, gradient kept;\n"
-      "ESS: effective sample size of what multiplies the advantage; cosine: to the gradient of "
-      "{}\n\n",
-      c.uncorrected);
-  std::vector<std::string> header{fmt::format("kept, by {} probability", c.band_stream)};
-  header.insert(header.end(), c.bands.begin(), c.bands.end());
-  out += format_table(header, bands);
-  if (c.target_masked) {
-    out += fmt::format("\nThresholds that mask at most {}\n", percent(*c.target_masked));
-    out += targets.empty() ? "  none of these presets has one\n"
-                           : format_table({"preset", "masked", "settings"}, targets);
-  }
-  if (!unavailable.empty()) out += "\n" + unavailable;
-  return out;
 }
 
 }  // namespace
@@ -245,10 +112,10 @@ void add_loss_compare(CLI::App& loss, Program& program) {
 
     Comparison comparison;
     try {
-      Progress progress("comparing", "presets");
-      comparison =
-          compare_presets(program.catalog, file.batch, requests, target,
-                          [&](size_t done, size_t total) { progress.update(done, total); });
+      TerminalProgress progress;
+      comparison = compare_presets(
+          program.catalog, file.batch, requests, target,
+          [&](size_t done, size_t total) { progress.count("comparing", "presets", done, total); });
     } catch (const Error& error) {
       throw Error(fmt::format("{}: {}", name, error.what()));
     }

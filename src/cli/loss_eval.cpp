@@ -4,11 +4,11 @@
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/config_options.h"
+#include "cli/output.h"
 #include "core/foreign/foreign.h"
 #include "leeway/error.h"
 #include "leeway/metrics.h"
 #include "run/batch_files.h"
-#include "run/output.h"
 
 namespace leeway {
 namespace {
@@ -43,7 +43,7 @@ void add_loss_eval(CLI::App& loss, Program& program) {
       "eval", "Loss, gradient and metrics of a preset on a batch, in double precision, as JSON");
   struct Options {
     std::string preset, batch;
-    ConfigOptions config;
+    ConfigSource config;
   };
   auto options = std::make_shared<Options>();
   auto* preset =

@@ -2,12 +2,12 @@
 
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "config/config.h"
 #include "core/explain.h"
 #include "leeway/error.h"
 #include "leeway/metrics.h"
 #include "run/explain_text.h"
-#include "run/output.h"
 
 namespace leeway {
 namespace {

@@ -2,8 +2,8 @@
 
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "leeway/metrics.h"
-#include "run/output.h"
 
 namespace leeway {
 namespace {

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/streams.h"
 #include "leeway/error.h"
 #include "run/failure.h"
-#include "run/output.h"
 
 namespace {
 

@@ -3,9 +3,9 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "leeway/error.h"
 #include "run/configured_renderer.h"
-#include "run/output.h"
 #include "text/messages_json.h"
 
 namespace leeway {

@@ -5,9 +5,9 @@
 
 #include "base/files.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "report/run_folder.h"
 #include "report/run_page.h"
-#include "run/output.h"
 
 namespace leeway {
 

@@ -1,44 +1,35 @@
-#include <fmt/format.h>
-
 #include "cli/commands.h"
 #include "cli/config_options.h"
+#include "cli/interrupt.h"
+#include "cli/supervised_output.h"
+#include "cli/terminal_progress.h"
 #include "leeway/error.h"
-#include "run/output.h"
-#include "run/resumed_config.h"
-#include "run/sft_phase.h"
-#include "run/supervised_run.h"
+#include "run/run_start.h"
 
 namespace leeway {
 namespace {
 
-struct Options : ConfigOptions {
+struct Options : ConfigSource {
   std::string resume;
   bool json = false;
 };
 
-SupervisedSummary resume(Program& program, const Options& options) {
-  const ResumedConfig config =
-      resumed_config(program.catalog, options.resume, options.file, options.sets, options.unsets);
-  say_notes(config.now);
-  Resumption resumption = look_at_run(options.resume, check_sft_checkpoint);
-  if (!resumption.supervised()) {
-    throw Error(fmt::format("--resume {}: is a run of leeway train; take leeway train --resume {}",
-                            options.resume, options.resume));
+SupervisedSummary train(const Catalog& catalog, const Options& options) {
+  TerminalProgress progress;
+  Interrupt interrupt;
+  const StopCondition should_stop = [&] { return interrupt.asked(); };
+  if (!options.resume.empty()) {
+    return resume_supervised_run(catalog, options.resume, options, progress, should_stop);
   }
-  return resume_supervised(config.now, program.catalog, std::move(resumption));
-}
-
-SupervisedSummary start(Program& program, const Options& options) {
   if (options.file.empty()) throw Error("sft: name a TOML file with an [sft] table");
-  const Config config = load_config(program.catalog, options);
+  const Config config = load_config(catalog, options);
   if (!config.run.sft.enabled) throw Error(options.file + ": has no [sft] table");
-  return run_supervised(config, program.catalog);
+  return run_supervised(config, catalog, progress, should_stop);
 }
 
 void run(Program& program, Options options) {
   reclaim_file(options);
-  program.exit_code = tell(
-      options.resume.empty() ? start(program, options) : resume(program, options), options.json);
+  program.exit_code = show_summary(train(program.catalog, options), options.json);
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "leeway/error.h"
-#include "run/output.h"
 #include "text/tokenizer.h"
 
 namespace leeway {

@@ -6,8 +6,8 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "report/trajectory_page.h"
-#include "run/output.h"
 #include "text/tokenizer.h"
 #include "text/trajectory_json.h"
 

@@ -107,7 +107,7 @@ void keep_step_files(const std::string& folder, int64_t keep) {
     const auto read = std::from_chars(name.data() + kBefore.size(), end, step);
     if (read.ec == std::errc() && read.ptr == end) files.emplace(step, entry.path());
   }
-  // The second oldest goes, as long as there are too many; of one that stays it is the newest.
+  // Removes the second oldest until `keep` are left: the first and the newest stay.
   auto oldest = files.begin();
   if (keep > 1 && oldest != files.end()) ++oldest;
   for (auto count = static_cast<int64_t>(files.size()); count > keep; --count, ++oldest) {

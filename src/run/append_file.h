@@ -6,7 +6,7 @@
 
 namespace leeway {
 
-// Lines are with the system when `append` returns; they survive the end of the process. Every
+// A line is handed to the system when `append` returns and survives the end of the process. Every
 // method throws Error naming the path and the reason. Used by one thread.
 class AppendFile {
  public:
@@ -28,7 +28,7 @@ class AppendFile {
 };
 
 // log.txt. It is at most `most_bytes` long and then becomes log.1.txt, in place of the one before;
-// longer lines are cut. Removed or renamed by someone, it begins anew.
+// longer lines are cut. If someone removes or renames it, a new one is begun.
 class LogFile {
  public:
   LogFile() = default;

@@ -133,7 +133,7 @@ void CheckpointStore::save(Phase phase, int64_t step,
     write_file_atomically(temporary + "/" + kManifest,
                           manifest_of(phase, step, temporary, sums, identity_));
     sync_path(temporary);
-    // The same step of an earlier life of the run. A resume has moved away what came later.
+    // The same step, written before a resume from an earlier checkpoint.
     if (!is_link()) fs::remove_all(name);
     fs::rename(temporary, name);
     sync_path(folder_);
@@ -187,7 +187,7 @@ std::vector<Checkpoint> CheckpointStore::all() const {
 void CheckpointStore::remove_others(const Checkpoint& newest) const {
   if (is_link()) return;
   std::vector<Checkpoint> found = all();
-  // One that is later is none of this run's. Counted among the last, it would push out the new one.
+  // A later one is not part of this run. Counted among the last, it would displace the new one.
   while (!found.empty() && newest.before(found.back())) found.pop_back();
   const auto keep = static_cast<size_t>(table_.keep_last);
   for (size_t i = 0; i + keep < found.size(); ++i) {

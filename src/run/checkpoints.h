@@ -1,4 +1,4 @@
-// Checkpoints of a run: whole or not there.
+// Checkpoints of a run, each complete or absent.
 //
 //   RUN/checkpoints/sft_N/     of the supervised training: files of the trainer, sft.json
 //   RUN/checkpoints/step_N/    of RL: files of the trainer and the scheduler, run.json
@@ -21,7 +21,7 @@
 
 namespace leeway {
 
-// A run is one after the other of these; `leeway sft` is the first alone.
+// A run goes through these in order; `leeway sft` has the first alone.
 enum class Phase { sft, rl };
 
 struct Checkpoint {
@@ -41,7 +41,7 @@ void adopt_identity(const Checkpoint& checkpoint, RunIdentity& identity);
 
 class CheckpointStore {
  public:
-  // Without an identity, that of a folder of before there were any, checkpoints are not compared
+  // Without an identity (folders written before identity.json existed) checkpoints are not compared
   // with one and carry none.
   CheckpointStore(const std::string& run_folder, const CheckpointTable& table,
                   std::optional<RunIdentity> identity = {});
@@ -50,8 +50,9 @@ class CheckpointStore {
   // `fill` writes the files into the folder it is given and returns the sums of what it wrote;
   // files that it leaves out are read once more. After the new checkpoint is there, older ones are
   // removed as [checkpoint] says; `keep_every` counts the steps of the phase under way. What a
-  // killed process left half written goes, too: one process writes a run. Nothing is removed behind
-  // a `checkpoints` that is a symbolic link. Throws Error (a full disk); nothing is lost then.
+  // killed process left half written is removed too: only one process writes a run. Nothing is
+  // removed behind a `checkpoints` that is a symbolic link. Throws Error (a full disk); nothing is
+  // lost then.
   void save(Phase phase, int64_t step,
             const std::function<FileSums(const std::string& folder)>& fill) const;
 

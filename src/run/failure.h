@@ -1,8 +1,8 @@
 // What an exception means to the user: a sentence and an exit code.
 //
-// Most exceptions are `Error`, which says it all. The rest come from the standard library: memory
-// that the system refuses, a file that cannot be looked at; or from PyTorch. Anything else is a
-// mistake of ours.
+// Most exceptions are `Error`, whose message is complete. The rest come from the standard library:
+// memory that the system refuses, a file that cannot be looked at; or from PyTorch. Anything else
+// is a mistake of ours.
 #pragma once
 
 #include <exception>
@@ -21,8 +21,8 @@ struct Failure {
 
 Failure failure_of(std::exception_ptr exception);
 
-// Calls `work`. What kept it from its end, such as a full disk or refused memory; nothing: it got
-// there. A mistake of ours is thrown on.
+// Calls `work` and returns why it failed, such as a full disk or refused memory; nothing: it did
+// not fail. An exception that means a bug of ours is passed on.
 std::optional<std::string> failure_in(const std::function<void()>& work);
 
 }  // namespace leeway

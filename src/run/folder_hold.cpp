@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 constexpr int kHeld = -1;
 
 bool is_there(const std::string& path) {
-  std::error_code ignored;  // what cannot be looked at is told by whoever opens it
+  std::error_code ignored;  // opening it later reports the error
   return fs::exists(path, ignored);
 }
 

@@ -7,9 +7,9 @@
 
 namespace leeway {
 
-// A lock that ends with the process, however that ends. It is of the folder that stands at the
-// path when it is taken: one that was moved or replaced meanwhile is opened again. A file system
-// without locks is no reason not to work.
+// A lock that ends with the process, however that ends. It locks the folder that is at the path
+// when the lock is granted: one that was moved or replaced meanwhile is opened again. On a file
+// system without locks nothing is locked.
 class FolderHold {
  public:
   // Throws Error: the folder cannot be opened, or another process holds it; `work` says what that

@@ -21,7 +21,8 @@ struct PolicyCard {
 };
 
 FileSum write_policy_card(const std::string& folder, const PolicyCard& card);
-// Nothing: a folder from elsewhere. Throws Error for one that cannot be read.
+// Nothing: the folder has no card, as one that another program wrote. Throws Error for one that
+// cannot be read.
 std::optional<PolicyCard> read_policy_card(const std::string& folder);
 
 }  // namespace leeway

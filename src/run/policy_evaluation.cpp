@@ -4,40 +4,47 @@
 
 #include <chrono>
 #include <cmath>
+#include <utility>
 
+#include "base/text_table.h"
 #include "orchestrator/steady_clock.h"
-#include "run/engine_sampler.h"
-#include "run/output.h"
 
 namespace leeway {
 
-EvaluationResult evaluate_policy(const RunSetup& setup, const Parameters& weights,
-                                 const EvalTable& table, int threads, bool quiet,
-                                 const std::function<bool()>& should_stop) {
+void PolicyEvaluator::load(std::shared_ptr<const Parameters> weights) {
+  const int64_t version = loaded_++;
+  if (sampler_) return sampler_->update_weights(std::move(weights), version);
+  EngineOptions options = setup_.engine_options(0);
+  options.precision = Precision::float32;
+  options.threads = 0;
+  sampler_ = std::make_unique<EngineSampler>(*weights, version, options);
+}
+
+EvaluationResult PolicyEvaluator::evaluate(std::shared_ptr<const Parameters> weights,
+                                           const EvalTable& table, const EvaluationEvents& events) {
   const auto begin = std::chrono::steady_clock::now();
-  EngineOptions engine = setup.engine_options(threads);
-  engine.precision = Precision::float32;
-  engine.threads = threads;
-  EngineSampler sampler(weights, 0, engine);
+  load(std::move(weights));
   SteadyClock clock;
-  Progress progress("eval", "rollouts");
-  const OrchestratorTable& policy = setup.config.run.orchestrator;
+  const RunConfig& run = setup_.config.run;
+  const OrchestratorTable& policy = run.orchestrator;
   EvaluationOptions options;
   options.prompts = table.prompts;
-  options.seed = static_cast<uint64_t>(setup.config.run.seed) * 7919;
+  options.seed = static_cast<uint64_t>(run.seed) * 7919;
   options.max_attempts = policy.max_error_reschedule_attempts;
   options.retry_backoff = policy.retry_backoff;
   options.most_failures_in_a_row = policy.zero_progress_batches *
                                    static_cast<double>(policy.prompts_per_batch) *
                                    static_cast<double>(policy.group_size);
-  options.should_stop = should_stop;
+  options.should_stop = events.should_stop;
   EvaluationResult result;
-  const auto run = [&](float temperature, int64_t samples) {
-    RolloutDriver driver(*setup.conversation, sampler, clock, setup.rollout_settings(temperature));
+  const auto sample = [&](float temperature, int64_t samples) {
+    RolloutDriver driver(*setup_.conversation, *sampler_, clock,
+                         setup_.rollout_settings(temperature));
     options.samples = samples;
-    const HeldOutResult sampled = sample_held_out(*setup.environments, driver, clock, options,
+    const HeldOutResult sampled = sample_held_out(*setup_.environments, driver, clock, options,
                                                   [&](size_t done, size_t total) {
-                                                    if (!quiet) progress.update(done, total);
+                                                    if (events.on_rollouts)
+                                                      events.on_rollouts(done, total);
                                                   });
     result.stopped = sampled.stopped;
     if (sampled.stopped) return;
@@ -46,11 +53,11 @@ EvaluationResult evaluate_policy(const RunSetup& setup, const Parameters& weight
     if (sampled.failed > 0) result.last_failure = sampled.last_failure;
     for (const PromptResult& prompt : sampled.prompts) result.tokens += prompt.tokens;
     const Metrics metrics =
-        evaluation_metrics(sampled.prompts, setup.environment_ids, temperature == 0.0f);
+        evaluation_metrics(sampled.prompts, setup_.environment_ids, temperature == 0.0f);
     result.metrics.insert(result.metrics.end(), metrics.begin(), metrics.end());
   };
-  run(static_cast<float>(setup.config.run.rollout.temperature), table.samples);
-  if (table.greedy && !result.stopped) run(0.0f, 1);
+  sample(static_cast<float>(run.rollout.temperature), table.samples);
+  if (table.greedy && !result.stopped) sample(0.0f, 1);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (result.stopped) {
     result.metrics.clear();
@@ -81,6 +88,28 @@ std::string evaluation_line(int64_t step, const EvaluationResult& result) {
       result.metric("eval/all/reward/high"), result.metric("eval/all/prompts"),
       std::isnan(greedy) ? "" : fmt::format(", greedy {:.3f}", greedy),
       failures.empty() ? "" : "; ", failures);
+}
+
+std::string evaluation_table(const EvaluationResult& result, const std::vector<std::string>& ids) {
+  std::vector<std::vector<std::string>> rows;
+  const auto add = [&](const std::string& id) {
+    const auto row = [&](const std::string& name, const std::string& mean) {
+      const std::string path = "eval/" + id + "/" + name;
+      const double value = result.metric(path + mean);
+      if (std::isnan(value)) return;
+      const double low = result.metric(path + "/low"), high = result.metric(path + "/high");
+      rows.push_back({id, name, fmt::format("{:.4f}", value),
+                      std::isnan(low) ? "" : fmt::format("{:.4f} .. {:.4f}", low, high)});
+    };
+    row("reward", "/mean");
+    for (int64_t k = 1; k <= (int64_t{1} << 20); k *= 2) row(fmt::format("pass@{}", k), "");
+    row("greedy", "/mean");
+  };
+  if (ids.size() > 1) add("all");
+  for (const std::string& id : ids) add(id);
+  return format_table({"environment", "metric", "mean", "95 % interval"}, rows) +
+         "\npass@k  chance that at least one of k answers to a prompt is right: its first reward "
+         "is 1 or more\n";
 }
 
 }  // namespace leeway

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <string>
 
 #include "orchestrator/evaluation.h"
+#include "run/engine_sampler.h"
 #include "run/run_setup.h"
 
 namespace leeway {
@@ -19,18 +22,44 @@ struct EvaluationResult {
   bool nothing_completed() const { return !stopped && failed == rollouts; }
 };
 
-// Samples `table.prompts` prompts in float32, whatever rollouts use: the policy is evaluated, not
-// its quantised copy. Uses `threads` threads (0: one per core). With `quiet` there is no progress.
-// What fails is tried again as [orchestrator] says for training; what stays failed is counted.
-// `should_stop` may be empty; it is asked all the time.
-EvaluationResult evaluate_policy(const RunSetup& setup, const Parameters& weights,
-                                 const EvalTable& table, int threads, bool quiet,
-                                 const std::function<bool()>& should_stop = {});
+// What an evaluation asks and tells while it goes on; both may be empty, and are called all the
+// time on the thread that evaluates.
+struct EvaluationEvents {
+  std::function<bool()> should_stop;
+  std::function<void(size_t done, size_t total)> on_rollouts;
+};
+
+// Evaluates one set of weights after the other with one engine, which is made for the first of them
+// and uses all cores: packed weights and the KV cache are allocated once per run. Samples in
+// float32, whatever precision rollouts use: the policy is evaluated, not its quantised copy. Used
+// by one thread at a time.
+class PolicyEvaluator {
+ public:
+  // `setup` must outlive this and have environments.
+  explicit PolicyEvaluator(const RunSetup& setup) : setup_(setup) {}
+
+  // Samples `table.prompts` held-out prompts. What fails is tried again as [orchestrator] says for
+  // training; what stays failed is counted. Throws Error if there is no held-out prompt.
+  EvaluationResult evaluate(std::shared_ptr<const Parameters> weights, const EvalTable& table,
+                            const EvaluationEvents& events = {});
+
+ private:
+  void load(std::shared_ptr<const Parameters> weights);
+
+  const RunSetup& setup_;
+  std::unique_ptr<EngineSampler> sampler_;
+  int64_t loaded_ = 0;  // sets of weights
+};
 
 // "5 of 248 rollouts failed, the last: ..", "all 248 rollouts failed, ..", or nothing.
 std::string failures_text(const EvaluationResult& result);
 
 // What an evaluation found, in a line for people.
 std::string evaluation_line(int64_t step, const EvaluationResult& result);
+
+// Reward, pass@k and greedy reward of each environment with their intervals, as `leeway eval`
+// prints them.
+std::string evaluation_table(const EvaluationResult& result,
+                             const std::vector<std::string>& environment_ids);
 
 }  // namespace leeway

@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "run/checkpoints.h"
-#include "run/output.h"
 
 namespace leeway {
 
@@ -20,9 +19,9 @@ std::string shell_word(const std::string& word) {
   return quoted + "'";
 }
 
-void say_how_to_resume(const std::string& run_folder) {
-  if (CheckpointStore(run_folder, {}, {}).all().empty()) return;
-  say("to go on:  leeway train --resume " + shell_word(run_folder));
+std::string resume_hint(const std::string& run_folder) {
+  if (!CheckpointStore(run_folder, {}, {}).any()) return "";
+  return "to go on:  leeway train --resume " + shell_word(run_folder);
 }
 
 }  // namespace leeway

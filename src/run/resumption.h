@@ -15,7 +15,7 @@ namespace leeway {
 
 struct Resumption {
   std::string folder;
-  FolderHold hold;                      // from before anything was looked at
+  FolderHold hold;                      // taken before anything is read
   std::optional<RunIdentity> identity;  // nothing: the folder is older than identities
   std::optional<RunEnd> end;            // nothing: the run was killed, or is older than end.json
   std::optional<Checkpoint> from;       // the newest checkpoint that is whole

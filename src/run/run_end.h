@@ -1,5 +1,5 @@
-// Why a run has ended, kept in its folder as end.json, which goes when the run is resumed. A
-// finished run is known by it, whatever became of its checkpoints.
+// Why a run has ended, kept in its folder as end.json and removed when the run is resumed. A
+// finished run is recognised by it, even if its checkpoints are gone.
 #pragma once
 
 #include <cstdint>

@@ -145,8 +145,7 @@ void RunFiles::open(const Config& config, const std::string& objective) {
   write_file_atomically(path("objective.txt"), objective);
   rollouts_keep_ = config.run.output.rollouts_keep;
   log_ = LogFile(folder_, config.run.output.log_bytes);
-  metrics_ =
-      AppendFile(path("metrics.jsonl"));  // a folder with one is a run, however early it ends
+  metrics_ = AppendFile(path("metrics.jsonl"));  // a folder with this file counts as a run
   if (config.run.output.tensorboard) {
     tensorboard_ = std::make_unique<TensorBoardWriter>(path("tensorboard"), wall_time());
   }
@@ -184,7 +183,7 @@ void RunFiles::set_aside_lines(const std::string& name, int64_t step, Superseded
 }
 
 void RunFiles::append(AppendFile& file, const std::string& name, const std::string& text) {
-  // The folder is known by the file that is open all the time.
+  // metrics.jsonl is open during the whole run: if it is gone, so is the folder.
   for (const AppendFile* each : {&metrics_, &file}) {
     if (!each->is_open() || !each->is_gone()) continue;
     throw Error(fmt::format("{}: was deleted, moved or replaced while the run went on",

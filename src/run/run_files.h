@@ -47,7 +47,7 @@ class RunFiles {
   void write_step(const StepRecord& record);
   void write_sft(int64_t step, const Metrics& metrics);
   void write_eval(int64_t step, const Metrics& metrics);
-  // After it a power cut does not take lines away.
+  // Flushes the appended lines to disk: they survive a power cut.
   void sync() const;
   // Sample rollouts of a step: `groups` groups (0: all), evenly spread.
   void write_rollouts(const StepRecord& record, const RunSetup& setup, int64_t groups);

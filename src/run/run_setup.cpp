@@ -43,7 +43,7 @@ ModelConfig scratch_config(const ModelTable& table, int64_t tokenizer_size) {
   return config;
 }
 
-// Said before anything is read: weights take their time.
+// Checked before the weights are read, which takes long.
 Config with_its_device(Config config) {
   check_device(config);
   return config;

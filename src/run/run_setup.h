@@ -16,13 +16,13 @@
 namespace leeway {
 
 struct RunSetup {
-  // `needs_environments`: whether the job is nothing without one. Throws Error: none where one is
+  // `needs_environments`: whether the job cannot do without one. Throws Error: none where one is
   // needed, a file that cannot be read, an environment that needs a renderer where none is
   // configured, a device that is not there, a stop token outside the model's vocabulary, an [sft]
   // table without demonstrations or with one that is longer than the model.
   explicit RunSetup(Config configuration, bool needs_environments = true);
 
-  // Of a model's folder that knows its chat format (policy_card.h), where the file names none.
+  // Where the file names no chat format, that of the model's folder is filled in (policy_card.h).
   Config config;
   PolicyCard card;             // of the policy's folders
   std::string tokenizer_file;  // empty: bytes

@@ -1,5 +1,5 @@
-// What a look at a run's numbers tells: things that go wrong without failing. Each is said once,
-// with a remedy. Pure: what is looked at is handed in.
+// Warnings that a run's numbers give: things that go wrong without failing. Each is given once,
+// with a remedy. Reads no files: the caller hands in what is looked at.
 #pragma once
 
 #include <cstdint>

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <numeric>
 #include <optional>
 
@@ -14,7 +15,6 @@
 #include "run/devices.h"
 #include "run/durations.h"
 #include "run/policy_card.h"
-#include "run/policy_evaluation.h"
 #include "run/trainer_learner.h"
 #include "trainer/state_files.h"
 #include "trainer/trainer.h"
@@ -85,7 +85,7 @@ TrainerTable trainer_table(const RunConfig& run) {
   return table;
 }
 
-// A checkpoint that cannot be written costs nothing but itself: the one before is still there.
+// A checkpoint that cannot be written is reported and left out; the one before is still there.
 void save_checkpoint(const SftRun& run, const Trainer& trainer, const SftState& state) {
   run.files.sync();
   try {
@@ -136,9 +136,9 @@ SftResult run_sft(const SftRun& run, const Checkpoint* from) {
   };
   int64_t saved = from != nullptr ? state.steps : -1;  // the step of the last checkpoint
   Demonstrations demonstrations(setup, static_cast<uint64_t>(state.steps * table.batch_size));
-  run.progress.begin(state.steps);
+  run.progress.begin_steps(state.steps);
   while (state.steps < table.max_steps && !state.reached_reward) {
-    if (run.interrupt.asked()) {
+    if (run.should_stop()) {
       result.stopped = true;
       break;
     }
@@ -161,8 +161,10 @@ SftResult run_sft(const SftRun& run, const Checkpoint* from) {
       EvalTable check;
       check.prompts = table.check_prompts;
       check.greedy = false;
-      const EvaluationResult evaluated = evaluate_policy(
-          setup, trainer.parameters(), check, 0, true, [&] { return run.interrupt.asked(); });
+      EvaluationEvents events;
+      events.should_stop = run.should_stop;
+      const EvaluationResult evaluated = run.evaluator.evaluate(
+          std::make_shared<const Parameters>(trainer.parameters()), check, events);
       if (evaluated.failed > 0) run.progress.note("sft check: " + failures_text(evaluated));
       const double mean = evaluated.metric("eval/all/reward/mean");
       if (!std::isnan(mean)) {

@@ -3,9 +3,9 @@
 
 #include "leeway/presets.h"
 #include "run/checkpoints.h"
-#include "run/interrupt.h"
+#include "run/policy_evaluation.h"
+#include "run/progress.h"
 #include "run/run_files.h"
-#include "run/run_progress.h"
 #include "run/run_setup.h"
 #include "run/sft_state.h"
 
@@ -14,7 +14,7 @@ namespace leeway {
 struct SftResult {
   Parameters weights;
   SftState state;
-  bool stopped = false;  // by Ctrl-C
+  bool stopped = false;  // by the stop condition
   std::string failure;   // not empty: gave up before a step; weights are the last good ones
 };
 
@@ -26,9 +26,10 @@ struct SftRun {
   const RunSetup& setup;
   const Catalog& catalog;
   RunFiles& files;
-  RunProgress& progress;
-  const Interrupt& interrupt;
+  Progress& progress;
+  const StopCondition& should_stop;
   const CheckpointStore& checkpoints;
+  PolicyEvaluator& evaluator;  // for sft.stop_at_reward
 };
 
 // Trains setup.weights as [sft] says, writing sft.jsonl, with checkpoints as [checkpoint] says,

@@ -1,4 +1,4 @@
-// What a resumed run makes anew is moved aside, never deleted.
+// What a resumed run writes again is moved aside, never deleted.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 namespace leeway {
 
 // RUN/superseded_K, K = 1, 2, ..: made when the first thing goes there, with the names that things
-// had in the run folder. Every method throws Error (a full disk); what was not moved is where it
-// was then.
+// had in the run folder. Every method throws Error (a full disk); what was not moved is then still
+// in its place.
 class Superseded {
  public:
   explicit Superseded(std::string run_folder) : run_(std::move(run_folder)) {}

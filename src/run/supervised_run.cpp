@@ -8,8 +8,8 @@
 #include "base/json.h"
 #include "leeway/error.h"
 #include "run/environment_check.h"
-#include "run/output.h"
-#include "run/resume_hint.h"
+#include "run/logged_progress.h"
+#include "run/policy_evaluation.h"
 #include "run/sft_phase.h"
 
 namespace leeway {
@@ -28,19 +28,31 @@ void check_reward(const RunSetup& setup) {
   if (setup.config.run.sft.stop_at_reward > 0.0) check_environments(*setup.environments);
 }
 
-SupervisedSummary run(const RunSetup& setup, const Catalog& catalog, RunFiles& files,
-                      const std::optional<Checkpoint>& from,
+// What a run works with.
+struct Place {
+  const RunSetup& setup;
+  const Catalog& catalog;
+  RunFiles& files;
+  Progress& progress;
+  const StopCondition& should_stop;
+};
+
+SupervisedSummary run(const Place& place, const std::optional<Checkpoint>& from,
                       const std::vector<std::string>& notes) {
+  const RunSetup& setup = place.setup;
+  RunFiles& files = place.files;
   const RunConfig& config = setup.config.run;
-  RunProgress progress(&files);
-  const Interrupt interrupt;
+  LoggedProgress progress(place.progress, files);
+  static_cast<void>(place.should_stop());  // from here on a stop is the run's to handle
   for (const std::string& note : notes) progress.note(note);
   if (from) progress.note(fmt::format("resumed from {}", from->name()));
   if (!files.moved().empty()) progress.note(files.moved());
   progress.note(fmt::format("run folder {}", files.folder()));
   const CheckpointStore checkpoints(files.folder(), config.checkpoint, files.identity());
+  PolicyEvaluator evaluator(setup);
   const SftResult result =
-      run_sft({setup, catalog, files, progress, interrupt, checkpoints}, from ? &*from : nullptr);
+      run_sft({setup, place.catalog, files, progress, place.should_stop, checkpoints, evaluator},
+              from ? &*from : nullptr);
   SupervisedSummary summary;
   summary.end = !result.failure.empty() ? "gave_up" : result.stopped ? "stopped" : "finished";
   summary.reason = result.stopped ? "asked to" : result.failure;
@@ -62,20 +74,22 @@ SupervisedSummary run(const RunSetup& setup, const Catalog& catalog, RunFiles& f
 
 }  // namespace
 
-SupervisedSummary run_supervised(const Config& config, const Catalog& catalog) {
+SupervisedSummary run_supervised(const Config& config, const Catalog& catalog, Progress& progress,
+                                 const StopCondition& should_stop) {
   const RunSetup setup = setup_of(config);
   check_reward(setup);
   RunFiles files(claim_folder(config.run.output_dir));
   files.begin(setup.config, kObjective, "sft");
-  return run(setup, catalog, files, std::nullopt, {});
+  return run({setup, catalog, files, progress, should_stop}, std::nullopt, {});
 }
 
 SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog,
-                                    Resumption resumption) {
+                                    Resumption resumption, Progress& progress,
+                                    const StopCondition& should_stop) {
   const int64_t max_steps = config.run.sft.max_steps;
   refuse_fewer_steps(resumption, "sft.max_steps", max_steps);
   if (has_finished(resumption, max_steps)) {
-    for (const std::string& note : resumption.notes) say(note);
+    for (const std::string& note : resumption.notes) progress.note(note);
     const RunEnd& end = *resumption.end;
     SupervisedSummary summary{.end = "finished", .folder = resumption.folder};
     summary.state.steps = end.steps;
@@ -92,36 +106,28 @@ SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog
   const Checkpoint from = *resumption.from;
   const std::vector<std::string> notes = resumption.notes;
   RunFiles files(setup.config, kObjective, std::move(resumption));
-  return run(setup, catalog, files, from, notes);
+  return run({setup, catalog, files, progress, should_stop}, from, notes);
 }
 
-int tell(const SupervisedSummary& summary, bool json) {
-  if (summary.end == "gave_up") say("leeway: the run gave up: " + summary.reason);
-  if (summary.finished_before) {
-    say(
-        fmt::format("{}: the supervised training has finished, {} steps; nothing is done. For RL "
-                    "from its weights: leeway train --from {}",
-                    summary.folder, summary.state.steps, summary.folder));
-  }
+std::string summary_json(const SupervisedSummary& summary) {
   const SftState& state = summary.state;
-  if (json) {
-    JsonWriter writer;
-    writer.begin_object().key("end").value(summary.end);
-    if (!summary.reason.empty()) writer.key("reason").value(summary.reason);
-    writer.key("run").value(summary.folder).key("weights").value(summary.weights);
-    writer.key("steps").value(static_cast<double>(state.steps)).key("loss").value(state.loss);
-    writer.key("trained_tokens").value(static_cast<double>(state.tokens));
-    print(writer.key("seconds").value(state.seconds).end_object().text() + "\n");
-  } else if (summary.finished_before) {
-    print(fmt::format("weights  {}\nreport   {}/report.html\n", summary.weights, summary.folder));
-  } else {
-    const double rate = static_cast<double>(state.tokens) / std::max(state.seconds, 1e-9);
-    print(fmt::format(
-        "{} steps, loss {:.4f}, {:.0f} tokens/s\nweights  {}\nreport   {}/report.html\n",
-        state.steps, state.loss, rate, summary.weights, summary.folder));
-  }
-  if (summary.end != "finished") say_how_to_resume(summary.folder);
-  return summary.end == "gave_up" ? 3 : 0;
+  JsonWriter writer;
+  writer.begin_object().key("end").value(summary.end);
+  if (!summary.reason.empty()) writer.key("reason").value(summary.reason);
+  writer.key("run").value(summary.folder).key("weights").value(summary.weights);
+  writer.key("steps").value(static_cast<double>(state.steps)).key("loss").value(state.loss);
+  writer.key("trained_tokens").value(static_cast<double>(state.tokens));
+  return writer.key("seconds").value(state.seconds).end_object().text() + "\n";
+}
+
+std::string summary_text(const SupervisedSummary& summary) {
+  const SftState& state = summary.state;
+  const std::string places =
+      fmt::format("weights  {}\nreport   {}/report.html\n", summary.weights, summary.folder);
+  if (summary.finished_before) return places;
+  const double rate = static_cast<double>(state.tokens) / std::max(state.seconds, 1e-9);
+  return fmt::format("{} steps, loss {:.4f}, {:.0f} tokens/s\n", state.steps, state.loss, rate) +
+         places;
 }
 
 }  // namespace leeway

@@ -5,6 +5,7 @@
 
 #include "config/config.h"
 #include "leeway/presets.h"
+#include "run/progress.h"
 #include "run/resumption.h"
 #include "run/sft_state.h"
 
@@ -20,11 +21,14 @@ struct SupervisedSummary {
 
 // A new run, or one that goes on from its checkpoint. A finished one is left as it is. Throws Error
 // for the user's mistakes.
-SupervisedSummary run_supervised(const Config& config, const Catalog& catalog);
+SupervisedSummary run_supervised(const Config& config, const Catalog& catalog, Progress& progress,
+                                 const StopCondition& should_stop);
 SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog,
-                                    Resumption resumption);
+                                    Resumption resumption, Progress& progress,
+                                    const StopCondition& should_stop);
 
-// The last screen, on stdout; what a person has to know besides, on stderr. The exit code.
-int tell(const SupervisedSummary& summary, bool json);
+// As `leeway sft` prints it: for people, and with --json.
+std::string summary_text(const SupervisedSummary& summary);
+std::string summary_json(const SupervisedSummary& summary);
 
 }  // namespace leeway

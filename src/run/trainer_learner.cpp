@@ -121,7 +121,7 @@ void TrainerLearner::work() {
     LearnerResult result;
     try {
       result = learn(trainer_, batch, version_ + 1, trained_tokens_);
-    } catch (...) {  // a mistake of ours too: what was learned before is saved first
+    } catch (...) {  // also a bug of ours: the run saves what it has learned before it ends
       result.failure =
           fmt::format("step {}: {}", batch.step, failure_of(std::current_exception()).message);
     }

@@ -13,7 +13,7 @@ namespace leeway {
 
 class TrainerLearner : public Learner {
  public:
-  // `trainer` must outlive this object and is used by nobody else while an update goes on.
+  // `trainer` must outlive this object and must not be used elsewhere while an update goes on.
   // `version` batches of `trained_tokens` tokens were trained before.
   explicit TrainerLearner(Trainer& trainer, PolicyVersion version = 0, int64_t trained_tokens = 0);
   ~TrainerLearner() override;  // waits for the update in progress

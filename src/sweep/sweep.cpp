@@ -1,17 +1,10 @@
 #include "sweep/sweep.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <cmath>
-#include <csignal>
-#include <cstring>
 #include <filesystem>
 #include <set>
 #include <sstream>
@@ -24,22 +17,17 @@
 #include "report/run_page.h"
 #include "run/durations.h"
 #include "run/folder_hold.h"
-#include "run/output.h"
+#include "sweep/sweep_processes.h"
 #include "sweep/sweep_progress.h"
 
 namespace leeway {
 namespace {
 
 namespace fs = std::filesystem;
-using SteadyTime = std::chrono::steady_clock::time_point;
 
 bool is_there(const std::string& path) {
-  std::error_code ignored;  // what cannot be looked at is told by whoever opens it
+  std::error_code ignored;  // opening it later reports the error
   return fs::exists(path, ignored);
-}
-
-double seconds_since(SteadyTime begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 std::string settings_file(const SweepRun& run) { return run.folder + ".settings.json"; }
@@ -137,124 +125,6 @@ void prepare(const SweepPlan& plan, const SweepRun& run) {
   write_file_atomically(settings_file(run), settings_json(plan, run));
 }
 
-// SIGINT, SIGTERM, SIGHUP and SIGCHLD, received where they are waited for and nowhere else.
-class Signals {
- public:
-  Signals() {
-    struct sigaction action = {};
-    action.sa_handler = SIG_DFL;  // an inherited SIG_IGN would reap children unseen
-    sigaction(SIGCHLD, &action, &previous_child_);
-    sigemptyset(&set_);
-    for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set_, signal);
-    struct sigaction hangup = {};
-    sigaction(SIGHUP, nullptr, &hangup);
-    if (hangup.sa_handler != SIG_IGN) sigaddset(&set_, SIGHUP);  // under nohup the sweep goes on
-    sigprocmask(SIG_BLOCK, &set_, &previous_);
-  }
-  ~Signals() {
-    sigprocmask(SIG_SETMASK, &previous_, nullptr);
-    sigaction(SIGCHLD, &previous_child_, nullptr);
-  }
-  Signals(const Signals&) = delete;
-  Signals& operator=(const Signals&) = delete;
-
-  // The next one, or -1 after half a second without any.
-  int wait() const {
-    const timespec most = {0, 500'000'000};
-    return sigtimedwait(&set_, nullptr, &most);
-  }
-  // For a process that is about to end because of one: a second, from an impatient user or sent to
-  // the whole process group, must not end it before it has cleaned up and said so.
-  static void ignore_interrupts() {
-    struct sigaction action = {};
-    action.sa_handler = SIG_IGN;
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
-  }
-  const sigset_t& previous() const { return previous_; }
-
- private:
-  sigset_t set_, previous_;
-  struct sigaction previous_child_;
-};
-
-// The processes under way. Those that are left when it goes are killed: nothing of an unfinished
-// run is kept, so there is nothing to save.
-class Children {
- public:
-  struct Ended {
-    size_t run;
-    int status;  // of waitpid
-    double seconds;
-  };
-
-  explicit Children(const Signals& signals) : signals_(signals) {}
-  ~Children() {
-    for (const Child& child : children_) ::kill(child.pid, SIGKILL);
-    for (const Child& child : children_) {
-      while (::waitpid(child.pid, nullptr, 0) < 0 && errno == EINTR) {
-      }
-    }
-  }
-  Children(const Children&) = delete;
-  Children& operator=(const Children&) = delete;
-
-  size_t count() const { return children_.size(); }
-
-  // This very program with `args`. Throws Error where it cannot be started.
-  void start(size_t run, std::vector<std::string> args, const std::string& out,
-             const std::string& err) {
-    std::vector<char*> argv;
-    for (std::string& arg : args) argv.push_back(arg.data());
-    argv.push_back(nullptr);
-    const int files[3] = {open_file("/dev/null", O_RDONLY),
-                          open_file(out, O_WRONLY | O_CREAT | O_TRUNC),
-                          open_file(err, O_WRONLY | O_CREAT | O_TRUNC)};
-    const pid_t parent = ::getpid(), pid = ::fork();
-    if (pid == 0) {
-      for (int k = 0; k < 3; ++k) {
-        if (::dup2(files[k], k) < 0) ::_exit(127);
-      }
-      // A sweep that is killed takes its runs with it.
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (::getppid() != parent) ::_exit(127);
-      sigprocmask(SIG_SETMASK, &signals_.previous(), nullptr);
-      ::execv("/proc/self/exe", argv.data());
-      ::_exit(127);
-    }
-    for (const int file : files) ::close(file);
-    if (pid < 0) throw Error(fmt::format("cannot start a run: {}", std::strerror(errno)));
-    children_.push_back({pid, run, std::chrono::steady_clock::now()});
-  }
-
-  // One that has ended since, if any.
-  std::optional<Ended> reap() {
-    for (auto child = children_.begin(); child != children_.end(); ++child) {
-      int status = 0;
-      if (::waitpid(child->pid, &status, WNOHANG) != child->pid) continue;
-      const Ended ended{child->run, status, seconds_since(child->start)};
-      children_.erase(child);
-      return ended;
-    }
-    return std::nullopt;
-  }
-
- private:
-  struct Child {
-    pid_t pid;
-    size_t run;
-    SteadyTime start;
-  };
-
-  static int open_file(const std::string& path, int flags) {
-    const int file = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
-    if (file < 0) throw Error(fmt::format("{}: cannot open: {}", path, std::strerror(errno)));
-    return file;
-  }
-
-  const Signals& signals_;
-  std::vector<Child> children_;
-};
-
 std::string last_line(const std::string& text) {
   std::istringstream lines(text);
   std::string last;
@@ -293,7 +163,7 @@ std::vector<std::string> train_arguments(const SweepPlan& plan, const SweepRun& 
 }  // namespace
 
 SweepPlan plan_sweep(const Catalog& catalog, const std::string& file,
-                     const std::vector<std::string>& only) {
+                     const std::vector<std::string>& only, Progress& progress) {
   SweepPlan plan;
   plan.config = parse_sweep(file, read_file(file));
   refuse_unknown_names(plan.config, file, only);
@@ -315,7 +185,7 @@ SweepPlan plan_sweep(const Catalog& catalog, const std::string& file,
           continue;
         }
         for (const std::string& note : config.notes) {
-          if (notes.insert(note).second) say("leeway: note: " + note);
+          if (notes.insert(note).second) progress.note("leeway: note: " + note);
         }
         if (!is_selected(table, row, only)) continue;
         SweepRun run;
@@ -336,7 +206,7 @@ SweepPlan plan_sweep(const Catalog& catalog, const std::string& file,
   return plan;
 }
 
-SweepResult run_sweep(const SweepPlan& plan, int jobs) {
+SweepResult run_sweep(const SweepPlan& plan, int jobs, const SweepHost& host) {
   LEEWAY_CHECK(jobs >= 1, "a sweep needs at least one job");
   std::error_code error;
   fs::create_directories(plan.config.output_dir, error);
@@ -353,27 +223,26 @@ SweepResult run_sweep(const SweepPlan& plan, int jobs) {
     if (!plan.runs[k].finished && !is_finished(plan, plan.runs[k])) waiting.push_back(k);
   }
   const size_t finished = plan.runs.size() - waiting.size();
-  if (finished > 0) say(fmt::format("{} of {} runs are finished", finished, plan.runs.size()));
-  const Signals signals;
-  Children children(signals);
-  SweepProgress progress(plan.runs.size(), finished);
-  while (!waiting.empty() || children.count() > 0) {
-    while (!waiting.empty() && children.count() < static_cast<size_t>(jobs)) {
+  if (finished > 0) {
+    host.progress.note(fmt::format("{} of {} runs are finished", finished, plan.runs.size()));
+  }
+  SweepProcesses processes(host.in_child);
+  SweepProgress progress(plan.runs.size(), finished, host.progress);
+  while (!waiting.empty() || processes.count() > 0) {
+    while (!waiting.empty() && processes.count() < static_cast<size_t>(jobs)) {
       const SweepRun& run = plan.runs[waiting.back()];
       prepare(plan, run);
-      children.start(waiting.back(), train_arguments(plan, run, jobs), unfinished_summary(run),
-                     log_file(run));
+      processes.start(waiting.back(), train_arguments(plan, run, jobs), unfinished_summary(run),
+                      log_file(run));
       progress.began(waiting.back(), run.folder, run.steps);
       waiting.pop_back();
     }
     progress.show();
-    const int signal = signals.wait();
-    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
-      Signals::ignore_interrupts();
+    if (host.wait()) {
       result.interrupted = true;
       return result;
     }
-    while (const std::optional<Children::Ended> ended = children.reap()) {
+    while (const std::optional<SweepProcesses::Ended> ended = processes.reap()) {
       const SweepRun& run = plan.runs[ended->run];
       std::string& failure = result.failures[ended->run];
       failure = failure_of(run, ended->status);

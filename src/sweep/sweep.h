@@ -12,11 +12,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "config/sweep_config.h"
+#include "run/progress.h"
 
 namespace leeway {
 
@@ -41,20 +43,29 @@ struct SweepPlan {
 };
 
 // Reads the sweep file and its base and checks every run, selected or not. `only` are names of
-// tables, of rows, or TABLE/ROW; empty: all. Writes nothing. Throws Error.
+// tables, of rows, or TABLE/ROW; empty: all. Notes go to `progress`. Writes nothing. Throws Error.
 SweepPlan plan_sweep(const Catalog& catalog, const std::string& file,
-                     const std::vector<std::string>& only);
+                     const std::vector<std::string>& only, Progress& progress);
 
 struct SweepResult {
   bool interrupted = false;
   std::vector<std::string> failures;  // one for each of the plan's runs; empty: it is finished
 };
 
-// Runs what is not finished, at most `jobs` (at least 1) at a time; says on stderr how far it is. A
-// run that fails does not stop the others. SIGINT, SIGTERM and SIGHUP end all of them at once and
-// are ignored from then on: the caller is to end the program. Must be called from a process of one
-// thread, since it forks. Throws Error where files cannot be written; no run outlives this call.
-SweepResult run_sweep(const SweepPlan& plan, int jobs);
+// What a sweep needs of the program around it. `wait` waits until a child process may have ended,
+// for half a second at most; true ends the sweep. `in_child` is called in every new process before
+// its run starts.
+struct SweepHost {
+  Progress& progress;
+  std::function<bool()> wait;
+  std::function<void()> in_child;
+};
+
+// Runs what is not finished, at most `jobs` (at least 1) at a time, in processes of this program. A
+// run that fails does not stop the others. When `wait` says so, all of them are killed. Must be
+// called from a process of one thread, since it forks. Throws Error where files cannot be written;
+// no run outlives this call.
+SweepResult run_sweep(const SweepPlan& plan, int jobs, const SweepHost& host);
 
 // What a table says of a finished run. NaN: the run has no such number.
 struct SweepNumbers {

@@ -7,14 +7,13 @@
 #include <iterator>
 
 #include "run/durations.h"
-#include "run/output.h"
 
 namespace leeway {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Steady = std::chrono::steady_clock;
 
-double between(Clock::time_point from, Clock::time_point to) {
+double between(Steady::time_point from, Steady::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
@@ -31,12 +30,12 @@ std::string sweep_progress_text(size_t total, size_t before, size_t done, size_t
   return out + fmt::format(", {}, {}", rate_text(here, seconds, "runs"), time_left_text(left));
 }
 
-SweepProgress::SweepProgress(size_t total, size_t finished)
-    : total_(total), before_(finished), done_(finished), begin_(Clock::now()), last_(begin_) {}
-
-SweepProgress::~SweepProgress() {
-  if (drawn_) redraw("");
-}
+SweepProgress::SweepProgress(size_t total, size_t finished, Progress& progress)
+    : total_(total),
+      before_(finished),
+      done_(finished),
+      progress_(progress),
+      begin_(Steady::now()) {}
 
 void SweepProgress::began(size_t run, const std::string& folder, int64_t steps) {
   running_[run] = {.file = folder + "/metrics.jsonl", .steps = std::max<int64_t>(1, steps)};
@@ -45,23 +44,15 @@ void SweepProgress::began(size_t run, const std::string& folder, int64_t steps) 
 void SweepProgress::ended(size_t run, const std::string& text) {
   running_.erase(run);
   ++done_;
-  if (drawn_) redraw("");
-  drawn_ = false;
   const double here = static_cast<double>(done_ - before_);
-  const double left = static_cast<double>(total_ - done_) * between(begin_, Clock::now()) / here;
-  say(fmt::format("[{}/{}] {}{}", done_, total_, text,
-                  done_ == total_ ? "" : ", " + time_left_text(left)));
+  const double left = static_cast<double>(total_ - done_) * between(begin_, Steady::now()) / here;
+  progress_.note(fmt::format("[{}/{}] {}{}", done_, total_, text,
+                             done_ == total_ ? "" : ", " + time_left_text(left)));
 }
 
 void SweepProgress::show() {
-  const Clock::time_point now = Clock::now();
-  const bool terminal = draws();
-  const double wanted = terminal ? 0.4 : std::clamp(between(begin_, now) / 10, 2.0, 60.0);
-  if (between(last_, now) < wanted) return;
-  last_ = now;
   look();
-  drawn_ = terminal;
-  terminal ? redraw(text()) : say(text());
+  progress_.status(text());
 }
 
 void SweepProgress::look() {
@@ -80,7 +71,7 @@ std::string SweepProgress::text() const {
     share += std::min(1.0, static_cast<double>(run.done) / static_cast<double>(run.steps));
   }
   return sweep_progress_text(total_, before_, done_, running_.size(), share,
-                             between(begin_, Clock::now()));
+                             between(begin_, Steady::now()));
 }
 
 }  // namespace leeway

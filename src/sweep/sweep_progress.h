@@ -6,17 +6,16 @@
 #include <map>
 #include <string>
 
+#include "run/progress.h"
+
 namespace leeway {
 
-// Lines of `ended` stay. How far the whole is, its rate and the time left stand on a line that
-// redraws itself on a terminal; elsewhere on plain lines, after two seconds first and then ever
-// more rarely, once a minute at the least. Runs under way count by the steps in their
-// metrics.jsonl.
+// Tells when a run has ended, and all the time how far everything is, at which rate and how long it
+// still takes. Runs under way count by the steps in their metrics.jsonl.
 class SweepProgress {
  public:
-  // `finished` of `total` runs need not be run.
-  SweepProgress(size_t total, size_t finished);
-  ~SweepProgress();
+  // `finished` of `total` runs need not be run. `progress` must outlive this.
+  SweepProgress(size_t total, size_t finished, Progress& progress);
   SweepProgress(const SweepProgress&) = delete;
   SweepProgress& operator=(const SweepProgress&) = delete;
 
@@ -38,8 +37,8 @@ class SweepProgress {
 
   size_t total_, before_, done_;
   std::map<size_t, Running> running_;
-  Time begin_, last_;
-  bool drawn_ = false;
+  Progress& progress_;
+  Time begin_;
 };
 
 // "3/12 runs done, 2 running, 28 %, 1.4 runs/min, 2 h 21 min left". `share`: of a run, what those

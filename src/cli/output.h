@@ -4,10 +4,7 @@
 // makes it safe for a terminal.
 #pragma once
 
-#include <chrono>
-#include <string>
 #include <string_view>
-#include <vector>
 
 namespace leeway {
 
@@ -23,25 +20,5 @@ void say(std::string_view text);
 bool draws();
 // Replaces the previous such line there; empty: removes it.
 void redraw(std::string_view text);
-
-// The left column is text, the others are right-aligned numbers, except "settings"; a rule below
-// the header.
-std::string format_table(const std::vector<std::string>& header,
-                         const std::vector<std::vector<std::string>>& rows);
-
-// Progress of `total` steps on stderr, with rate and time left: silent for the first two seconds,
-// then a line that redraws itself on a terminal and plain lines, at most one every two seconds,
-// elsewhere.
-class Progress {
- public:
-  Progress(std::string what, std::string unit);
-  ~Progress();
-  void update(size_t done, size_t total);
-
- private:
-  std::string what_, unit_;
-  std::chrono::steady_clock::time_point start_, last_;
-  bool drawn_ = false;
-};
 
 }  // namespace leeway

@@ -6,16 +6,20 @@
 
 namespace leeway {
 
-// Handles SIGINT, SIGTERM and SIGHUP while it lives, then restores the previous handlers. Only one
-// at a time.
+// Handles SIGINT, SIGTERM and SIGHUP from the first `asked` on, while it lives: before there is
+// anything to save, they end the program at once. The handlers of before come back after it. One at
+// a time.
 class Interrupt {
  public:
-  Interrupt();
+  Interrupt() = default;
   ~Interrupt();
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  bool asked() const;
+  bool asked();
+
+ private:
+  bool handles_ = false;
 };
 
 }  // namespace leeway

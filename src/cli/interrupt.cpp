@@ -1,4 +1,4 @@
-#include "run/interrupt.h"
+#include "cli/interrupt.h"
 
 #include <unistd.h>
 
@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <ctime>
 #include <string_view>
+#include <utility>
 
 namespace leeway {
 namespace {
@@ -26,8 +27,8 @@ int64_t since_first_signal() {
   return (now.tv_sec - first_signal.tv_sec) * 1'000'000'000 + now.tv_nsec - first_signal.tv_nsec;
 }
 
-// Shells, terminals and login managers send this any number of times, before or after SIGTERM, so
-// it never counts as a second request.
+// Shells, terminals and login managers send this any number of times, before or after SIGTERM: it
+// never counts as the second signal that ends the program at once.
 void on_hangup(int) { hung_up = 1; }
 
 void on_signal(int signal) {
@@ -44,25 +45,27 @@ void on_signal(int signal) {
 
 }  // namespace
 
-Interrupt::Interrupt() {
-  asked_to_stop = 0;
-  hung_up = 0;
-  struct sigaction action = {};
-  action.sa_handler = on_signal;
-  sigaction(SIGINT, &action, &previous_int);
-  sigaction(SIGTERM, &action, &previous_term);
-  sigaction(SIGHUP, nullptr, &previous_hup);
-  action.sa_handler = on_hangup;
-  // Under nohup the run continues.
-  if (previous_hup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
-}
-
 Interrupt::~Interrupt() {
+  if (!handles_) return;
   sigaction(SIGINT, &previous_int, nullptr);
   sigaction(SIGTERM, &previous_term, nullptr);
   sigaction(SIGHUP, &previous_hup, nullptr);
 }
 
-bool Interrupt::asked() const { return asked_to_stop != 0 || hung_up != 0; }
+bool Interrupt::asked() {
+  if (!std::exchange(handles_, true)) {
+    asked_to_stop = 0;
+    hung_up = 0;
+    struct sigaction action = {};
+    action.sa_handler = on_signal;
+    sigaction(SIGINT, &action, &previous_int);
+    sigaction(SIGTERM, &action, &previous_term);
+    sigaction(SIGHUP, nullptr, &previous_hup);
+    action.sa_handler = on_hangup;
+    // Under nohup the run goes on.
+    if (previous_hup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+  }
+  return asked_to_stop != 0 || hung_up != 0;
+}
 
 }  // namespace leeway

@@ -1,0 +1,39 @@
+#include "cli/output.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "base/printable.h"
+#include "leeway/error.h"
+
+namespace leeway {
+
+void print(std::string_view text) {
+  std::string shown;
+  if (::isatty(STDOUT_FILENO)) text = shown = printable(text);
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    throw Error(fmt::format("cannot write the result to stdout: {}", std::strerror(errno)));
+  }
+}
+
+void warn(std::string_view text) { say(fmt::format("leeway: warning: {}", text)); }
+
+void say(std::string_view text) {
+  // A stderr that cannot be written must not change what the program does.
+  const std::string line = printable(text) + "\n";
+  (void)std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+void redraw(std::string_view text) {
+  const std::string line = "\r\033[K" + printable(text);
+  (void)std::fwrite(line.data(), 1, line.size(), stderr);
+  std::fflush(stderr);
+}
+
+bool draws() { return ::isatty(STDERR_FILENO) != 0; }
+
+}  // namespace leeway

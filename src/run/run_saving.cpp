@@ -1,0 +1,128 @@
+#include "run/run_saving.h"
+
+#include <fmt/format.h>
+
+#include "base/crc32c.h"
+#include "base/files.h"
+#include "leeway/error.h"
+#include "orchestrator/schedule_checks.h"
+#include "orchestrator/schedule_state_json.h"
+#include "run/policy_card.h"
+#include "run/sft_phase.h"
+#include "trainer/state_files.h"
+
+namespace leeway {
+namespace {
+
+uint32_t checksum(const Parameters& parameters) {
+  std::string sums;
+  for (size_t i = 0; i < parameters.table().size(); ++i) {
+    const auto values = parameters.of(i);
+    sums += fmt::format("{} ", crc32c({reinterpret_cast<const char*>(values.data()),
+                                       values.size() * sizeof(float)}));
+  }
+  return crc32c(sums);
+}
+
+}  // namespace
+
+RunSaving::RunSaving(const RunSetup& setup, const RunFiles& files, Progress& progress)
+    : setup_(setup),
+      files_(files),
+      progress_(progress),
+      checkpoints_(files.folder(), setup.config.run.checkpoint, files.identity()) {}
+
+void RunSaving::save_checkpoint(int64_t step, const Trainer& trainer, const ScheduleState& schedule,
+                                const RunState& state) {
+  wait();
+  auto trained = std::make_shared<const TrainingState>(trainer.state());
+  writer_.start(fmt::format("checkpoint of step {}", step), [this, step, trained, schedule, state] {
+    write_checkpoint(step, *trained, schedule, state);
+  });
+}
+
+// On the writer's thread: touches nothing that changes.
+void RunSaving::write_checkpoint(int64_t step, const TrainingState& trained,
+                                 const ScheduleState& schedule, const RunState& state) const {
+  if (const std::string bad = not_finite_text(trained); !bad.empty()) throw Error(bad);
+  refuse_full_disk(files_.path("checkpoints"),
+                   3 * sizeof(float) * static_cast<uint64_t>(trained.policy.count()));
+  files_.sync();
+  checkpoints_.save(Phase::rl, step, [&](const std::string& folder) {
+    FileSums sums = save_state(folder, trained.policy, trained.optimizer);
+    sums["leeway.json"] = write_policy_card(folder, setup_.card);
+    sums["schedule.json"] = write_file_atomically(
+        folder + "/schedule.json", schedule_state_json(schedule, setup_.environment_ids));
+    sums["run.json"] = write_file_atomically(folder + "/run.json", run_state_json(state));
+    return sums;
+  });
+}
+
+void RunSaving::save_weights_beside(int64_t step, std::shared_ptr<const Parameters> weights) {
+  writer_.start(fmt::format("weights of step {}", step),
+                [this, step, weights = std::move(weights)] { save_weights(step, *weights); });
+}
+
+std::string RunSaving::save_weights(int64_t step, const Parameters& weights) const {
+  return files_.save_weights(weights, step, setup_);
+}
+
+void RunSaving::tell_failures() {
+  for (const std::string& failure : writer_.take_failures()) {
+    progress_.note(fmt::format("warning: {}; the one before stays, and the run goes on", failure));
+  }
+}
+
+void RunSaving::wait() {
+  writer_.wait();
+  tell_failures();
+}
+
+bool RunSaving::has_reference() const {
+  return setup_.config.loss_spec.reads(Stream::ref) &&
+         setup_.config.run.trainer.reference == "initial";
+}
+
+void RunSaving::save_reference(const Parameters& weights, RunState& state) const {
+  if (!has_reference()) return;
+  save_weights(0, weights);
+  state.initial_checksum = checksum(weights);
+}
+
+Parameters RunSaving::reference(const Checkpoint& from, const RunState& state) const {
+  if (!has_reference()) return load_parameters(from.folder);
+  const std::string folder = weights_folder(files_.folder(), 0);
+  std::string problem = "its numbers are others";
+  try {
+    Parameters weights = load_parameters(folder);
+    if (checksum(weights) == state.initial_checksum) return weights;
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  throw Error(
+      fmt::format("{}: is not the policy of step 0, which is the reference of this run; "
+                  "put it back, or start a new run ({})",
+                  folder, problem));
+}
+
+RunState read_run_state(const Checkpoint& checkpoint) {
+  const std::string name = checkpoint.folder + "/run.json";
+  return parse_run_state(name, read_file(name));
+}
+
+ScheduleState read_schedule(const RunSetup& setup, const Checkpoint& checkpoint,
+                            int64_t vocabulary) {
+  const std::string name = checkpoint.folder + "/schedule.json";
+  ScheduleState state = parse_schedule_state(name, read_file(name), *setup.environments);
+  check_schedule_state(name, state, setup.config.run.orchestrator, checkpoint.step, vocabulary);
+  return state;
+}
+
+void check_checkpoint(const RunSetup& setup, const Checkpoint& checkpoint) {
+  if (checkpoint.phase == Phase::sft) return check_sft_checkpoint(checkpoint);
+  read_run_state(checkpoint);
+  const TrainingState trained = load_state(checkpoint.folder);
+  read_schedule(setup, checkpoint, trained.policy.config().vocab_size);
+}
+
+}  // namespace leeway

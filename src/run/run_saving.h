@@ -1,0 +1,69 @@
+// What a training run saves to go on from and to use, and how it is read back: checkpoints, folders
+// of weights, and the reference policy.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "orchestrator/scheduler.h"
+#include "run/background_writer.h"
+#include "run/checkpoints.h"
+#include "run/progress.h"
+#include "run/run_files.h"
+#include "run/run_setup.h"
+#include "run/run_state.h"
+#include "trainer/trainer.h"
+
+namespace leeway {
+
+// Used by one thread; most of it is written on another, beside training. A failure to write there
+// is reported as a note; what was written before stays, and the run goes on.
+class RunSaving {
+ public:
+  // All of these must outlive this.
+  RunSaving(const RunSetup& setup, const RunFiles& files, Progress& progress);
+
+  const CheckpointStore& checkpoints() const { return checkpoints_; }
+
+  // Copies the state, waiting for what is still being written, and writes it beside training.
+  void save_checkpoint(int64_t step, const Trainer& trainer, const ScheduleState& schedule,
+                       const RunState& state);
+  // To weights/step_N, beside training.
+  void save_weights_beside(int64_t step, std::shared_ptr<const Parameters> weights);
+  // The same at once; the folder. Throws Error.
+  std::string save_weights(int64_t step, const Parameters& weights) const;
+  // Reports what could not be written so far.
+  void tell_failures();
+  // Waits for what is being written, then does the same.
+  void wait();
+
+  // The policy at step 0, which is the reference of a loss that has one with
+  // trainer.reference = "initial". It is saved once, not in every checkpoint; `state` keeps its
+  // checksum.
+  void save_reference(const Parameters& weights, RunState& state) const;
+  // What the trainer of a run that goes on from `from` is made with: the reference where there is
+  // one, else the checkpoint's weights. Throws Error if it is not the policy it was.
+  Parameters reference(const Checkpoint& from, const RunState& state) const;
+
+ private:
+  bool has_reference() const;
+  void write_checkpoint(int64_t step, const TrainingState& trained, const ScheduleState& schedule,
+                        const RunState& state) const;
+
+  const RunSetup& setup_;
+  const RunFiles& files_;
+  Progress& progress_;
+  CheckpointStore checkpoints_;
+  BackgroundWriter writer_;
+};
+
+// Of a checkpoint of RL. Throws Error: a file that is damaged, or of another configuration.
+RunState read_run_state(const Checkpoint& checkpoint);
+ScheduleState read_schedule(const RunSetup& setup, const Checkpoint& checkpoint,
+                            int64_t vocabulary);
+
+// Throws Error saying why a run cannot go on from a checkpoint, although its sums are right.
+void check_checkpoint(const RunSetup& setup, const Checkpoint& checkpoint);
+
+}  // namespace leeway

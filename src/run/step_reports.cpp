@@ -1,0 +1,106 @@
+#include "run/step_reports.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace leeway {
+
+StepReports::StepReports(const RunSetup& setup, RunFiles& files, Progress& progress,
+                         RunWarnings& warnings)
+    : setup_(setup),
+      run_(setup.config.run),
+      files_(files),
+      progress_(progress),
+      warnings_(warnings) {}
+
+void StepReports::note_all(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) progress_.note(line);
+}
+
+void StepReports::add(const StepRecord& record) {
+  files_.write_step(record);
+  files_.write_given_up(record);
+  log_environments();
+  for (const DroppedGroup& group : record.given_up) {
+    progress_.note(fmt::format("group {} of {} was given up, {} of its rollouts {}: {}",
+                               group.number, setup_.environment_ids[group.environment],
+                               group.survivors, group.trained ? "trained" : "finished",
+                               group.message));
+  }
+  tell_failures(record);
+  note_all(warnings_.on_step(record.metrics));
+  std::error_code unknown;
+  const auto space = std::filesystem::space(files_.folder(), unknown);
+  if (!unknown) note_all(warnings_.on_disk(space.available));
+  const OutputTable& output = run_.output;
+  if (output.rollouts_every > 0 && (record.step % output.rollouts_every == 0 || record.step == 1)) {
+    files_.write_rollouts(record, setup_, output.rollouts_groups);
+  }
+  if (output.batches_every > 0 && (record.step % output.batches_every == 0 || record.step == 1)) {
+    files_.write_batch(record);
+  }
+  tell_numbers(record);
+}
+
+void StepReports::tell_numbers(const StepRecord& record) {
+  const auto metric = [&](const char* name) { return metric_of(record.metrics, name); };
+  const double seconds = metric("time/step");
+  sampling_ += metric("perf/sampler_busy") * seconds;
+  learning_ += record.learned.busy_seconds;
+  trained_tokens_ = static_cast<int64_t>(metric("progress/trained_tokens"));
+  const double tokens = metric("batch/tokens") + static_cast<double>(record.batch.sampled_tokens);
+  progress_.step(
+      record.step, run_.trainer.max_steps,
+      fmt::format("reward {:.3f}  mismatch_kl {:.2g}  masked {:.2f}%  lag {:.2g}  {:.0f}k "
+                  "tokens/s{}",
+                  metric("reward/all/mean"), metric("mismatch_kl/all/mean"),
+                  100.0 * metric("is_masked"), metric("off_policy_level/all/mean"),
+                  tokens / seconds / 1000.0,
+                  failed_ > 0 ? fmt::format("  {} failed", failed_) : ""));
+}
+
+void StepReports::log_environments() {
+  for (const EnvironmentMix::Member& member : setup_.environments->members()) {
+    for (const std::string& line : member.environment->take_log()) {
+      files_.log(fmt::format("{} {}", member.id, line));
+    }
+    for (const std::string& warning : member.environment->take_warnings()) {
+      progress_.note(fmt::format("warning: environment {}: {}", member.id, warning));
+    }
+  }
+}
+
+// By kind, with the last one's message. The first step with failures is told to people, later ones
+// stand in the log.
+void StepReports::tell_failures(const StepRecord& record) {
+  std::string kinds;
+  double failed = 0.0;
+  for (const auto& [name, value] : record.metrics) {
+    if (!name.starts_with("failures/")) continue;
+    kinds += fmt::format("{}{} {:.0f}", kinds.empty() ? "" : ", ", name.substr(9), value);
+    failed += value;
+  }
+  const double unasked = metric_of(record.metrics, "unasked_answers/all");
+  if (unasked > 0.0) {
+    files_.log(
+        fmt::format("step {}: {:.0f} answers of environments' programs that nothing had "
+                    "asked for; the lines are above",
+                    record.step, unasked));
+  }
+  if (failed == 0.0) return;
+  failed_ += static_cast<int64_t>(failed);
+  const std::string line =
+      fmt::format("step {}: {:.0f} rollouts failed ({}) and are tried again; the last: {}",
+                  record.step, failed, kinds, record.last_failure);
+  if (std::exchange(told_failures_, true)) {
+    files_.log(line);
+  } else {
+    progress_.note(line + " (later ones are in log.txt)");
+  }
+}
+
+}  // namespace leeway
