@@ -52,7 +52,8 @@ void run(Program& program, Options options) {
                             setup.weights.config().vocab_size));
   }
   check_environments(*setup.environments);
-  const EvaluationResult result = evaluate_policy(setup, weights, setup.config.run.eval, 0, false);
+  const EvaluationResult result =
+      evaluate_policy(setup, PolicySnapshot::view_of(weights, 0), setup.config.run.eval, 0, false);
   if (result.failed > 0) say("leeway: " + failures_text(result));
   if (result.nothing_completed()) {
     program.exit_code = 3;

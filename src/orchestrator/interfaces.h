@@ -15,8 +15,9 @@
 
 namespace leeway {
 
-// Weights as the learner gives them and the sampler takes them; the orchestrator hands them on.
-using PolicyWeights = std::shared_ptr<const void>;
+// Weights of one version (model/policy_snapshot.h): the learner makes them, the sampler takes them,
+// the orchestrator only hands them on.
+class PolicySnapshot;
 
 struct SampleRequest {
   std::vector<int32_t> prompt;
@@ -55,7 +56,7 @@ class Sampler {
   // there is none yet; returns at once when nothing is in flight.
   virtual std::vector<SampleResult> poll(double seconds) = 0;
   // Tokens sampled from now on come from these weights.
-  virtual void update_weights(const PolicyWeights& weights, int64_t version) = 0;
+  virtual void update_weights(std::shared_ptr<const PolicySnapshot> weights, int64_t version) = 0;
 };
 
 // One training sample with what the update needs beside it.
@@ -82,8 +83,8 @@ inline double metric_of(const MetricList& metrics, std::string_view name) {
 }
 
 struct LearnerResult {
-  int64_t version = 0;    // of `weights`: batches trained
-  PolicyWeights weights;  // null after a failure
+  int64_t version = 0;                            // of `weights`: batches trained
+  std::shared_ptr<const PolicySnapshot> weights;  // null after a failure
   MetricList metrics;
   double busy_seconds = 0.0;
   std::vector<std::vector<float>> logprobs;  // of the batch's samples, before the update

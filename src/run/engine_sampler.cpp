@@ -6,9 +6,8 @@
 
 namespace leeway {
 
-EngineSampler::EngineSampler(const Parameters& weights, int64_t version,
-                             const EngineOptions& options)
-    : engine_(weights, version, options) {}
+EngineSampler::EngineSampler(const PolicySnapshot& weights, const EngineOptions& options)
+    : engine_(weights, options) {}
 
 int64_t EngineSampler::submit(const SampleRequest& request) {
   return engine_.submit({.prompt = request.prompt,
@@ -57,8 +56,9 @@ void EngineSampler::take(std::vector<SampleResult>& results, const std::string& 
   }
 }
 
-void EngineSampler::update_weights(const PolicyWeights& weights, int64_t version) {
-  engine_.update_weights(std::static_pointer_cast<const Parameters>(weights), version);
+void EngineSampler::update_weights(std::shared_ptr<const PolicySnapshot> weights, int64_t version) {
+  LEEWAY_CHECK(weights != nullptr && weights->version() == version, "weights of this version");
+  engine_.update_weights(std::move(weights));
 }
 
 }  // namespace leeway

@@ -14,13 +14,13 @@ namespace leeway {
 
 class EngineSampler : public Sampler {
  public:
-  EngineSampler(const Parameters& weights, int64_t version, const EngineOptions& options);
+  EngineSampler(const PolicySnapshot& weights, const EngineOptions& options);
 
   int64_t submit(const SampleRequest& request) override;
   void cancel(int64_t request) override;
   std::vector<SampleResult> poll(double seconds) override;
-  // `weights` hold Parameters of the engine's config.
-  void update_weights(const PolicyWeights& weights, int64_t version) override;
+  // `weights` are of the engine's config and of this version.
+  void update_weights(std::shared_ptr<const PolicySnapshot> weights, int64_t version) override;
 
  private:
   void take(std::vector<SampleResult>& results, const std::string& failure);

@@ -11,14 +11,14 @@
 
 namespace leeway {
 
-EvaluationResult evaluate_policy(const RunSetup& setup, const Parameters& weights,
+EvaluationResult evaluate_policy(const RunSetup& setup, const PolicySnapshot& weights,
                                  const EvalTable& table, int threads, bool quiet,
                                  const std::function<bool()>& should_stop) {
   const auto begin = std::chrono::steady_clock::now();
   EngineOptions engine = setup.engine_options(threads);
   engine.precision = Precision::float32;
   engine.threads = threads;
-  EngineSampler sampler(weights, 0, engine);
+  EngineSampler sampler(weights, engine);
   SteadyClock clock;
   Progress progress("eval", "rollouts");
   const OrchestratorTable& policy = setup.config.run.orchestrator;

@@ -23,7 +23,7 @@ struct EvaluationResult {
 // its quantised copy. Uses `threads` threads (0: one per core). With `quiet` there is no progress.
 // What fails is tried again as [orchestrator] says for training; what stays failed is counted.
 // `should_stop` may be empty; it is asked all the time.
-EvaluationResult evaluate_policy(const RunSetup& setup, const Parameters& weights,
+EvaluationResult evaluate_policy(const RunSetup& setup, const PolicySnapshot& weights,
                                  const EvalTable& table, int threads, bool quiet,
                                  const std::function<bool()>& should_stop = {});
 

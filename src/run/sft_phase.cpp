@@ -164,8 +164,9 @@ SftResult run_sft(const SftRun& run, const Checkpoint* from) {
       EvalTable check;
       check.prompts = table.check_prompts;
       check.greedy = false;
-      const EvaluationResult evaluated = evaluate_policy(
-          setup, trainer.parameters(), check, 0, true, [&] { return run.interrupt.asked(); });
+      const auto weights = trainer.snapshot(state.steps);
+      const EvaluationResult evaluated =
+          evaluate_policy(setup, *weights, check, 0, true, [&] { return run.interrupt.asked(); });
       if (evaluated.failed > 0) run.progress.note("sft check: " + failures_text(evaluated));
       const double mean = evaluated.metric("eval/all/reward/mean");
       if (!std::isnan(mean)) {

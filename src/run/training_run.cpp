@@ -9,7 +9,6 @@
 #include <optional>
 #include <thread>
 
-#include "base/crc32c.h"
 #include "base/files.h"
 #include "config/given.h"
 #include "leeway/error.h"
@@ -72,16 +71,6 @@ void refuse_sampling(const RolloutTable& table) {
       key));
 }
 
-uint32_t checksum(const Parameters& parameters) {
-  std::string sums;
-  for (size_t i = 0; i < parameters.table().size(); ++i) {
-    const auto values = parameters.of(i);
-    sums += fmt::format("{} ", crc32c({reinterpret_cast<const char*>(values.data()),
-                                       values.size() * sizeof(float)}));
-  }
-  return crc32c(sums);
-}
-
 RunState read_state(const std::string& folder) {
   const std::string name = folder + "/run.json";
   return parse_run_state(name, read_file(name));
@@ -137,7 +126,7 @@ class Run {
       give_up(*failure);
     }
     if (const auto failure = failure_in([&] {
-          if (latest_) summary_.weights = save_weights(steps_, *latest_);
+          if (latest_) summary_.weights = save_weights(steps_, latest_->host());
         })) {
       summary_.weights.clear();
       give_up(*failure);
@@ -208,7 +197,7 @@ class Run {
     if (summary_.end == RunSummary::End::finished) {
       train(std::move(weights));
     } else {
-      latest_ = std::make_shared<const Parameters>(std::move(weights));
+      latest_ = std::make_shared<const PolicySnapshot>(std::move(weights), 0);
     }
   }
 
@@ -228,11 +217,11 @@ class Run {
     table.threads = threads.trainer;
     const int64_t first = from_ ? from_->step : 0;
     steps_ = first;
-    latest_ = std::make_shared<const Parameters>(weights);
+    latest_ = std::make_shared<const PolicySnapshot>(weights, first);
     // The first evaluation of a run that goes on may have been stopped.
-    if (first == 0 && state_.before.empty()) evaluate(0, weights, 0);
+    if (first == 0 && state_.before.empty()) evaluate(0, *latest_, 0);
     say_what_is_inert();
-    EngineSampler sampler(weights, first, setup_.engine_options(threads.sampler));
+    EngineSampler sampler(*latest_, setup_.engine_options(threads.sampler));
     RolloutDriver driver(*setup_.conversation, sampler, clock_,
                          setup_.rollout_settings(static_cast<float>(run_.rollout.temperature)));
     RolloutScheduler scheduler(run_.orchestrator, static_cast<uint64_t>(run_.seed), table.max_steps,
@@ -247,7 +236,7 @@ class Run {
     }
     if (from_) {
       trainer.load(from_->folder);
-      scheduler.restore(read_schedule(setup_, *from_, trainer.parameters().config().vocab_size));
+      scheduler.restore(read_schedule(setup_, *from_, trainer.config().vocab_size));
     } else {
       save_initial(trainer);
     }
@@ -302,7 +291,7 @@ class Run {
   }
 
   void on_step(const StepRecord& record, int threads) {
-    latest_ = std::static_pointer_cast<const Parameters>(record.learned.weights);
+    latest_ = record.learned.weights;
     steps_ = record.step;
     say_what_was_not_written();
     files_.write_step(record);
@@ -351,7 +340,7 @@ class Run {
     if (output.weights_every > 0 && record.step % output.weights_every == 0) {
       writer_.start(
           fmt::format("weights of step {}", record.step),
-          [this, step = record.step, weights = latest_] { save_weights(step, *weights); });
+          [this, step = record.step, weights = latest_] { save_weights(step, weights->host()); });
     }
   }
 
@@ -368,7 +357,7 @@ class Run {
   }
 
   // One that is stopped leaves no trace: it is made when the run goes on.
-  void evaluate(int64_t step, const Parameters& weights, int threads) {
+  void evaluate(int64_t step, const PolicySnapshot& weights, int threads) {
     const EvaluationResult result = evaluate_policy(setup_, weights, run_.eval, threads, false,
                                                     [&] { return interrupt_.asked(); });
     summary_.eval_seconds += result.seconds;
@@ -455,8 +444,9 @@ class Run {
   }
   void save_initial(const Trainer& trainer) {
     if (!needs_initial()) return;
-    save_weights(0, trainer.parameters());
-    state_.initial_checksum = checksum(trainer.parameters());
+    const auto weights = trainer.snapshot(0);
+    save_weights(0, weights->host());
+    state_.initial_checksum = weights->checksum();
   }
   Parameters initial_weights() const {
     if (!needs_initial()) return load_parameters(from_->folder);
@@ -492,7 +482,7 @@ class Run {
   RunSummary summary_;
   RunState state_;
   int64_t steps_ = 0;
-  std::shared_ptr<const Parameters> latest_;
+  std::shared_ptr<const PolicySnapshot> latest_;
   int64_t last_evaluated_ = -1;
   double sampling_ = 0.0, learning_ = 0.0;
   int64_t failed_ = 0;  // rollouts, in this session
