@@ -22,8 +22,8 @@ struct Options : ConfigSource {
 };
 
 EvaluationResult evaluate(const RunSetup& setup, const std::string& model) {
-  const auto weights =
-      std::make_shared<const Parameters>(model.empty() ? setup.weights : load_parameters(model));
+  const auto weights = std::make_shared<const PolicySnapshot>(
+      model.empty() ? setup.weights : load_parameters(model), 0);
   if (weights->config().vocab_size != setup.weights.config().vocab_size) {
     throw Error(fmt::format("--weights {}: has a vocabulary of {}, the configuration's model {}",
                             model, weights->config().vocab_size,

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "engine/scheduler.h"
-#include "model/parameters.h"
+#include "model/policy_snapshot.h"
 
 namespace leeway {
 
@@ -25,9 +25,10 @@ class SamplingBackend {
   virtual int64_t blocks() const = 0;
   virtual int64_t block_bytes() const = 0;
 
-  // Copies the weights; called before the first pass and then between passes. They are of the
-  // config the backend was made for.
-  virtual void load(const Parameters& weights) = 0;
+  // Copies the weights, from the device's memory where they are there already; called before the
+  // first pass and then between passes. They are of the config the backend was made for. The
+  // snapshot may go when this returns.
+  virtual void load(const PolicySnapshot& weights) = 0;
   // One pass: forward over all rows, keys and values into the blocks, then one token for each draw.
   // drawn[i] belongs to pass.draws[i]. Takes one number from each draw's random numbers; a row that
   // is no distribution is a failure of its draws, not an exception.

@@ -24,7 +24,7 @@ class CountingBackend final : public SamplingBackend {
 
   int64_t blocks() const override { return std::min(blocks_, inner_->blocks()); }
   int64_t block_bytes() const override { return 3 * inner_->block_bytes(); }
-  void load(const Parameters& weights) override {
+  void load(const PolicySnapshot& weights) override {
     ++calls_.loads;
     inner_->load(weights);
   }
@@ -87,7 +87,7 @@ TEST(Backend, LoadsNewWeightsBetweenPasses) {
   Engine engine(weights, 0, counting(100, calls));
   engine.submit(make_request(4, 6, 1, 1));
   engine.step();
-  engine.update_weights(std::make_shared<const Parameters>(weights), 1);
+  engine.update_weights(std::make_shared<const PolicySnapshot>(weights, 1));
   EXPECT_EQ(calls.loads, 1);
   engine.step();
   EXPECT_EQ(calls.loads, 2);

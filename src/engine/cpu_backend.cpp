@@ -22,7 +22,7 @@ class CpuBackend final : public SamplingBackend {
   int64_t blocks() const override { return kv_.blocks(); }
   int64_t block_bytes() const override { return block_bytes_; }
 
-  void load(const Parameters& weights) override { decoder_.load(pool_, weights); }
+  void load(const PolicySnapshot& weights) override { decoder_.load(pool_, weights.host()); }
 
   void run(const StepRows& pass, std::vector<Drawn>& drawn) override {
     const size_t wanted = pass.logit_rows.size() * static_cast<size_t>(vocabulary_);

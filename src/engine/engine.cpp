@@ -42,8 +42,7 @@ struct Engine::Impl {
   int64_t next_id = 0;
   std::vector<Arrival> arrivals;
   std::vector<int64_t> cancels;
-  std::shared_ptr<const Parameters> new_weights;
-  PolicyVersion new_version = 0;
+  std::shared_ptr<const PolicySnapshot> new_weights;
   std::unordered_map<int64_t, int64_t> open;  // request: samples that have not ended
   std::vector<SampledSequence> finished;
 
@@ -55,13 +54,13 @@ struct Engine::Impl {
   std::vector<Drawn> drawn;
   std::vector<SampledSequence> ended;
 
-  Impl(const Parameters& weights, PolicyVersion first_version, const EngineOptions& given)
+  Impl(const PolicySnapshot& weights, const EngineOptions& given)
       : options(given),
         config(weights.config()),
         backend(make_backend(config, options)),
         limits(limits_of(config, options, *backend)),
         scheduler(limits.blocks, options.max_sequences, options.max_rows_per_step),
-        version(first_version) {
+        version(weights.version()) {
     backend->load(weights);
   }
 
@@ -72,19 +71,19 @@ struct Engine::Impl {
 };
 
 void Engine::Impl::take_what_came_in() {
-  std::shared_ptr<const Parameters> weights;
+  std::shared_ptr<const PolicySnapshot> weights;
   {
     const std::lock_guard lock(mutex);
     std::swap(arrivals, taken_arrivals);
     std::swap(cancels, taken_cancels);
     std::swap(new_weights, weights);
-    if (weights) version = new_version;
   }
   for (Arrival& arrival : taken_arrivals) scheduler.enqueue(arrival.id, std::move(arrival.request));
   for (const int64_t id : taken_cancels) scheduler.cancel(id, ended);
   taken_arrivals.clear();
   taken_cancels.clear();
   if (!weights) return;
+  version = weights->version();
   backend->load(*weights);
   if (options.kv_after_swap == KvAfterSwap::recompute) scheduler.restart();
 }
@@ -143,8 +142,10 @@ StepReport Engine::Impl::step() {
   return report;
 }
 
+Engine::Engine(const PolicySnapshot& weights, const EngineOptions& options)
+    : impl_(std::make_unique<Impl>(weights, options)) {}
 Engine::Engine(const Parameters& weights, PolicyVersion version, const EngineOptions& options)
-    : impl_(std::make_unique<Impl>(weights, version, options)) {}
+    : Engine(PolicySnapshot::view_of(weights, version), options) {}
 
 Engine::~Engine() = default;
 
@@ -164,12 +165,11 @@ bool Engine::cancel(int64_t request) {
   return true;
 }
 
-void Engine::update_weights(std::shared_ptr<const Parameters> weights, PolicyVersion version) {
+void Engine::update_weights(std::shared_ptr<const PolicySnapshot> weights) {
   LEEWAY_CHECK(weights != nullptr, "weights are needed");
   check_same_network(impl_->config, weights->config());
   const std::lock_guard lock(impl_->mutex);
   impl_->new_weights = std::move(weights);
-  impl_->new_version = version;
 }
 
 StepReport Engine::step() { return impl_->step(); }

@@ -21,7 +21,7 @@
 #include "engine/backend.h"
 #include "engine/request.h"
 #include "kernels/matmul.h"
-#include "model/parameters.h"
+#include "model/policy_snapshot.h"
 
 namespace leeway {
 
@@ -50,6 +50,7 @@ class Engine {
  public:
   // Throws Error for options out of range. At most as many blocks are made as max_sequences of the
   // model's greatest length can use.
+  Engine(const PolicySnapshot& weights, const EngineOptions& options);
   Engine(const Parameters& weights, PolicyVersion version, const EngineOptions& options);
   ~Engine();
 
@@ -62,7 +63,7 @@ class Engine {
   bool cancel(int64_t request);
   // The next step samples with these weights. Weights of another config are refused (Error). A
   // second call before that step replaces the first.
-  void update_weights(std::shared_ptr<const Parameters> weights, PolicyVersion version);
+  void update_weights(std::shared_ptr<const PolicySnapshot> weights);
 
   // Takes pending cancellations and weights, admits, runs one pass, samples. Does nothing when
   // idle. Throws Error naming a request whose logits are no distribution (weights that are or lead

@@ -240,7 +240,7 @@ Results with_swap(const Parameters& weights, std::shared_ptr<const Parameters> n
     engine.step();
     collect(engine, results);
   }
-  engine.update_weights(std::move(next), 101);
+  engine.update_weights(std::make_shared<const PolicySnapshot>(std::move(next), 101));
   EXPECT_FALSE(engine.idle());
   for (const auto& [key, result] : run_to_the_end(engine)) results.emplace(key, result);
   return results;
@@ -319,14 +319,14 @@ TEST(Engine, TheLastOfSeveralUpdatesCountsAndForeignOnesAreRefused) {
   const auto second = std::make_shared<Parameters>(tiny_weights(Family::llama, 2));
   const auto third = std::make_shared<Parameters>(tiny_weights(Family::llama, 3));
   Engine engine(first, 1, options_of(64));
-  engine.update_weights(second, 2);
-  engine.update_weights(third, 3);
+  engine.update_weights(std::make_shared<const PolicySnapshot>(second, 2));
+  engine.update_weights(std::make_shared<const PolicySnapshot>(third, 3));
   EXPECT_EQ(second.use_count(), 1) << "replaced weights are let go";
   EXPECT_EQ(engine.step().version, 3);
   EXPECT_EQ(third.use_count(), 1) << "packed weights need their source no more";
   EXPECT_TRUE(engine.idle());
-  const auto foreign = std::make_shared<Parameters>(tiny_weights(Family::qwen2, 1));
-  EXPECT_NE(refusal([&] { engine.update_weights(foreign, 4); }).find("model_type is qwen2"),
+  const auto foreign = std::make_shared<PolicySnapshot>(tiny_weights(Family::qwen2, 1), 4);
+  EXPECT_NE(refusal([&] { engine.update_weights(foreign); }).find("model_type is qwen2"),
             std::string::npos);
   const Request request = make_request(5, 6, 1, 1);
   engine.submit(request);
@@ -405,13 +405,13 @@ TEST(Engine, SurvivesWeightsOfNaN) {
   const Request request = make_request(6, 12, 3, 1);
   for (int i = 0; i < 3; ++i) engine.submit(request);
   for (int i = 0; i < 5; ++i) engine.step();
-  engine.update_weights(bad, 2);
+  engine.update_weights(std::make_shared<const PolicySnapshot>(bad, 2));
   const std::string message = refusal([&] { engine.step(); });
   EXPECT_NE(message.find("request 0"), std::string::npos) << message;
   EXPECT_NE(message.find("2 others"), std::string::npos) << message;
   EXPECT_TRUE(engine.idle());
   EXPECT_EQ(engine.take_finished().size(), 9u);
-  engine.update_weights(std::make_shared<Parameters>(good), 3);
+  engine.update_weights(std::make_shared<const PolicySnapshot>(good, 3));
   engine.submit(request);
   const Results results = run_to_the_end(engine);
   EXPECT_EQ(results.size(), 3u);
@@ -447,7 +447,8 @@ TEST(Engine, EndsEverySampleOnceThroughRandomHistories) {
         const auto id = static_cast<int64_t>(rng.below(requests.size() + 1));
         if (engine.cancel(id)) cancelled.insert(id);
       } else if (kind == 4) {
-        engine.update_weights(others[rng.below(2)], ++version);
+        engine.update_weights(
+            std::make_shared<const PolicySnapshot>(others[rng.below(2)], ++version));
       } else {
         const StepReport report = engine.step();
         ASSERT_EQ(report.version, version);
@@ -506,8 +507,8 @@ TEST(Engine, TakesRequestsCancellationsAndWeightsFromOtherThreads) {
     });
   }
   threads.emplace_back([&] {
-    for (PolicyVersion version = 1; version <= 5; ++version) {
-      engine.update_weights(std::make_shared<Parameters>(weights), version);
+    for (int64_t version = 1; version <= 5; ++version) {
+      engine.update_weights(std::make_shared<const PolicySnapshot>(weights, version));
       std::this_thread::yield();
     }
     --busy;

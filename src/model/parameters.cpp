@@ -6,8 +6,8 @@
 #include <cmath>
 #include <new>
 #include <stdexcept>
-#include <type_traits>
 
+#include "base/crc32c.h"
 #include "base/out_of_memory.h"
 #include "base/rng.h"
 #include "leeway/error.h"
@@ -36,39 +36,6 @@ double deviation_of(const ModelConfig& config, const ParameterInfo& info) {
       info.name.ends_with(".o_proj.weight") || info.name.ends_with(".down_proj.weight");
   const double sums = writes_residual ? 2.0 * static_cast<double>(config.num_hidden_layers) : 1.0;
   return 1.0 / std::sqrt(inputs * sums);
-}
-
-template <class P>
-auto network_pointers(P& parameters) {
-  using T = std::conditional_t<std::is_const_v<P>, const float, float>;
-  NetworkPointers<T> network;
-  network.embedding = parameters.find("model.embed_tokens.weight");
-  network.final_norm = parameters.find("model.norm.weight");
-  network.head = parameters.find("lm_head.weight");
-  if (network.head == nullptr) network.head = network.embedding;
-  for (int64_t i = 0; i < parameters.config().num_hidden_layers; ++i) {
-    auto at = [&](const char* name) {
-      return parameters.find(fmt::format("model.layers.{}.{}", i, name));
-    };
-    LayerPointers<T> layer;
-    layer.input_norm = at("input_layernorm.weight");
-    layer.q = at("self_attn.q_proj.weight");
-    layer.k = at("self_attn.k_proj.weight");
-    layer.v = at("self_attn.v_proj.weight");
-    layer.q_bias = at("self_attn.q_proj.bias");
-    layer.k_bias = at("self_attn.k_proj.bias");
-    layer.v_bias = at("self_attn.v_proj.bias");
-    layer.q_norm = at("self_attn.q_norm.weight");
-    layer.k_norm = at("self_attn.k_norm.weight");
-    layer.o = at("self_attn.o_proj.weight");
-    layer.o_bias = at("self_attn.o_proj.bias");
-    layer.post_norm = at("post_attention_layernorm.weight");
-    layer.gate = at("mlp.gate_proj.weight");
-    layer.up = at("mlp.up_proj.weight");
-    layer.down = at("mlp.down_proj.weight");
-    network.layers.push_back(layer);
-  }
-  return network;
 }
 
 }  // namespace
@@ -121,9 +88,23 @@ float* Parameters::find(std::string_view name) {
 }
 
 NetworkPointers<const float> network_of(const Parameters& parameters) {
-  return network_pointers(parameters);
+  return network_by<const float>(parameters.config(),
+                                 [&](const std::string& name) { return parameters.find(name); });
 }
-NetworkPointers<float> network_of(Parameters& parameters) { return network_pointers(parameters); }
+NetworkPointers<float> network_of(Parameters& parameters) {
+  return network_by<float>(parameters.config(),
+                           [&](const std::string& name) { return parameters.find(name); });
+}
+
+uint32_t checksum(const Parameters& parameters) {
+  std::string sums;
+  for (size_t i = 0; i < parameters.table().size(); ++i) {
+    const auto values = parameters.of(i);
+    sums += fmt::format("{} ", crc32c({reinterpret_cast<const char*>(values.data()),
+                                       values.size() * sizeof(float)}));
+  }
+  return crc32c(sums);
+}
 
 void initialise(Parameters& parameters, uint64_t seed) {
   for (size_t i = 0; i < parameters.table().size(); ++i) {

@@ -45,9 +45,15 @@ class Parameters {
 
 // "NAME holds nan at [3, 7]" for the first parameter that is not finite; empty if all are finite.
 std::string not_finite_text(const Parameters& parameters);
+// The same of one parameter's values.
+std::string not_finite_text(const std::string& name, const std::vector<int64_t>& shape,
+                            std::span<const float> values);
 
-// The weights by their role in the network: pointers into a Parameters, null where the family has
-// none. Matrices are [outputs, inputs] row-major.
+// CRC-32C over the CRC-32Cs of all parameters' values, in the table's order.
+uint32_t checksum(const Parameters& parameters);
+
+// The weights by their role in the network; null where the family has none. Matrices are
+// [outputs, inputs] row-major.
 template <class T>
 struct LayerPointers {
   T *input_norm, *q, *k, *v, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *o, *o_bias, *post_norm,
@@ -58,8 +64,13 @@ struct NetworkPointers {
   T *embedding, *final_norm, *head;  // tied: head == embedding
   std::vector<LayerPointers<T>> layers;
 };
+// Into the buffer.
 NetworkPointers<const float> network_of(const Parameters& parameters);
 NetworkPointers<float> network_of(Parameters& parameters);
+// The same for weights that are kept in another form. find(name) gives a parameter by its name in
+// `parameter_table`, null for a name that is not there.
+template <class T, class Find>
+NetworkPointers<T> network_by(const ModelConfig& config, const Find& find);
 
 // Random weights: matrices are normal with standard deviation 1/sqrt(inputs); those that write to
 // the residual stream (o, down) are divided by sqrt(2 layers), the head is halved; embedding 0.1
@@ -81,5 +92,34 @@ Parameters load_parameters(const std::string& folder);
 // Error, e.g. for a full disk. Returns the files that were written.
 FileSums save_parameters(const Parameters& parameters, const std::string& folder,
                          int64_t shard_bytes = int64_t{5} << 30);
+
+template <class T, class Find>
+NetworkPointers<T> network_by(const ModelConfig& config, const Find& find) {
+  NetworkPointers<T> network;
+  network.embedding = find("model.embed_tokens.weight");
+  network.final_norm = find("model.norm.weight");
+  network.head = find("lm_head.weight");
+  if (network.head == nullptr) network.head = network.embedding;
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    const std::string prefix = "model.layers." + std::to_string(i) + ".";
+    const auto at = [&](const char* name) { return find(prefix + name); };
+    network.layers.push_back({.input_norm = at("input_layernorm.weight"),
+                              .q = at("self_attn.q_proj.weight"),
+                              .k = at("self_attn.k_proj.weight"),
+                              .v = at("self_attn.v_proj.weight"),
+                              .q_bias = at("self_attn.q_proj.bias"),
+                              .k_bias = at("self_attn.k_proj.bias"),
+                              .v_bias = at("self_attn.v_proj.bias"),
+                              .q_norm = at("self_attn.q_norm.weight"),
+                              .k_norm = at("self_attn.k_norm.weight"),
+                              .o = at("self_attn.o_proj.weight"),
+                              .o_bias = at("self_attn.o_proj.bias"),
+                              .post_norm = at("post_attention_layernorm.weight"),
+                              .gate = at("mlp.gate_proj.weight"),
+                              .up = at("mlp.up_proj.weight"),
+                              .down = at("mlp.down_proj.weight")});
+  }
+  return network;
+}
 
 }  // namespace leeway

@@ -192,21 +192,6 @@ std::string coordinates(const std::vector<int64_t>& shape, size_t index) {
   return shape_text(place);
 }
 
-std::string not_finite_text(const std::string& name, const std::vector<int64_t>& shape,
-                            std::span<const float> values) {
-  // Counts numbers with all exponent bits set, without a branch: one fast pass.
-  constexpr uint32_t kExponent = 0x7f800000u;
-  uint32_t found = 0;
-  for (const float value : values) {
-    found |= (std::bit_cast<uint32_t>(value) & kExponent) == kExponent ? 1u : 0u;
-  }
-  if (found == 0) return "";
-  const auto bad =
-      std::find_if_not(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
-  return fmt::format("{} holds {} at {}", name, std::isnan(*bad) ? std::abs(*bad) : *bad,
-                     coordinates(shape, static_cast<size_t>(bad - values.begin())));
-}
-
 void check_finite(const Place& place, std::span<const float> values) {
   const std::string bad = not_finite_text(place.tensor->name, place.tensor->shape, values);
   if (bad.empty()) return;
@@ -302,6 +287,21 @@ void remove_stale(const std::string& folder, const FileSums& written) {
 }
 
 }  // namespace
+
+std::string not_finite_text(const std::string& name, const std::vector<int64_t>& shape,
+                            std::span<const float> values) {
+  // Numbers with all bits of the exponent set, counted without a branch: one fast pass.
+  constexpr uint32_t kExponent = 0x7f800000u;
+  uint32_t found = 0;
+  for (const float value : values) {
+    found |= (std::bit_cast<uint32_t>(value) & kExponent) == kExponent ? 1u : 0u;
+  }
+  if (found == 0) return "";
+  const auto bad =
+      std::find_if_not(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
+  return fmt::format("{} holds {} at {}", name, std::isnan(*bad) ? std::abs(*bad) : *bad,
+                     coordinates(shape, static_cast<size_t>(bad - values.begin())));
+}
 
 std::string not_finite_text(const Parameters& parameters) {
   for (size_t i = 0; i < parameters.table().size(); ++i) {

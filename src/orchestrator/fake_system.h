@@ -92,7 +92,7 @@ class FakeSampler : public Sampler {
     }
     return results;
   }
-  void update_weights(const PolicyWeights&, PolicyVersion version) override {
+  void update_weights(std::shared_ptr<const PolicySnapshot>, PolicyVersion version) override {
     on_update(version);
     swaps_.emplace_back(clock_.now(), version);
   }
@@ -171,7 +171,6 @@ class FakeLearner : public Learner {
     result.failure = failure_of(result.batch.step);
     if (!result.failure.empty()) return result;
     result.version = ++version_;
-    result.weights = std::make_shared<const int64_t>(version_);
     result.busy_seconds = due_ - began_;
     result.metrics = {{"loss", 0.5}};
     return result;

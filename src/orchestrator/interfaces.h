@@ -14,8 +14,9 @@
 
 namespace leeway {
 
-// Weights as the learner gives them and the sampler takes them; the orchestrator hands them on.
-using PolicyWeights = std::shared_ptr<const void>;
+// Weights of one version (model/policy_snapshot.h): the learner makes them, the sampler takes them,
+// the orchestrator only hands them on.
+class PolicySnapshot;
 
 // Used by one thread.
 class Sampler {
@@ -31,13 +32,14 @@ class Sampler {
   // there is none yet; returns at once when nothing is in flight.
   virtual std::vector<SampledSequence> poll(double seconds) = 0;
   // Tokens sampled from now on come from these weights.
-  virtual void update_weights(const PolicyWeights& weights, PolicyVersion version) = 0;
+  virtual void update_weights(std::shared_ptr<const PolicySnapshot> weights,
+                              PolicyVersion version) = 0;
 };
 
 struct LearnerResult {
   TrainingBatch batch;        // the one that `start` was given, also after a failure
   PolicyVersion version = 0;  // of `weights`: batches trained
-  PolicyWeights weights;      // null after a failure
+  std::shared_ptr<const PolicySnapshot> weights;  // null after a failure
   Metrics metrics;
   double busy_seconds = 0.0;
   TokenValues logprobs;  // of the batch's samples, before the update

@@ -304,8 +304,9 @@ std::optional<std::vector<Group>> RolloutScheduler::take_batch() {
   return batch;
 }
 
-void RolloutScheduler::offer_weights(const PolicyWeights& weights, PolicyVersion version) {
-  offered_.emplace_back(version, weights);
+void RolloutScheduler::offer_weights(std::shared_ptr<const PolicySnapshot> weights,
+                                     PolicyVersion version) {
+  offered_.emplace_back(version, std::move(weights));
   swap_weights();
 }
 
@@ -330,7 +331,7 @@ void RolloutScheduler::swap_weights() {
     open_.erase(number);
   }
   version_ = offered_.front().first;
-  sampler_.update_weights(offered_.front().second, version_);
+  sampler_.update_weights(std::move(offered_.front().second), version_);
   offered_.pop_front();
 }
 

@@ -125,7 +125,7 @@ class RolloutScheduler {
   std::optional<std::vector<Group>> take_batch();
 
   // New weights from the learner; they are swapped in as the schedule says. Versions rise by one.
-  void offer_weights(const PolicyWeights& weights, PolicyVersion version);
+  void offer_weights(std::shared_ptr<const PolicySnapshot> weights, PolicyVersion version);
   // Of the weights that sample.
   PolicyVersion version() const { return version_; }
 
@@ -195,7 +195,7 @@ class RolloutScheduler {
   std::map<int64_t, Open> open_;     // by group number
   std::map<int64_t, Place> places_;  // by rollout
   std::deque<Group> finished_;       // in the order they ended
-  std::deque<std::pair<PolicyVersion, PolicyWeights>> offered_;
+  std::deque<std::pair<PolicyVersion, std::shared_ptr<const PolicySnapshot>>> offered_;
   ScheduleCounts counts_;
   ScheduleTotals totals_;
   std::string last_failure_;

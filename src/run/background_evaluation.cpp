@@ -12,7 +12,7 @@ BackgroundEvaluation::~BackgroundEvaluation() {
   if (thread_.joinable()) thread_.join();
 }
 
-void BackgroundEvaluation::start(int64_t step, std::shared_ptr<const Parameters> weights,
+void BackgroundEvaluation::start(int64_t step, std::shared_ptr<const PolicySnapshot> weights,
                                  const EvalTable& table) {
   LEEWAY_CHECK(!thread_.joinable(), "one evaluation at a time");
   evaluation_ = {.step = step, .weights = std::move(weights), .result = {}};

@@ -16,7 +16,7 @@ namespace leeway {
 
 struct EndedEvaluation {
   int64_t step = 0;
-  std::shared_ptr<const Parameters> weights;  // that were evaluated
+  std::shared_ptr<const PolicySnapshot> weights;  // that were evaluated
   EvaluationResult result;
 };
 
@@ -31,7 +31,7 @@ class BackgroundEvaluation {
   BackgroundEvaluation& operator=(const BackgroundEvaluation&) = delete;
 
   // Begins one; there must be none whose result was not taken.
-  void start(int64_t step, std::shared_ptr<const Parameters> weights, const EvalTable& table);
+  void start(int64_t step, std::shared_ptr<const PolicySnapshot> weights, const EvalTable& table);
   // The step of the evaluation that is in progress or whose result was not taken.
   std::optional<int64_t> step() const;
   // Its result, if it ends within `seconds`. What it threw is thrown again.

@@ -6,9 +6,8 @@
 
 namespace leeway {
 
-EngineSampler::EngineSampler(const Parameters& weights, PolicyVersion version,
-                             const EngineOptions& options)
-    : engine_(weights, version, options) {}
+EngineSampler::EngineSampler(const PolicySnapshot& weights, const EngineOptions& options)
+    : engine_(weights, options) {}
 
 int64_t EngineSampler::submit(Request request) { return engine_.submit(std::move(request)); }
 
@@ -42,8 +41,10 @@ void EngineSampler::take(std::vector<SampledSequence>& results, const std::strin
   }
 }
 
-void EngineSampler::update_weights(const PolicyWeights& weights, PolicyVersion version) {
-  engine_.update_weights(std::static_pointer_cast<const Parameters>(weights), version);
+void EngineSampler::update_weights(std::shared_ptr<const PolicySnapshot> weights,
+                                   PolicyVersion version) {
+  LEEWAY_CHECK(weights != nullptr && weights->version() == version, "weights of this version");
+  engine_.update_weights(std::move(weights));
 }
 
 }  // namespace leeway

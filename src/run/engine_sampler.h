@@ -14,13 +14,14 @@ namespace leeway {
 
 class EngineSampler : public Sampler {
  public:
-  EngineSampler(const Parameters& weights, PolicyVersion version, const EngineOptions& options);
+  EngineSampler(const PolicySnapshot& weights, const EngineOptions& options);
 
   int64_t submit(Request request) override;
   void cancel(int64_t request) override;
   std::vector<SampledSequence> poll(double seconds) override;
-  // `weights` hold Parameters of the engine's config.
-  void update_weights(const PolicyWeights& weights, PolicyVersion version) override;
+  // `weights` are of the engine's config and of this version.
+  void update_weights(std::shared_ptr<const PolicySnapshot> weights,
+                      PolicyVersion version) override;
 
  private:
   void take(std::vector<SampledSequence>& results, const std::string& failure);

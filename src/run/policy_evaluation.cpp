@@ -11,16 +11,16 @@
 
 namespace leeway {
 
-void PolicyEvaluator::load(std::shared_ptr<const Parameters> weights) {
-  const int64_t version = loaded_++;
+void PolicyEvaluator::load(std::shared_ptr<const PolicySnapshot> weights) {
+  const PolicyVersion version = weights->version();
   if (sampler_) return sampler_->update_weights(std::move(weights), version);
   EngineOptions options = setup_.engine_options(0);
   options.precision = Precision::float32;
   options.threads = 0;
-  sampler_ = std::make_unique<EngineSampler>(*weights, version, options);
+  sampler_ = std::make_unique<EngineSampler>(*weights, options);
 }
 
-EvaluationResult PolicyEvaluator::evaluate(std::shared_ptr<const Parameters> weights,
+EvaluationResult PolicyEvaluator::evaluate(std::shared_ptr<const PolicySnapshot> weights,
                                            const EvalTable& table, const EvaluationEvents& events) {
   const auto begin = std::chrono::steady_clock::now();
   load(std::move(weights));

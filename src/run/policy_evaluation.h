@@ -40,15 +40,14 @@ class PolicyEvaluator {
 
   // Samples `table.prompts` held-out prompts. What fails is tried again as [orchestrator] says for
   // training; what stays failed is counted. Throws Error if there is no held-out prompt.
-  EvaluationResult evaluate(std::shared_ptr<const Parameters> weights, const EvalTable& table,
+  EvaluationResult evaluate(std::shared_ptr<const PolicySnapshot> weights, const EvalTable& table,
                             const EvaluationEvents& events = {});
 
  private:
-  void load(std::shared_ptr<const Parameters> weights);
+  void load(std::shared_ptr<const PolicySnapshot> weights);
 
   const RunSetup& setup_;
   std::unique_ptr<EngineSampler> sampler_;
-  int64_t loaded_ = 0;  // sets of weights
 };
 
 // "5 of 248 rollouts failed, the last: ..", "all 248 rollouts failed, ..", or nothing.

@@ -52,7 +52,7 @@ bool RunEvaluations::runs_beside(int64_t step) const {
   return run_.orchestrator.schedule == RolloutSchedule::free && step < run_.trainer.max_steps;
 }
 
-void RunEvaluations::evaluate(int64_t step, std::shared_ptr<const Parameters> weights) {
+void RunEvaluations::evaluate(int64_t step, std::shared_ptr<const PolicySnapshot> weights) {
   finish();
   if (runs_beside(step)) return background_.start(step, std::move(weights), run_.eval);
   EvaluationEvents events;

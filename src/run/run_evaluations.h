@@ -44,7 +44,7 @@ class RunEvaluations {
   bool due(int64_t step) const;
 
   // Evaluates the policy of a step. Nothing of an evaluation that is stopped is written.
-  void evaluate(int64_t step, std::shared_ptr<const Parameters> weights);
+  void evaluate(int64_t step, std::shared_ptr<const PolicySnapshot> weights);
   // Takes the result of an evaluation that has ended meanwhile.
   void collect();
   // Before a checkpoint of step `step`: waits for an evaluation of an earlier step, which a run

@@ -160,13 +160,13 @@ TEST(PolicyEvaluation, WithOneEngineForAllWeightsFindsWhatNewEnginesFind) {
   const TestFolder folder;
   const Catalog catalog;
   const RunSetup setup(tiny_config(catalog, folder / "run", {"eval.prompts=16"}));
-  const auto first = std::make_shared<const Parameters>(setup.weights);
+  const auto first = std::make_shared<const PolicySnapshot>(setup.weights, 0);
   Parameters changed = setup.weights;
   initialise(changed, 12345);
-  const auto second = std::make_shared<const Parameters>(std::move(changed));
+  const auto second = std::make_shared<const PolicySnapshot>(std::move(changed), 1);
   const EvalTable& table = setup.config.run.eval;
   PolicyEvaluator evaluator(setup);
-  const auto found = [&](PolicyEvaluator& with, const std::shared_ptr<const Parameters>& weights) {
+  const auto found = [&](PolicyEvaluator& with, const std::shared_ptr<const PolicySnapshot>& weights) {
     EvaluationResult result = with.evaluate(weights, table);
     return std::pair(result.tokens, without_times(result.metrics));
   };

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "base/crc32c.h"
 #include "base/files.h"
 #include "leeway/error.h"
 #include "orchestrator/schedule_checks.h"
@@ -12,20 +11,6 @@
 #include "trainer/state_files.h"
 
 namespace leeway {
-namespace {
-
-uint32_t checksum(const Parameters& parameters) {
-  std::string sums;
-  for (size_t i = 0; i < parameters.table().size(); ++i) {
-    const auto values = parameters.of(i);
-    sums += fmt::format("{} ", crc32c({reinterpret_cast<const char*>(values.data()),
-                                       values.size() * sizeof(float)}));
-  }
-  return crc32c(sums);
-}
-
-}  // namespace
-
 RunSaving::RunSaving(const RunSetup& setup, const RunFiles& files, Progress& progress)
     : setup_(setup),
       files_(files),
@@ -58,9 +43,9 @@ void RunSaving::write_checkpoint(int64_t step, const TrainingState& trained,
   });
 }
 
-void RunSaving::save_weights_beside(int64_t step, std::shared_ptr<const Parameters> weights) {
+void RunSaving::save_weights_beside(int64_t step, std::shared_ptr<const PolicySnapshot> weights) {
   writer_.start(fmt::format("weights of step {}", step),
-                [this, step, weights = std::move(weights)] { save_weights(step, *weights); });
+                [this, step, weights = std::move(weights)] { save_weights(step, weights->host()); });
 }
 
 std::string RunSaving::save_weights(int64_t step, const Parameters& weights) const {
@@ -83,10 +68,10 @@ bool RunSaving::has_reference() const {
          setup_.config.run.trainer.reference == "initial";
 }
 
-void RunSaving::save_reference(const Parameters& weights, RunState& state) const {
+void RunSaving::save_reference(const PolicySnapshot& weights, RunState& state) const {
   if (!has_reference()) return;
-  save_weights(0, weights);
-  state.initial_checksum = checksum(weights);
+  save_weights(0, weights.host());
+  state.initial_checksum = weights.checksum();
 }
 
 Parameters RunSaving::reference(const Checkpoint& from, const RunState& state) const {

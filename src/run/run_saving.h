@@ -30,7 +30,7 @@ class RunSaving {
   void save_checkpoint(int64_t step, const Trainer& trainer, const ScheduleState& schedule,
                        const RunState& state);
   // To weights/step_N, beside training.
-  void save_weights_beside(int64_t step, std::shared_ptr<const Parameters> weights);
+  void save_weights_beside(int64_t step, std::shared_ptr<const PolicySnapshot> weights);
   // The same at once; the folder. Throws Error.
   std::string save_weights(int64_t step, const Parameters& weights) const;
   // Reports what could not be written so far.
@@ -41,7 +41,7 @@ class RunSaving {
   // The policy at step 0, which is the reference of a loss that has one with
   // trainer.reference = "initial". It is saved once, not in every checkpoint; `state` keeps its
   // checksum.
-  void save_reference(const Parameters& weights, RunState& state) const;
+  void save_reference(const PolicySnapshot& weights, RunState& state) const;
   // What the trainer of a run that goes on from `from` is made with: the reference where there is
   // one, else the checkpoint's weights. Throws Error if it is not the policy it was.
   Parameters reference(const Checkpoint& from, const RunState& state) const;

@@ -164,7 +164,7 @@ SftResult run_sft(const SftRun& run, const Checkpoint* from) {
       EvaluationEvents events;
       events.should_stop = run.should_stop;
       const EvaluationResult evaluated = run.evaluator.evaluate(
-          std::make_shared<const Parameters>(trainer.parameters()), check, events);
+          trainer.snapshot(static_cast<PolicyVersion>(state.steps)), check, events);
       if (evaluated.failed > 0) run.progress.note("sft check: " + failures_text(evaluated));
       const double mean = evaluated.metric("eval/all/reward/mean");
       if (!std::isnan(mean)) {

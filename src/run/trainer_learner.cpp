@@ -23,14 +23,15 @@ LearnerResult learn(Trainer& trainer, const TrainingBatch& batch, PolicyVersion 
     result.failure = fmt::format("step {}: {}", batch.step, trained.failure);
     return result;
   }
+  auto weights = trainer.snapshot(version);
   // Finite gradients may make numbers that are not: a tiny epsilon divides by zero.
-  if (const std::string bad = not_finite_text(trainer.parameters()); !bad.empty()) {
+  if (const std::string bad = weights->not_finite_text(); !bad.empty()) {
     result.failure =
         fmt::format("step {}: the weights are not finite after the update: {}", batch.step, bad);
     return result;
   }
   result.version = version;
-  result.weights = std::make_shared<const Parameters>(trainer.parameters());
+  result.weights = std::move(weights);
   result.metrics = metrics_of(trainer.spec(), trained);
   result.prox = trained.streams.prox_is_pi ? trained.passes.logprobs : trained.streams.prox;
   result.ref = std::move(trained.streams.ref);

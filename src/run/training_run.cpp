@@ -123,7 +123,7 @@ class Run {
       from_ ? go_on() : begin_run();
     });
     if (!attempt([&] {
-          if (latest_) summary_.weights = saving_.save_weights(steps_, *latest_);
+          if (latest_) summary_.weights = saving_.save_weights(steps_, latest_->host());
         })) {
       summary_.weights.clear();
     }
@@ -200,7 +200,7 @@ class Run {
     if (summary_.end == RunSummary::End::finished) {
       train(std::move(weights));
     } else {
-      latest_ = std::make_shared<const Parameters>(std::move(weights));
+      latest_ = std::make_shared<const PolicySnapshot>(std::move(weights), 0);
     }
   }
 
@@ -220,8 +220,9 @@ class Run {
     for (const int64_t step : evaluations_.missing(from_->step)) {
       evaluations_.evaluate(
           step, step == from_->step ? latest_
-                                    : std::make_shared<const Parameters>(
-                                          load_parameters(weights_folder(files_.folder(), step))));
+                                    : std::make_shared<const PolicySnapshot>(
+                                          load_parameters(weights_folder(files_.folder(), step)),
+                                          static_cast<PolicyVersion>(step)));
     }
   }
 
@@ -234,7 +235,7 @@ class Run {
         // The moments are taken over; the learning rate's schedule starts with the new run.
         state_.course_begin = trainer.optimizer_steps();
       }
-      saving_.save_reference(trainer.parameters(), state_);
+      saving_.save_reference(*trainer.snapshot(0), state_);
     }
     trainer.set_course_begin(state_.course_begin);
   }
@@ -245,10 +246,10 @@ class Run {
     table.threads = threads.trainer;
     const PolicyVersion first = from_ ? static_cast<PolicyVersion>(from_->step) : 0;
     steps_ = first;
-    latest_ = std::make_shared<const Parameters>(weights);
+    latest_ = std::make_shared<const PolicySnapshot>(weights, first);
     evaluate_first();
     say_what_is_inert();
-    EngineSampler sampler(weights, first, setup_.engine_options(threads.sampler));
+    EngineSampler sampler(*latest_, setup_.engine_options(threads.sampler));
     RolloutDriver driver(*setup_.conversation, sampler, clock_,
                          setup_.rollout_settings(static_cast<float>(run_.rollout.temperature)));
     RolloutScheduler scheduler(run_.orchestrator, static_cast<uint64_t>(run_.seed), table.max_steps,
@@ -258,7 +259,7 @@ class Run {
                     setup_.config.loss_spec, table, training_backend(run_));
     load_optimizer(trainer);
     if (from_) {
-      scheduler.restore(read_schedule(setup_, *from_, trainer.parameters().config().vocab_size));
+      scheduler.restore(read_schedule(setup_, *from_, trainer.config().vocab_size));
     }
     const int64_t sampled_before = scheduler.totals().sampled_tokens;
     const int64_t trained_before = state_.trained_tokens;
@@ -318,7 +319,7 @@ class Run {
   }
 
   void on_step(const StepRecord& record) {
-    latest_ = std::static_pointer_cast<const Parameters>(record.learned.weights);
+    latest_ = record.learned.weights;
     steps_ = record.step;
     saving_.tell_failures();
     evaluations_.collect();
@@ -347,7 +348,7 @@ class Run {
   RunSummary summary_;
   RunState state_;
   int64_t steps_ = 0;
-  std::shared_ptr<const Parameters> latest_;
+  std::shared_ptr<const PolicySnapshot> latest_;
 };
 
 }  // namespace

@@ -74,9 +74,25 @@ void SamplingWeights::copy(const float* from, const Tensor& to) {
   }
 }
 
-void SamplingWeights::load(const Parameters& weights) {
-  const NetworkPointers<const float> network = network_of(weights);
-  const auto stack = [&](std::initializer_list<std::pair<const float*, int64_t>> parts,
+void SamplingWeights::copy(const Tensor* from, const Tensor& to) {
+  if (to.defined()) to.copy_(*from, /*non_blocking=*/true);
+}
+
+void SamplingWeights::load(const Parameters& weights) { copy_all(network_of(weights)); }
+
+void SamplingWeights::load(const TorchDeviceWeights& weights) {
+  copy_all(network_by<const Tensor>(config_, [&](const std::string& name) -> const Tensor* {
+    const auto& table = weights.table();
+    const auto at = std::find_if(table.begin(), table.end(),
+                                 [&](const ParameterInfo& info) { return info.name == name; });
+    return at == table.end() ? nullptr
+                             : &weights.tensors()[static_cast<size_t>(at - table.begin())];
+  }));
+}
+
+template <class T>
+void SamplingWeights::copy_all(const NetworkPointers<const T>& network) {
+  const auto stack = [&](std::initializer_list<std::pair<const T*, int64_t>> parts,
                          const Tensor& to) {
     if (!to.defined()) return;
     int64_t row = 0;
@@ -92,7 +108,7 @@ void SamplingWeights::load(const Parameters& weights) {
   if (!config_.tie_word_embeddings) copy(network.head, head);
   copy(network.final_norm, final_norm);
   for (size_t i = 0; i < layers.size(); ++i) {
-    const LayerPointers<const float>& from = network.layers[i];
+    const LayerPointers<const T>& from = network.layers[i];
     const SamplingLayer& to = layers[i];
     copy(from.input_norm, to.input_norm);
     stack({{from.q, queries}, {from.k, keys}, {from.v, keys}}, to.qkv);

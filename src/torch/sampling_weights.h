@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/parameters.h"
+#include "torch/device_weights.h"
 #include "torch/sampling_operations.h"
 
 namespace leeway {
@@ -28,12 +29,17 @@ class SamplingWeights {
   // Into the tensors that are there: a captured graph goes on with the new weights. Returns when
   // all is copied.
   void load(const Parameters& weights);
+  // Without the host, and rounded to the same bits; returns when the copies are queued.
+  void load(const TorchDeviceWeights& weights);
 
   at::Tensor embedding, head, head_t, final_norm;  // tied: head is the embedding
   std::vector<SamplingLayer> layers;
 
  private:
   void copy(const float* from, const at::Tensor& to);
+  void copy(const at::Tensor* from, const at::Tensor& to);
+  template <class T>
+  void copy_all(const NetworkPointers<const T>& network);
 
   ModelConfig config_;
   at::Tensor staged_;  // on the host; pinned where the device is CUDA

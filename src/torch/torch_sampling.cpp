@@ -11,9 +11,11 @@
 #include "engine/checks.h"
 #include "engine/host_draws.h"
 #include "leeway/error.h"
+#include "torch/device_weights.h"
 #include "torch/sampling_operations.h"
 #include "torch/sampling_pass.h"
 #include "torch/sampling_weights.h"
+#include "torch/torch_errors.h"
 
 #ifdef LEEWAY_CUDA
 #include <ATen/cuda/CUDAGraph.h>
@@ -41,7 +43,7 @@ class TorchSampling final : public SamplingBackend {
 
   int64_t blocks() const override { return blocks_; }
   int64_t block_bytes() const override { return block_bytes_; }
-  void load(const Parameters& weights) override;
+  void load(const PolicySnapshot& weights) override;
   void run(const StepRows& pass, std::vector<Drawn>& drawn) override;
   void copy_blocks(std::span<const BlockCopy> copies) override;
 
@@ -167,9 +169,16 @@ void TorchSampling::make_tensors() {
   attention_space_ = at::empty({attention_workspace_size(counts_)}, of_type(at::kFloat));
 }
 
-void TorchSampling::load(const Parameters& weights) {
-  const Scope scope(*this);
-  weights_->load(weights);
+void TorchSampling::load(const PolicySnapshot& weights) {
+  with_plain_errors([&] {
+    const Scope scope(*this);
+    if (const auto* there = dynamic_cast<const TorchDeviceWeights*>(weights.device())) {
+      weights_->load(*there);
+      wait();  // the copies are read from the snapshot's memory, which may go
+    } else {
+      weights_->load(weights.host());
+    }
+  });
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -294,7 +294,7 @@ TEST(TorchSampling, SwapsWeightsBetweenSteps) {
         Engine engine(first, 1, options);
         for (Request& request : greedy_requests()) engine.submit(request);
         for (int i = 0; i < 6; ++i) engine.step();
-        engine.update_weights(second, 2);
+        engine.update_weights(std::make_shared<const PolicySnapshot>(second, 2));
         return run_to_the_end(engine);
       };
       const Agreement agreement =

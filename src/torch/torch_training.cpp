@@ -10,9 +10,11 @@
 
 #include "leeway/error.h"
 #include "leeway/evaluator.h"
+#include "torch/device_weights.h"
 #include "torch/tensor_head.h"
 #include "torch/torch_compat.h"
 #include "torch/torch_decoder.h"
+#include "torch/torch_errors.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
 
@@ -83,18 +85,11 @@ std::vector<float> floats_of(std::span<const double> values) {
   return out;
 }
 
-// What torch says, without its stack, as an Error.
 template <class Work>
 auto in_words(Work&& work) {
-  try {
-    return work();
-  } catch (const c10::OutOfMemoryError& error) {
-    throw Error(std::string(error.what_without_backtrace()) +
-                "; lower trainer.max_tokens or rollout.kv_bytes, or set "
-                "trainer.recompute_activations");
-  } catch (const c10::Error& error) {
-    throw Error(error.what_without_backtrace());
-  }
+  return with_plain_errors(std::forward<Work>(work),
+                           "; lower trainer.max_tokens or rollout.kv_bytes, or set "
+                           "trainer.recompute_activations");
 }
 
 class TorchTrainingBackend : public TrainingBackend {
@@ -115,6 +110,13 @@ class TorchTrainingBackend : public TrainingBackend {
     if (!host_is_current_) decoder_.copy_to(host_);
     host_is_current_ = true;
     return host_;
+  }
+  std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
+    return in_words([&] {
+      return std::make_shared<const PolicySnapshot>(
+          config(), std::make_unique<TorchDeviceWeights>(host_.table(), decoder_.parameters()),
+          version);
+    });
   }
   const ModelConfig& config() const override { return host_.config(); }
 

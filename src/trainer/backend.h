@@ -18,7 +18,7 @@
 #include "config/run_config.h"
 #include "leeway/loss.h"
 #include "leeway/metrics.h"
-#include "model/parameters.h"
+#include "model/policy_snapshot.h"
 #include "trainer/micro_batch.h"
 #include "trainer/state_files.h"
 
@@ -47,6 +47,9 @@ class TrainingBackend {
   // The policy's weights on the host. The reference stays valid as long as the backend; what it
   // refers to is that of the last call.
   virtual const Parameters& parameters() = 0;
+  // A copy of the policy's weights, made where they are: on another device than the CPU no weight
+  // comes to the host.
+  virtual std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) = 0;
   virtual const ModelConfig& config() const = 0;
 
   // Log-probabilities under a policy that the backend was made with. `values.entropy` is left

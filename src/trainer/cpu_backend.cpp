@@ -28,6 +28,9 @@ class CpuBackend : public TrainingBackend {
   }
 
   const Parameters& parameters() override { return policy_; }
+  std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
+    return std::make_shared<const PolicySnapshot>(policy_, version);
+  }
   const ModelConfig& config() const override { return policy_.config(); }
 
   void score(PolicyKind policy, const MicroBatch& batch, RowValues& values) override {

@@ -282,6 +282,10 @@ Trainer::Trainer(Parameters initial, LossSpec spec, TrainerTable table,
 Trainer::~Trainer() = default;
 
 const Parameters& Trainer::parameters() const { return impl_->backend->parameters(); }
+const ModelConfig& Trainer::config() const { return impl_->backend->config(); }
+std::shared_ptr<const PolicySnapshot> Trainer::snapshot(PolicyVersion version) const {
+  return impl_->backend->snapshot(version);
+}
 const LossSpec& Trainer::spec() const { return impl_->spec; }
 int64_t Trainer::optimizer_steps() const { return impl_->backend->steps(); }
 

@@ -28,7 +28,7 @@
 #include "config/run_config.h"
 #include "data/sample.h"
 #include "leeway/metrics.h"
-#include "model/parameters.h"
+#include "model/policy_snapshot.h"
 #include "trainer/backend.h"
 #include "trainer/micro_batch.h"
 #include "trainer/optimizer.h"
@@ -77,7 +77,12 @@ class Trainer {
           const MakeTrainingBackend& backend = {});
   ~Trainer();
 
+  // On the host. Where the policy is on another device it is copied from there at each call after a
+  // step.
   const Parameters& parameters() const;
+  const ModelConfig& config() const;
+  // The policy as it is now, to be handed on while training goes on: a copy on its own device.
+  std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) const;
   const LossSpec& spec() const;
   int64_t optimizer_steps() const;  // taken so far
 

@@ -1,0 +1,66 @@
+// The policy's weights at one version: what a trainer gives after an update, and what an engine,
+// an evaluation or a file takes.
+//
+// A trainer on the CPU puts a host copy in it. A trainer on another device puts in a copy that
+// stays there: an engine of the same device takes that one directly, and a host copy is made only
+// if somebody asks for it. Either way the snapshot does not change when training goes on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "data/policy_version.h"
+#include "model/parameters.h"
+
+namespace leeway {
+
+// Weights in a device's memory that nobody changes. Whoever knows the device derives from this; an
+// engine's backend that knows it too recognises its own kind by dynamic_cast. The functions may be
+// called from any thread.
+class DeviceWeights {
+ public:
+  virtual ~DeviceWeights() = default;
+  // As float32 on the host; `host` has the weights' config. Throws Error.
+  virtual void copy_to(Parameters& host) const = 0;
+  // As not_finite_text in parameters.h, found on the device. Throws Error.
+  virtual std::string not_finite_text() const = 0;
+};
+
+// All functions may be called from any thread.
+class PolicySnapshot {
+ public:
+  PolicySnapshot(std::shared_ptr<const Parameters> host, PolicyVersion version);
+  PolicySnapshot(Parameters host, PolicyVersion version);
+  PolicySnapshot(ModelConfig config, std::unique_ptr<const DeviceWeights> device, PolicyVersion version);
+  // Of weights that belong to somebody else, who keeps them as they are while the snapshot lives.
+  static PolicySnapshot view_of(const Parameters& host, PolicyVersion version);
+
+  const ModelConfig& config() const { return config_; }
+  PolicyVersion version() const { return version_; }
+
+  const DeviceWeights* device() const { return device_.get(); }  // null: on the host alone
+
+  // Copied from the device at the first call, which throws Error where that fails.
+  const Parameters& host() const { return *shared_host(); }
+  std::shared_ptr<const Parameters> shared_host() const;
+  bool has_host() const;  // without a call of `host` having to copy
+
+  // checksum(host()), computed at the first call.
+  uint32_t checksum() const;
+  // "NAME holds nan at [3, 7]" of the first parameter that is not finite; empty: all are. Looks at
+  // the device's weights where there are any.
+  std::string not_finite_text() const;
+
+ private:
+  ModelConfig config_;
+  PolicyVersion version_;
+  std::unique_ptr<const DeviceWeights> device_;
+  mutable std::mutex mutex_;  // of the two that follow
+  mutable std::shared_ptr<const Parameters> host_;
+  mutable std::optional<uint32_t> checksum_;
+};
+
+}  // namespace leeway
