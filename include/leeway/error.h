@@ -1,7 +1,7 @@
-// The two error words of the code base.
+// The two ways to report an error.
 //
 // `Error` is thrown for the user's mistake: a bad file, key, value or batch. The command line turns
-// it into exit code 2. `LEEWAY_CHECK` aborts on a mistake of ours; it is always on. Expected
+// it into exit code 2. `LEEWAY_CHECK` aborts on a bug of Leeway; it is always on. Expected
 // outcomes (a time-out, a missing optional stream) are return values, never either of these.
 #pragma once
 

@@ -25,7 +25,7 @@ class Evaluator {
   // Returns the loss and writes d loss / d log pi to `grad` ([N], zero where a token takes no
   // part). Without `denominator` the batch's own is used. `metrics`, if given, is added to, and
   // `kept` [N], which may come with it, is written: 1 where a token's policy term carries gradient.
-  // Throws Error as evaluate_reference does; `grad` then holds nothing of use.
+  // Throws Error as evaluate_reference does; the content of `grad` is then undefined.
   double evaluate(const LossSpec& spec, const BatchView<float>& batch, std::span<float> grad,
                   std::optional<double> denominator = {}, MetricSums* metrics = nullptr,
                   std::span<uint8_t> kept = {});

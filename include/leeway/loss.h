@@ -263,12 +263,12 @@ struct LossSpec {
   // `all`: the batch's mask is not looked at, its weights are
   Positions positions = Positions::trained;
 
-  // Named extensions: what is no per-token axis.
+  // Named extensions: what cannot be said per token.
   std::optional<double> m2_threshold;  // M2PO, see narrow_mask()
   std::optional<CovarianceSelection> covariance_selection;
 
   // The effective settings the spec was made from, `key = value`, those without effect, and
-  // sentences about what its source accepts although it leaves nothing to train on.
+  // warnings about settings that the source accepts although they leave nothing to train on.
   std::vector<std::pair<std::string, std::string>> settings;
   std::vector<std::string> inert, warnings;
 

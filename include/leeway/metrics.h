@@ -57,8 +57,20 @@ enum class Slot : int {
   count
 };
 inline constexpr int kSlotCount = static_cast<int>(Slot::count);
+inline constexpr bool is_extreme(Slot slot) {
+  return slot >= Slot::first_extreme && slot < Slot::count;
+}
 inline constexpr bool is_minimum(Slot slot) {
   return slot == Slot::ratio_min || slot == Slot::version_min;
+}
+// How two parts of a batch join in a slot, and what a slot holds before any token.
+inline constexpr double joined(Slot slot, double a, double b) {
+  if (!is_extreme(slot)) return a + b;
+  return is_minimum(slot) ? (b < a ? b : a) : (a < b ? b : a);
+}
+inline constexpr double empty_value(Slot slot) {
+  if (!is_extreme(slot)) return 0.0;
+  return is_minimum(slot) ? kInfinity : -kInfinity;
 }
 
 // Ratios fall into bins of 1/32 of an octave between 2^-12 and 2^12; the bin is the top bits of the

@@ -11,12 +11,12 @@ namespace leeway {
 
 struct LoadedBatch {
   Batch batch;
-  std::vector<std::string> warnings;  // accepted, but worth a word on stderr
+  std::vector<std::string> warnings;  // accepted, but to be told on stderr
 };
 
-// Reads a batch in one streaming pass: memory is the numbers', not a document tree's. Throws Error
-// "NAME line L, column C: .." for malformed JSON, wrong types, missing or mismatched streams, and
-// an empty batch.
+// Reads a batch in one streaming pass: only the numbers are held in memory, not a document tree.
+// Throws Error "NAME line L, column C: .." for malformed JSON, wrong types, missing or mismatched
+// streams, and an empty batch.
 LoadedBatch parse_batch(const std::string& name, std::string_view text);
 
 }  // namespace leeway

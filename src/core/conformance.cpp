@@ -26,8 +26,8 @@ double number_of(const Json& value, const std::string& what) {
   return value.GetDouble();
 }
 
-// A list of numbers, or of lists of them, one after the other. Goldens are at most three deep; the
-// depth of a hostile file must not be the depth of our stack.
+// A list of numbers, or of lists of them, one after the other. Goldens are at most three deep;
+// a file nested much deeper is refused, so that it cannot overflow the stack.
 void flatten(const Json& value, const std::string& what, std::vector<double>& out, int depth = 0) {
   if (depth > 8) throw Error(what + " is nested too deeply");
   if (!value.IsArray()) {

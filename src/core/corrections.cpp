@@ -1,4 +1,4 @@
-// The built-in detached weight. It goes through the same door as a user's correction: a function of
+// The built-in detached weight. It uses the same interface as a user's correction: a function of
 // one sequence that fills weights and may narrow the mask.
 
 #include <fmt/format.h>

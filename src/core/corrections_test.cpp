@@ -1,4 +1,4 @@
-// The hook: a user's correction, and the built-in ones through the same door.
+// A user's correction, and the built-in ones through the same interface.
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,8 @@ namespace {
 
 using testing::random_batch;
 
-// Halves every token sampled by a version older than `oldest` and drops what pi gave up on.
+// Halves every token sampled by a version older than `oldest` and drops those
+// that pi makes much less likely than rollout did.
 CorrectionInfo staleness() {
   return {
       "staleness",

@@ -1,4 +1,4 @@
-// Named extensions: what needs the whole batch at once and is therefore no per-token axis.
+// Named extensions: what needs the whole batch at once and cannot be said per token.
 #pragma once
 
 #include <vector>

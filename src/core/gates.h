@@ -1,5 +1,5 @@
-// Gates over one sequence, in scalar code: the reference's only way, and the SIMD implementation's
-// for what is decided once per sequence.
+// Gates over one sequence, in scalar code: used by the reference for all gates, and by the SIMD
+// implementation for what is decided once per sequence.
 #pragma once
 
 #include <cmath>

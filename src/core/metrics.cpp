@@ -172,26 +172,20 @@ double ratio_bin_upper(int bin) {
 }
 
 MetricSums::MetricSums() {
-  slots_.fill(0.0);
   histogram_.fill(0);
-  for (int k = static_cast<int>(Slot::first_extreme); k < kSlotCount; ++k) {
-    slots_[static_cast<size_t>(k)] = is_minimum(static_cast<Slot>(k)) ? kInfinity : -kInfinity;
+  for (int k = 0; k < kSlotCount; ++k) {
+    slots_[static_cast<size_t>(k)] = empty_value(static_cast<Slot>(k));
   }
 }
 
 void MetricSums::raise(Slot slot, double value) {
-  double& held = (*this)[slot];
-  held = is_minimum(slot) ? std::min(held, value) : std::max(held, value);
+  (*this)[slot] = joined(slot, (*this)[slot], value);
 }
 
 void MetricSums::merge(const MetricSums& other) {
   for (int k = 0; k < kSlotCount; ++k) {
     const Slot slot = static_cast<Slot>(k);
-    if (k < static_cast<int>(Slot::first_extreme)) {
-      (*this)[slot] += other[slot];
-    } else {
-      raise(slot, other[slot]);
-    }
+    (*this)[slot] = joined(slot, (*this)[slot], other[slot]);
   }
   for (size_t b = 0; b < histogram_.size(); ++b) histogram_[b] += other.histogram_[b];
 }

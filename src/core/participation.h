@@ -1,5 +1,5 @@
-// Who takes part: masks, denominators and the checks a batch must pass before evaluation. Shared by
-// the reference and the SIMD implementation.
+// Which tokens take part: masks, denominators and the checks a batch must pass before evaluation.
+// Shared by the reference and the SIMD implementation.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace leeway {
 
-// Ratios enter sums capped at this, so that one runaway token cannot turn a mean into infinity.
+// Ratios enter sums capped at this, so that one huge ratio cannot turn a mean into infinity.
 inline constexpr double kRatioSumCap = 1e18;
 
 bool uses_ratio_of(const LossSpec& spec);

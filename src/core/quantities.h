@@ -22,7 +22,7 @@ inline double limit(double value, const Bounds& bounds) {
   return above(raised, bounds.high) ? bounds.high : raised;
 }
 
-// e^x - 1 - x, without the cancellation that eats it near zero.
+// e^x - 1 - x, without cancellation near zero.
 inline double k3(double x) { return std::expm1(x) - x; }
 
 // log(1 - e^x) for x <= 0; -infinity at 0. Log-probabilities above 0 count as certainty.

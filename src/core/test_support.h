@@ -20,10 +20,10 @@ inline Batch random_batch(uint64_t seed, const std::vector<int>& lengths, bool c
   const double kGarbage[] = {std::nan(""), kInfinity, -kInfinity, 1e300, 0.0};
   int sequence = 0;
   for (int length : lengths) {
-    const int mood = sequence++ % 4;  // all positive, all negative, all zero, mixed
-    const double advantage = mood == 0   ? 0.2 + rng.uniform()
-                             : mood == 1 ? -0.2 - rng.uniform()
-                                         : 0.0;
+    const int signs = sequence++ % 4;  // all positive, all negative, all zero, mixed
+    const double advantage = signs == 0   ? 0.2 + rng.uniform()
+                             : signs == 1 ? -0.2 - rng.uniform()
+                                          : 0.0;
     const double spread = rng.uniform() < 0.3 ? 2.0 : 0.4;
     for (int t = 0; t < length; ++t) {
       const bool trained = rng.uniform() < 0.75;
@@ -38,7 +38,7 @@ inline Batch random_batch(uint64_t seed, const std::vector<int>& lengths, bool c
       batch.ref.push_back(log_prob(center, 0.5));
       batch.teacher.push_back(log_prob(center, 0.5));
       batch.advantages.push_back(!trained && !clean ? kGarbage[rng.below(5)]
-                                 : mood == 3        ? rng.normal()
+                                 : signs == 3       ? rng.normal()
                                                     : advantage);
       batch.mask.push_back(trained);
       batch.versions.push_back(static_cast<int32_t>(rng.below(6)));

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "core/cuda/sequence_math.h"
+#include "core/float32/sequence_math.h"
 #include "cuda/device.h"
 
 namespace leeway::cuda {

@@ -127,17 +127,17 @@ struct RowGradient {
   float largest = 0.0f, log_sum = 0.0f, factor = 0.0f, entropy_factor = 0.0f, offset = 0.0f;
 };
 
-__device__ bool load_token_of(const LossGradient& source, int64_t token, TokenIn& in) {
+__device__ bool load_token_of(const LossGradient& source, int64_t token, float32::TokenIn& in) {
   const int64_t s = source.work.sequence_of != nullptr ? source.work.sequence_of[token] : 0;
   return load_token(source.plan, source.batch, source.work.prepared, token,
                     source.work.prepared.sequences[s], in);
 }
 
 // g of a row from its log-probability, by the plan.
-__device__ float gradient_of(const LossGradient& source, TokenIn& in, float logprob) {
+__device__ float gradient_of(const LossGradient& source, float32::TokenIn& in, float logprob) {
   in.streams[static_cast<int>(Stream::pi)] = logprob;
   if (source.batch.prox_is_pi) in.streams[static_cast<int>(Stream::prox)] = logprob;
-  const TokenOut out = evaluate_token(source.plan, in);
+  const float32::TokenOut<float> out = evaluate_alone(source.plan, in);
   return out.trained ? out.grad : 0.0f;
 }
 
@@ -167,7 +167,7 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kThreads)
   const Target<T> target(target_id, target_logit(chunk, place, logits_row, target_id, vocabulary),
                          part);
   const uint4* const from = reinterpret_cast<const uint4*>(memory);
-  TokenIn token;
+  float32::TokenIn token;
   bool takes_part = false;
   if constexpr (kWithLoss) {
     // While the copy is under way.

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "core/cuda/token_sums.h"
+#include "core/float32/token_sums.h"
 #include "cuda/device.h"
 #include "cuda/loss.h"
 #include "cuda/selection.h"
@@ -16,8 +16,15 @@ constexpr int kFinalThreads = 1024;
 constexpr int kPartials = kSlotCount + 2;  // the slots, the loss, and whether all was finite
 constexpr int kLossAt = kSlotCount, kBrokenAt = kSlotCount + 1;
 
-__device__ bool is_extreme(int slot) {
-  return slot >= static_cast<int>(Slot::first_extreme) && slot < kSlotCount;
+// How sums of a place join: those of the slots as metrics.h says, the two others by adding.
+__device__ __forceinline__ double join_at(int k, double a, double b) {
+  return k < kSlotCount ? joined(static_cast<Slot>(k), a, b) : a + b;
+}
+__device__ __forceinline__ double empty_at(int k) {
+  return k < kSlotCount ? empty_value(static_cast<Slot>(k)) : 0.0;
+}
+__device__ __forceinline__ double join_lanes_at(int k, double value) {
+  return join_lanes(value, [k](double a, double b) { return join_at(k, a, b); });
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -120,7 +127,7 @@ __global__ void __launch_bounds__(kTokenThreads)
   __shared__ double warps[kTokenThreads / 32][kPartials];
   __shared__ int64_t ends[2];
   for (int b = threadIdx.x; b < kRatioBins; b += kTokenThreads) bins[b] = 0;
-  TokenSums sums;
+  float32::TokenSums<> sums;
   for (int64_t begin = int64_t{kTile} * blockIdx.x; begin < batch.tokens;
        begin += int64_t{kTile} * gridDim.x) {
     const int64_t end = min(begin + kTile, batch.tokens);
@@ -134,10 +141,10 @@ __global__ void __launch_bounds__(kTokenThreads)
     for (int64_t i = begin + threadIdx.x; i < end; i += kTokenThreads) {
       const int64_t s = sequence_at(batch, i, ends[0], ends[1]);
       SequenceState& state = prepared.sequences[s];
-      TokenIn in;
-      TokenOut out;
+      float32::TokenIn in;
+      float32::TokenOut<float> out;
       out.trained = load_token(plan, batch, prepared, i, state, in);
-      if (out.trained) out = evaluate_token(plan, in);
+      if (out.trained) out = evaluate_alone(plan, in);
       if (!out.trained) {
         if (grad != nullptr) grad[i] = 0.0f;
         if (batch.kept != nullptr) batch.kept[i] = 0;
@@ -161,28 +168,15 @@ __global__ void __launch_bounds__(kTokenThreads)
   // Unrolled: the slots' way through the lanes overlaps.
 #pragma unroll
   for (int k = 0; k < kPartials; ++k) {
-    double value = 0.0;
-    const Slot slot = static_cast<Slot>(k);
-    if (k == kLossAt) {
-      value = sums.loss;
-    } else if (k == kBrokenAt) {
-      value = sums.not_finite;
-    } else {
-      value = sums.joinable(slot);
-    }
-    value = !is_extreme(k)     ? join_lanes(value, Add())
-            : is_minimum(slot) ? join_lanes(value, Smaller())
-                               : join_lanes(value, Larger());
+    const double mine = k == kLossAt ? sums.loss : k == kBrokenAt ? sums.not_finite : sums.slot(k);
+    const double value = join_lanes_at(k, mine);
     if (lane == 0) warps[warp][k] = value;
   }
   __syncthreads();
   for (int k = threadIdx.x; k < kPartials; k += kTokenThreads) {
     double value = warps[0][k];
     for (int w = 1; w < kTokenThreads / 32; ++w) {
-      const double other = warps[w][k];
-      value = !is_extreme(k)                     ? value + other
-              : is_minimum(static_cast<Slot>(k)) ? fmin(value, other)
-                                                 : fmax(value, other);
+      value = join_at(k, value, warps[w][k]);
     }
     partials[int64_t{kPartials} * blockIdx.x + k] = value;
   }
@@ -199,18 +193,12 @@ __global__ void __launch_bounds__(kFinalThreads)
   __shared__ double shared[kFinalThreads / 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int k = warp; k < kPartials; k += kFinalThreads / 32) {
-    const Slot slot = static_cast<Slot>(k);
-    double value = !is_extreme(k) ? 0.0 : is_minimum(slot) ? INFINITY : -INFINITY;
+    double value = empty_at(k);
 #pragma unroll 8
     for (int b = lane; b < blocks; b += 32) {
-      const double other = partials[int64_t{kPartials} * b + k];
-      value = !is_extreme(k)     ? value + other
-              : is_minimum(slot) ? fmin(value, other)
-                                 : fmax(value, other);
+      value = join_at(k, value, partials[int64_t{kPartials} * b + k]);
     }
-    value = !is_extreme(k)     ? join_lanes(value, Add())
-            : is_minimum(slot) ? join_lanes(value, Smaller())
-                               : join_lanes(value, Larger());
+    value = join_lanes_at(k, value);
     if (lane == 0) slots[k] = value;
   }
   Team<kFinalThreads> team(shared);
@@ -236,9 +224,9 @@ __global__ void __launch_bounds__(kFinalThreads)
     // Without a token or without rollouts the extremes stay infinite.
     const double x_min = slots[static_cast<int>(Slot::ratio_min)];
     const double x_max = slots[static_cast<int>(Slot::ratio_max)];
-    if (x_min <= x_max) {
-      if (slot == Slot::ratio_min || slot == Slot::ratio_max) value = exp(value);
-      if (slot == Slot::kl_max) value = largest_kl(x_min, x_max);
+    if (x_min <= x_max &&
+        (slot == Slot::ratio_min || slot == Slot::ratio_max || slot == Slot::kl_max)) {
+      value = finished_slot(slot, x_min, x_max);
     }
     // A mean over a stream the batch lacks is NaN: it is the row alone that knows.
     if (slot == Slot::ref_kl && batch.streams[static_cast<int>(Stream::ref)] == nullptr) {

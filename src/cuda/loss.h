@@ -9,9 +9,13 @@
 
 #include <cstdint>
 
-#include "core/cuda/sequence_math.h"
+#include "core/float32/sequence_math.h"
 
 namespace leeway::cuda {
+
+using float32::LossBatch;
+using float32::Prepared;
+using float32::SequenceState;
 
 // What an evaluation keeps between its kernels.
 struct LossWorkspace {

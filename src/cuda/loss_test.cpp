@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "core/cuda/loss_comparison.h"
+#include "core/float32/loss_comparison.h"
 #include "cuda/gpu_test_support.h"
 #include "leeway/metrics.h"
 
@@ -20,7 +20,7 @@ struct GpuLoss {
 };
 
 GpuLoss run(const LossSpec& spec, const Batch& batch, double denominator) {
-  const LossPlan plan = make_loss_plan(spec);
+  const LossPlan plan = make_complete_plan(spec);
   const FloatBatch floats(batch);
   const DeviceBatch device(floats.view());
   const LossBatch& in = device.batch();

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "core/cpu/policy_head_test_support.h"
-#include "core/cuda/loss_comparison.h"
+#include "core/float32/loss_comparison.h"
 #include "cuda/gpu_test_support.h"
 
 namespace leeway::cuda {
@@ -82,7 +82,7 @@ testing::HeadRun run(const Head& head, const LossSpec& spec, const Batch& batch,
                      const HeadOptions& options, bool float32_weight_gradient = true,
                      std::optional<double> denominator = {}) {
   const GpuHead gpu(head);
-  const LossPlan plan = make_loss_plan(spec);
+  const LossPlan plan = make_complete_plan(spec);
   const FloatBatch floats(batch);
   const DeviceBatch device(floats.view());
   const DeviceArray<char> memory(static_cast<size_t>(

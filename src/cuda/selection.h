@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "core/cuda/sequence_math.h"
+#include "core/float32/sequence_math.h"
 
 namespace leeway::cuda {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/folders.h"
-#include "core/cuda/loss_plan.h"
+#include "core/float32/plan.h"
 #include "leeway/error.h"
 #include "torch/cuda_backends.h"
 
@@ -56,7 +56,7 @@ void check_device(Device device, const std::string& where) {
 
 void check_device(const Config& config) {
   const Device device = config.run.model.device;
-  if (device == Device::cuda) cuda::make_loss_plan(config.loss_spec);  // or says why there is none
+  if (device == Device::cuda) make_complete_plan(config.loss_spec);  // or says why there is none
   check_device(device, fmt::format("model.device = \"{}\"", name_of(device)));
 }
 

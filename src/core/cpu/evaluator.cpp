@@ -39,11 +39,6 @@ bool has_mask_gates(const LossSpec& spec) {
                      [](const Gate& gate) { return gate.scope == GateScope::mask; });
 }
 
-bool goes_through_mean(const LossSpec& spec) {
-  return uses_ratio_of(spec) && spec.ratio.level != Level::token &&
-         spec.ratio.route == Route::through_mean;
-}
-
 }  // namespace
 
 struct Evaluator::Impl {
@@ -68,6 +63,7 @@ struct Evaluator::Impl {
 
   // Of the current call.
   const LossSpec* spec = nullptr;
+  LossPlan plan;
   BatchView<float> batch;
   std::span<float> grad;
   std::span<uint8_t> kept;
@@ -94,7 +90,7 @@ void Evaluator::Impl::prepare() {
              (kind != ReductionKind::token_mean && kind != ReductionKind::sum);
   numbers.assign(S, {});
   statistic_count.assign(S, 1.0);
-  through.resize(goes_through_mean(*spec) ? n : 0);
+  through.resize(plan.through_mean ? n : 0);
   if (!own_mask) return;
 
   if (batch.weights.empty() && spec->positions == Positions::trained && !batch.mask.empty()) {
@@ -249,8 +245,7 @@ void Evaluator::Impl::set_scales(std::optional<double> denominator) {
 void Evaluator::Impl::run_part(size_t part, size_t part_tokens) {
   const size_t n = static_cast<size_t>(batch.token_count());
   Part& out = parts[part];
-  const MetricSums empty;
-  for (int k = 0; k < kSlotCount; ++k) out.sums.slots[k] = empty[static_cast<Slot>(k)];
+  for (int k = 0; k < kSlotCount; ++k) out.sums.slots[k] = empty_value(static_cast<Slot>(k));
   out.sums.loss = 0.0;
   out.sums.not_finite = false;
   KernelHistogram histogram;
@@ -274,7 +269,7 @@ void Evaluator::Impl::run_part(size_t part, size_t part_tokens) {
     if (!kept.empty()) in.kept = kept.data() + begin;
     const double tokens = out.sums.slots[static_cast<int>(Slot::tokens)];
     const double kept_tokens = out.sums.slots[static_cast<int>(Slot::kept)];
-    run_token_kernel(*spec, in, numbers[s], end - begin, out.sums,
+    run_token_kernel(plan, in, numbers[s], end - begin, out.sums,
                      want_metrics ? &histogram : nullptr);
     if (!want_metrics) return;
     // A sequence may be cut between parts: counts add up in any order.
@@ -326,11 +321,7 @@ void Evaluator::Impl::add_metrics(MetricSums& metrics, size_t part_count) const 
   for (size_t p = 0; p < part_count; ++p) {
     for (int k = 0; k < kSlotCount; ++k) {
       const Slot slot = static_cast<Slot>(k);
-      if (slot < Slot::first_extreme) {
-        metrics[slot] += parts[p].sums.slots[k];
-      } else {
-        metrics.raise(slot, parts[p].sums.slots[k]);
-      }
+      metrics[slot] = joined(slot, metrics[slot], parts[p].sums.slots[k]);
     }
     for (size_t b = 0; b < kRatioBins; ++b) metrics.histogram()[b] += parts[p].histogram[b];
   }
@@ -365,6 +356,7 @@ double Evaluator::Impl::evaluate(const LossSpec& the_spec, const BatchView<float
                                  std::span<float> the_grad, std::optional<double> denominator,
                                  MetricSums* metrics, std::span<uint8_t> the_kept) {
   spec = &the_spec;
+  plan = make_loss_plan(the_spec);
   batch = the_batch;
   grad = the_grad;
   kept = the_kept;

@@ -26,9 +26,9 @@ namespace {
 constexpr int64_t kFloat = sizeof(float);
 constexpr int64_t kColumnBlock = 4096;  // logits of a row that one thread moves at a time
 
-// What is not a chunk's: what gemm packs, and the parts that an Evaluator holds.
+// Workspace beside the chunk: what gemm packs, and the partial sums of an Evaluator.
 constexpr int64_t kEvaluatorBytes = int64_t{320} << 10;
-// The rows as a list, gradients, coefficients, and an Evaluator's buffers.
+// Bytes per token: the row list, gradients, coefficients and an Evaluator's buffers.
 constexpr int64_t kTokenBytes = 96;
 
 int64_t row_count(const HeadProblem& problem) {
@@ -272,8 +272,8 @@ std::vector<float> coefficients(const LossSpec& spec, const BatchView<float>& ba
   return out;
 }
 
-// g of a spec whose tokens have nothing to do with each other, some tokens at a time: they are a
-// batch of their own, of one sequence, with the coefficients as weights and nothing divided.
+// g of a one-pass spec, some tokens at a time. The tokens of a chunk are evaluated as a batch of
+// one sequence that is summed, with the coefficients as weights: no token depends on another one.
 class ChunkLoss {
  public:
   ChunkLoss(const LossSpec& spec, const BatchView<float>& batch, std::optional<double> denominator,
@@ -286,7 +286,7 @@ class ChunkLoss {
     g_.reserve(static_cast<size_t>(capacity));
   }
 
-  // Sets g of the rows. Log-probabilities of their tokens and all before are there.
+  // Sets g of the rows. The log-probabilities of their tokens and of all earlier ones are known.
   void evaluate(Evaluator& evaluator, std::span<Row> rows) {
     const size_t count = rows.size();
     values_.clear();
@@ -442,7 +442,7 @@ bool one_pass(const LossSpec& spec) {
       spec.weight_normalisation != WeightNormalisation::none) {
     return false;
   }
-  // A denominator that only the log-probabilities tell, or one with habits of its own.
+  // A denominator that depends on the log-probabilities or on the longest sequence.
   if (spec.denominator_depends_on_pi() || spec.reduction.denominator != Denominator::original ||
       spec.reduction.kind == ReductionKind::padded_length_mean) {
     return false;
@@ -485,13 +485,13 @@ HeadResult policy_head(ThreadPool& pool, const HeadProblem& problem, const LossS
   std::fill(entropy.begin(), entropy.end(), 0.0f);
   set_to_zero(pool, d_hidden);
 
-  // With all rows in one chunk the logits are still there when the whole batch has been evaluated,
-  // so that any spec goes once.
+  // With all rows in one chunk the logits are still in memory when the whole batch has been
+  // evaluated, so that one pass is enough for any spec.
   Chunk chunk(pool, problem);
   std::vector<int64_t> rows = row_list(problem);
   const bool wants_gradient = !d_hidden.empty() || !d_weight.empty();
   const bool logits_stay = static_cast<int64_t>(rows.size()) <= chunk.capacity();
-  Evaluator evaluator(1);  // nanoseconds a token, where a row of logits takes microseconds
+  Evaluator evaluator(1);  // one thread: its share of the time is nothing beside the logits'
   std::optional<ChunkLoss> chunk_loss;
   if (wants_gradient && !logits_stay && one_pass(spec)) {
     chunk_loss.emplace(spec, scored, denominator, chunk.capacity());

@@ -1,5 +1,5 @@
 // The policy head on the CPU: hidden states to loss and gradients without a [tokens, vocabulary]
-// tensor. Torch-free; src/ops binds it to tensors.
+// tensor. Torch-free; src/torch/ops binds it to tensors.
 //
 //   for each chunk of rows:  Z = h W^T;  log p, entropy;  g from the spec;
 //                            Z <- g (onehot - softmax(Z)) in place;  dh = Z W;  dW += Z^T h

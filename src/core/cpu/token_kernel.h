@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/planned.h"
+#include "core/float32/plan.h"
 #include "leeway/loss.h"
 #include "leeway/metrics.h"
 
@@ -41,16 +41,18 @@ struct KernelHistogram {
 };
 
 // Sums of one run, in the order of Slot.
-struct KernelSums {
-  double slots[kSlotCount];
+template <int kSlots>
+struct TokenTotals {
+  double slots[kSlots];
   double loss;
   bool not_finite;  // an input, a loss or a gradient that counts is not finite
 };
+using KernelSums = TokenTotals<kSlotCount>;
 
 // Evaluates `count` tokens and adds to `sums` and, if not null, to `histogram`; without a histogram
 // no metrics are gathered. Gates above token level and of scope `mask` are in the flags and the
 // mask already.
-void run_token_kernel(const LossSpec& spec, const TokenInputs& in, const SequenceNumbers& sequence,
+void run_token_kernel(const LossPlan& plan, const TokenInputs& in, const SequenceNumbers& sequence,
                       size_t count, KernelSums& sums, KernelHistogram* histogram);
 
 }  // namespace leeway

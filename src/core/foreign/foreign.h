@@ -1,4 +1,4 @@
-// Foreign presets: other code bases' losses under their own names, keys and habits.
+// Foreign presets: other code bases' losses under their own names, with their keys and defaults.
 //
 // Each family is one file that turns the code base's keys into a point of the algebra. They are
 // lenient where the source is: what has no effect is listed, not refused.

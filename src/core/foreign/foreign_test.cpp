@@ -1,5 +1,5 @@
 // Keys of foreign presets as their sources' configurations have them: defaults, what acts, what is
-// refused. Formulas are held against goldens in conformance_test.cpp.
+// refused. conformance_test.cpp compares formulas with goldens.
 
 #include "core/foreign/foreign.h"
 

@@ -38,7 +38,7 @@ struct LossTensors {
 // A spec as the device computes it. Throws Error for one that it does not: a correction that is a
 // function of the host.
 struct PlannedSpec {
-  PlannedSpec(const LossSpec& spec) : preset(spec.preset), plan(make_loss_plan(spec)) {}
+  PlannedSpec(const LossSpec& spec) : preset(spec.preset), plan(make_complete_plan(spec)) {}
   std::string preset;
   LossPlan plan;
 };

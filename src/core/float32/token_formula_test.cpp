@@ -1,19 +1,19 @@
-// The text that the kernels run, run here by a team of one and held against the reference. What is
-// left for a GPU to show is the launching.
+// The formulas as GPUs run them, run here by a team of one and compared with the reference. What
+// is left for a GPU to show is the launching.
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "core/cuda/loss_comparison.h"
-#include "core/cuda/sequence_math.h"
-#include "core/cuda/token_sums.h"
 #include "core/extensions.h"
+#include "core/float32/loss_comparison.h"
+#include "core/float32/sequence_math.h"
+#include "core/float32/token_sums.h"
 #include "core/participation.h"
 #include "leeway/error.h"
 #include "leeway/metrics.h"
 
-namespace leeway::cuda {
+namespace leeway::float32 {
 namespace {
 
 struct OneThread {
@@ -28,7 +28,7 @@ struct OneThread {
 using HostResult = testing::LossValues;
 
 HostResult evaluate_on_host(const LossSpec& spec, const Batch& batch, double denominator) {
-  const LossPlan plan = make_loss_plan(spec);
+  const LossPlan plan = make_complete_plan(spec);
   const FloatBatch floats(batch);
   const BatchView<float> view = floats.view();
   const size_t n = floats.pi.size(), S = static_cast<size_t>(view.sequence_count());
@@ -75,14 +75,14 @@ HostResult evaluate_on_host(const LossSpec& spec, const Batch& batch, double den
 
   HostResult result;
   result.grad.assign(n, 0.0f);
-  TokenSums sums;
+  TokenSums<> sums;
   double longest = 0.0;
   for (size_t s = 0; s < S; ++s) {
     longest = std::max(longest, static_cast<double>(sequence_length(in, static_cast<int64_t>(s))));
     for (int64_t i = in.offsets[s]; i < in.offsets[s + 1]; ++i) {
       TokenIn token;
       if (!load_token(plan, in, prepared, i, states[s], token)) continue;
-      const TokenOut out = evaluate_token(plan, token);
+      const TokenOut<float> out = evaluate_alone(plan, token);
       if (!out.trained) continue;
       result.grad[static_cast<size_t>(i)] = out.grad;
       through[static_cast<size_t>(i)] = out.through;
@@ -103,10 +103,12 @@ HostResult evaluate_on_host(const LossSpec& spec, const Batch& batch, double den
   for (int k = 0; k < kSlotCount; ++k) {
     const Slot slot = static_cast<Slot>(k);
     if (slot == Slot::sequences || slot == Slot::sequences_dropped) continue;
-    if (slot < Slot::first_extreme) {
-      result.metrics[slot] += sums.slot(slot);
-    } else if (sums.slot(Slot::tokens) > 0) {
-      result.metrics.raise(slot, sums.slot(slot));
+    result.metrics[slot] = joined(slot, result.metrics[slot], sums.slot(k));
+  }
+  const double x_min = result.metrics[Slot::ratio_min], x_max = result.metrics[Slot::ratio_max];
+  if (x_min <= x_max) {
+    for (Slot slot : {Slot::ratio_min, Slot::ratio_max, Slot::kl_max}) {
+      result.metrics[slot] = finished_slot(slot, x_min, x_max);
     }
   }
   return result;
@@ -133,7 +135,7 @@ TEST(DeviceText, NamesACorrectionThatOnlyTheHostComputes) {
     for (auto& weight : effect.weights) weight = 0.5f;
   }));
   try {
-    make_loss_plan(spec);
+    make_complete_plan(spec);
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("staleness"), std::string::npos);
@@ -151,4 +153,4 @@ TEST(DeviceText, ANumberThatIsNotFiniteShows) {
 }
 
 }  // namespace
-}  // namespace leeway::cuda
+}  // namespace leeway::float32

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/cuda/loss_plan.h"
+#include "core/float32/plan.h"
 #include "core/test_support.h"
 #include "leeway/error.h"
 #include "leeway/metrics.h"
@@ -28,7 +28,7 @@ inline std::vector<NamedSpec> device_specs(const Catalog& catalog) {
   for (const NamedPreset& named : presets) {
     const LossSpec spec = catalog.make_spec(named.preset, named.settings);
     try {
-      cuda::make_loss_plan(spec);
+      make_complete_plan(spec);
       list.push_back({named.label(), spec});
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("on the CPU"), std::string::npos) << error.what();

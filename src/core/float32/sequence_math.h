@@ -10,9 +10,9 @@
 
 #include <cstdint>
 
-#include "core/cuda/token_math.h"
+#include "core/float32/scalar.h"
 
-namespace leeway::cuda {
+namespace leeway::float32 {
 
 // A packed batch on the device; null where the batch lacks something. Sequence s holds positions
 // offsets[s] .. offsets[s+1].
@@ -88,9 +88,9 @@ LEEWAY_HOST_DEVICE float sequence_gate_value(const PlannedGate& gate, const Loss
   float largest = -INFINITY, smallest = INFINITY;
   for (int64_t i = begin + block.thread(); i < end; i += block.threads()) {
     if (!prepared.trained[i]) continue;
-    const float x = clamp(num[i] - den[i], -gate.log_clamp, gate.log_clamp);
+    const float x = clamped(num[i] - den[i], -gate.log_clamp, gate.log_clamp);
     const float value =
-        gate.quantity == Quantity::ratio ? x : quantity_of(gate.quantity, num[i], den[i], x);
+        gate.quantity == Quantity::ratio ? x : quantity_of_pair(gate, num[i], den[i], x);
     sum += value;
     counted += 1.0;
     largest = fmaxf(largest, value);
@@ -127,13 +127,12 @@ LEEWAY_HOST_DEVICE void apply_gates(const LossPlan& plan, bool mask_gates, const
     const float* den = batch.streams[gate.den];
     for (int64_t i = begin + block.thread(); i < end; i += block.threads()) {
       if (!prepared.trained[i]) continue;
-      bool low, high;
-      judge(gate, whole ? of_all : gate_value(gate, num[i], den[i]), batch.advantages[i], low,
-            high);
+      const float value = whole ? of_all : gate_value(gate, num[i], den[i]);
+      const GateSides<float> sides = judge(gate, value, batch.advantages[i]);
       uint8_t flags = 0;
-      if (low || high) {
+      if (sides.low || sides.high) {
         flags = mask_gates ? kNarrowed : kPolicyDropped;
-        if (!mask_gates) flags |= (low ? kBelow : 0) | (high ? kAbove : 0);
+        if (!mask_gates) flags |= (sides.low ? kBelow : 0) | (sides.high ? kAbove : 0);
         if (gate.scope == GateScope::policy_and_penalty) flags |= kPenaltyDropped;
       }
       prepared.flags[i] |= flags;
@@ -185,7 +184,7 @@ LEEWAY_HOST_DEVICE void prepare_first(const LossPlan& plan, const LossBatch& bat
       double sum = 0.0, count = 0.0;
       for (int64_t i = begin + block.thread(); i < end; i += block.threads()) {
         if (weight.over_all ? !has_weight(batch, i) : !prepared.trained[i]) continue;
-        sum += clamp(num[i] - den[i], -weight.token_log_clamp, weight.token_log_clamp);
+        sum += clamped(num[i] - den[i], -weight.token_log_clamp, weight.token_log_clamp);
         count += 1.0;
       }
       sum = block.sum(sum);
@@ -339,7 +338,7 @@ LEEWAY_HOST_DEVICE void set_scales(const LossPlan& plan, const LossBatch& batch,
   }
 }
 
-// Position i of sequence s as evaluate_token takes it. False: it does not take part.
+// Position i of sequence s as evaluate_alone takes it. False: it does not take part.
 LEEWAY_HOST_DEVICE bool load_token(const LossPlan& plan, const LossBatch& batch,
                                    const Prepared& prepared, int64_t i, const SequenceState& state,
                                    TokenIn& in) {
@@ -349,14 +348,14 @@ LEEWAY_HOST_DEVICE bool load_token(const LossPlan& plan, const LossBatch& batch,
     in.streams[k] = batch.streams[k] != nullptr ? batch.streams[k][i] : 0.0f;
   }
   in.advantage = batch.advantages[i];
-  in.batch_weight = batch.weights != nullptr ? batch.weights[i] : 1.0f;
+  in.weight_in_batch = batch.weights != nullptr ? batch.weights[i] : 1.0f;
   in.in_mask = batch.mask == nullptr || batch.mask[i] != 0;
-  in.scale = state.scale;
+  in.sequence_scale = state.scale;
   if (in.prepared) {
-    in.log_ratio = state.log_ratio;
-    in.mean_advantage = state.mean_advantage;
-    in.flags = prepared.flags[i];
-    in.weight = prepared.weights[i];
+    in.sequence_log_ratio = state.log_ratio;
+    in.sequence_advantage = state.mean_advantage;
+    in.token_flags = prepared.flags[i];
+    in.correction_weight = prepared.weights[i];
   }
   return true;
 }
@@ -372,7 +371,7 @@ LEEWAY_HOST_DEVICE void padding_of(const LossPlan& plan, const LossBatch& batch,
   const double pads = longest - static_cast<double>(length);
   const float A = batch.advantages[batch.offsets[s + 1] - 1];
   const float r = plan.token_ratio ? 1.0f : exp_of(state.log_ratio);
-  const SurrogateOut pad = surrogate_of(plan, r, A, A, 0.0f);
+  const PolicyTerm<float> pad = surrogate_of(plan.kind, plan, r, A, A, 0.0f);
   loss = state.exact_scale * pads * pad.loss;
   by_ratio = state.exact_scale * pads * pad.by_ratio;
 }
@@ -404,4 +403,4 @@ LEEWAY_HOST_DEVICE double finish_sequence(const LossPlan& plan, const LossBatch&
   return padding;
 }
 
-}  // namespace leeway::cuda
+}  // namespace leeway::float32
