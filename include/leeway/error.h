@@ -1,8 +1,8 @@
-// The two error words of the code base.
+// The two kinds of errors in the code base.
 //
 // `Error` is thrown for the user's mistake: a bad file, key, value or batch. The command line turns
-// it into exit code 2. `LEEWAY_CHECK` aborts on a mistake of ours; it is always on. Expected
-// outcomes (a time-out, a missing optional stream) are return values, never either of these.
+// it into exit code 2. `LEEWAY_CHECK` aborts on a bug of ours; it is always on. Expected outcomes
+// (a time-out, a missing optional stream) are return values, never either of these.
 #pragma once
 
 #include <stdexcept>

@@ -260,10 +260,10 @@ struct LossSpec {
   std::vector<Penalty> penalties;
   Shaping shaping;
   Reduction reduction;
-  // `all`: the batch's mask is not looked at, its weights are
+  // `all`: ignores the batch's mask, but not its weights.
   Positions positions = Positions::trained;
 
-  // Named extensions: what is no per-token axis.
+  // Named extensions that are not per-token axes.
   std::optional<double> m2_threshold;  // M2PO, see narrow_mask()
   std::optional<CovarianceSelection> covariance_selection;
 

@@ -10,7 +10,7 @@
 // give exactly zero gradient, whatever their hidden states hold.
 //
 // The same call gives the same bits on the same device. With `invariant` a row's log-probability
-// also does not depend on which rows stand beside it: products have one shape, padded.
+// also does not depend on which other rows are computed with it: products have one shape, padded.
 #pragma once
 
 #include <cublas_v2.h>

@@ -1,5 +1,5 @@
-// What a training pass on a CUDA device does to rows beside products and attention, forward and
-// backward. kernels/cuda/number.h says what holds for all such functions; arrays are contiguous and
+// Row-wise operations of a training pass on a CUDA device besides products and attention, forward
+// and backward. cuda/number.h states what holds for all such functions; arrays are contiguous and
 // 16-byte aligned. Values are rounded where the same steps as separate operators would store them.
 #pragma once
 

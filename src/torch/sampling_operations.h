@@ -67,7 +67,7 @@ int64_t attention_workspace_size(const HeadCounts& counts);
 void gate(const at::Tensor& gate_up, at::Tensor& s);
 
 // sampled int32 [N, 4]: id, the bits of raw and processed log-probability, and not 0 where the row
-// is no distribution (see kernels/cuda/sample_rows.h). logits [L, V] float32.
+// is not a distribution (see cuda/sample_rows.h). logits [L, V] float32.
 void draw_rows(const at::Tensor& logits, const PassRows& rows, at::Tensor& sampled);
 
 // For each pair {from, to} of `pairs`, int32 [pairs, 2] on the host: copies the block in all
