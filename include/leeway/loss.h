@@ -260,7 +260,7 @@ struct LossSpec {
   std::vector<Penalty> penalties;
   Shaping shaping;
   Reduction reduction;
-  // `all`: the batch's mask is not looked at, its weights are
+  // `all`: ignores the batch's mask, but not its weights.
   Positions positions = Positions::trained;
 
   // Named extensions: what cannot be said per token.

@@ -32,7 +32,7 @@ using Settings = std::vector<Setting>;
 
 enum class KeyType { number, number_or_off, choice };
 
-// One key of a preset: type, default and range stand here and nowhere else.
+// One key of a preset: the only definition of its type, default and range.
 struct KeyInfo {
   std::string name;
   KeyType type = KeyType::number;
@@ -50,7 +50,7 @@ class KeyValues {
   std::optional<double> number_or_off(std::string_view key) const;
   const std::string& text(std::string_view key) const;
   bool given(std::string_view key) const;
-  // Throws Error about `key`, in the words the user wrote it.
+  // Throws Error about `key`, naming it as the user wrote it.
   [[noreturn]] void refuse(std::string_view key, const std::string& problem) const;
 
   struct Entry {
@@ -84,7 +84,7 @@ struct CorrectionInfo {
 
 struct ForeignPreset {
   std::string name;    // "verl/vanilla+IS"
-  std::string source;  // where its formula stands
+  std::string source;  // where its formula is defined
 };
 
 // The presets and corrections known to a program. Copyable; a user's program adds its own
@@ -102,7 +102,7 @@ class Catalog {
   const std::vector<ForeignPreset>& foreign() const { return foreign_; }
   static std::span<const KeyInfo> common_keys();  // adv_tau, reduction, ..: accepted everywhere
 
-  // Throws Error for whatever is wrong with the name or the settings.
+  // Throws Error for any problem with the name or the settings.
   LossSpec make_spec(std::string_view preset, const Settings& settings) const;
 
   // All native keys of `BASE[+CORRECTION..]`, common ones last.

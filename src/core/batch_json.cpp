@@ -20,8 +20,8 @@ const std::vector<std::string> kSequenceKeys = {
     "weights", "versions", "advantages", "group", "rollout_id", "prompt_len"};
 const std::vector<std::string> kLogProbKeys = {"pi", "rollout", "prox", "ref", "teacher"};
 
-// Receives RapidJSON's events. Returning false stops the parser at the offending place; `problem`
-// then says what is wrong.
+// Receives RapidJSON's events. Returning false stops the parser at the offending position;
+// `problem` then describes it.
 class Handler {
  public:
   using Ch = char;
@@ -75,7 +75,7 @@ class Handler {
     current_.assign(text, length);
     if (place_ == Place::top) {
       if (current_ == "sequences") {
-        if (saw_sequences_) return fail("\"sequences\" stands there twice");
+        if (saw_sequences_) return fail("\"sequences\" occurs twice");
         saw_sequences_ = true;
         place_ = Place::sequences_value;
         return true;
@@ -88,7 +88,7 @@ class Handler {
     if (lists_.contains(current_) || (current_ == "advantages" && scalar_advantage_) ||
         (current_ == "prompt_len" && prompt_len_) || (current_ == "group" && group_) ||
         (current_ == "rollout_id" && rollout_id_)) {
-      return fail(fmt::format("\"{}\" stands there twice", current_));
+      return fail(fmt::format("\"{}\" occurs twice", current_));
     }
     place_ = Place::value;
     return true;
@@ -120,12 +120,12 @@ class Handler {
   }
 
   LoadedBatch take() {
-    if (batch_.offsets.size() == 1) throw Error("the batch is empty: it holds no sequences");
-    if (batch_.pi.empty()) throw Error("the batch is empty: its sequences hold no tokens");
+    if (batch_.offsets.size() == 1) throw Error("the batch is empty: it has no sequences");
+    if (batch_.pi.empty()) throw Error("the batch is empty: its sequences have no tokens");
     for (auto& [name, count] : above_zero_) {
       warnings_.push_back(fmt::format(
-          "log-probabilities of \"{}\" above 0, as if more than certain: {}; taken as they are",
-          name, count));
+          "logprobs of \"{}\" above 0, that is, probabilities above 1: {}; used as they are", name,
+          count));
     }
     return {std::move(batch_), std::move(warnings_)};
   }
@@ -149,7 +149,7 @@ class Handler {
     skip_value_ = true;
     if (++unknown_[current_] == 1) {
       const std::string near = nearest_name(current_, kSequenceKeys);
-      warnings_.push_back(fmt::format("\"{}\" is no key of {} and is ignored{}", current_, of,
+      warnings_.push_back(fmt::format("\"{}\" is not a key of {} and is ignored{}", current_, of,
                                       near.empty() ? "" : "; did you mean " + near + "?"));
     }
     return true;
@@ -199,7 +199,7 @@ class Handler {
     for (double v : found->second) {
       if constexpr (!std::is_same_v<T, double>) {
         if (!(std::abs(v) <= 2147483647.0) || v != std::floor(v)) {
-          return fail(fmt::format("\"{}\" holds {}, not a whole number", key, v));
+          return fail(fmt::format("\"{}\" contains {}, not an integer", key, v));
         }
       }
       to.push_back(std::is_same_v<T, uint8_t> ? static_cast<T>(v != 0) : static_cast<T>(v));

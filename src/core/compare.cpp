@@ -25,7 +25,8 @@ size_t band_of(double log_probability) {
 
 double share(double part, double whole) { return whole > 0 ? part / whole : std::nan(""); }
 
-// The probability bands go by what the rollout policy gave the token, or pi where that is unknown.
+// The probability bands use the rollout policy's probability of the token, or pi's if that is
+// unknown.
 std::span<const double> band_stream(const Batch& batch) {
   return batch.rollout.empty() ? batch.pi : batch.rollout;
 }
@@ -57,7 +58,7 @@ double rounded_away(double x, double direction) {
 double round_up(double x) { return rounded_away(x, 1.0); }
 double round_down(double x) { return rounded_away(x, -1.0); }
 
-// How a preset's threshold is moved: each token's critical value, at which it would just be kept,
+// How to tune a preset's threshold: each token's critical value, at which it would just be kept,
 // and the settings that put the threshold at a value.
 struct Tuning {
   std::vector<double> critical;
@@ -67,7 +68,7 @@ struct Tuning {
 std::optional<Tuning> tuning_of(const LossSpec& spec, const BatchView<double>& batch,
                                 const std::vector<uint8_t>& trained,
                                 const std::vector<TokenTrace>& trace) {
-  // A correction that drops tokens itself would add to whatever share the base is tuned to.
+  // A correction that drops tokens itself would add to the share that the base is tuned for.
   for (const Correction& c : spec.corrections) {
     if (!c.weight || c.weight->keep != Bounds{}) return std::nullopt;
   }

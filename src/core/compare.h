@@ -1,4 +1,4 @@
-// What each preset does to one batch, side by side.
+// What each preset does to one batch, compared.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@ struct PresetRequest {
   Settings settings;
 };
 
-// A threshold that makes a preset mask the wanted share, and the share it really masks.
+// A threshold that makes a preset mask the requested share, and the share it actually masks.
 struct TargetThreshold {
   std::vector<std::pair<std::string, double>> settings;
   double masked = 0.0;
@@ -50,7 +50,7 @@ struct Comparison {
 // The presets shown when none is named: every native base and the corrections the batch allows.
 std::vector<PresetRequest> default_requests(const Catalog& catalog, const Batch& batch);
 
-// Evaluates each request on the reference. Presets whose streams are missing become rows that say
+// Evaluates each request with the reference. Presets whose streams are missing become rows that say
 // so; bad settings throw Error. `progress(done, total)` is called after each preset.
 Comparison compare_presets(const Catalog& catalog, const Batch& batch,
                            const std::vector<PresetRequest>& requests,

@@ -1,4 +1,4 @@
-// Golden files: cases of other code bases with the numbers they gave, and whether we give the same.
+// Golden files: cases of other code bases with their results, and whether we get the same.
 #pragma once
 
 #include <string>
@@ -25,8 +25,8 @@ struct CaseResult {
   int compared_numbers = 0;
 };
 
-// Runs every case of a golden file on the double reference. Throws Error if the file itself is bad;
-// a case that cannot be computed is a result that is not ok.
+// Runs every case of a golden file with the double reference. Throws Error if the file itself is
+// invalid; a case that cannot be computed is a result that is not ok.
 std::vector<CaseResult> run_golden(const Catalog& catalog, const std::string& name,
                                    std::string_view text);
 

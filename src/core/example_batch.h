@@ -1,4 +1,4 @@
-// The batch that commands use when the user has none at hand.
+// A built-in batch for commands that are called without one.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 namespace leeway {
 
-// A made-up batch with the traits of a stale, quantised rollout: group-centred advantages, prompt
-// tokens masked, small numeric noise on every token, drift that grows with the policy's age, and a
-// few tokens far off. The same seed gives the same batch everywhere. All streams are present.
+// A made-up batch that resembles a stale, quantized rollout: group-centred advantages, masked
+// prompt tokens, small numeric noise on every token, drift that grows with the policy's age, and a
+// few outliers. The same seed gives the same batch on every platform. All streams are present.
 Batch example_batch(int sequences, int mean_length, uint64_t seed);
 
 }  // namespace leeway

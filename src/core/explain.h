@@ -1,4 +1,4 @@
-// A spec in words: the objective it really computes.
+// Describes a spec: the objective it actually computes.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@ namespace leeway {
 
 struct Explanation {
   std::vector<std::string> objective;    // lines of formulas
-  std::vector<std::string> dropped;      // what loses its policy term, and what that means for it
-  std::vector<std::string> gradient;     // where it flows and where not
+  std::vector<std::string> dropped;      // what loses its policy term, and the consequences
+  std::vector<std::string> gradient;     // where it flows and where it does not
   std::vector<std::string> denominator;  // what the sum is divided by
   std::vector<std::string> notes;        // double corrections and other surprises
   std::vector<std::string> streams;      // what it reads

@@ -8,8 +8,8 @@
 
 namespace leeway {
 
-// M2PO: tokens of largest (log rollout - log prox)^2 leave until the mean of the rest is below the
-// threshold. If even the smallest one is not, it alone stays.
+// M2PO: drops the tokens with the largest (log rollout - log prox)^2 until the mean of the rest is
+// below the threshold. If even the smallest is above it, only that one stays.
 template <class T>
 std::vector<uint8_t> narrow_mask(const LossSpec& spec, const BatchView<T>& batch) {
   std::vector<uint8_t> mask = participating(spec, batch);
@@ -20,8 +20,8 @@ std::vector<uint8_t> narrow_mask(const LossSpec& spec, const BatchView<T>& batch
     const double x = static_cast<double>(batch.rollout[i]) - static_cast<double>(batch.prox[i]);
     moments.emplace_back(x * x, i);
   }
-  // Means of the k smallest grow with k, so the largest k below the threshold is found by halving:
-  // each half is partitioned, not sorted.
+  // The mean of the k smallest grows with k, so the largest k below the threshold is found by
+  // bisection: each half is partitioned, not sorted.
   double sum = 0.0;
   size_t kept = 0, end = moments.size();
   while (kept < end) {
@@ -38,7 +38,7 @@ std::vector<uint8_t> narrow_mask(const LossSpec& spec, const BatchView<T>& batch
       end = middle - 1;
     }
   }
-  // Nothing is below the threshold: the smallest stays alone, as in the source.
+  // Nothing is below the threshold: only the smallest stays, as in the source.
   if (kept == 0 && !moments.empty()) {
     std::nth_element(moments.begin(), moments.begin(), moments.end());
     kept = 1;

@@ -1,4 +1,4 @@
-// Metrics by hand, and joining them.
+// Metrics computed by hand, and merging them.
 
 #include "leeway/metrics.h"
 

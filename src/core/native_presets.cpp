@@ -1,4 +1,4 @@
-// Every native preset: its keys with defaults, and the point of the algebra it is.
+// Every native preset: its keys with defaults, and its point in the algebra.
 
 #include "core/native_presets.h"
 
@@ -53,7 +53,7 @@ Bounds eps_band(const KeyValues& v, const char* low = "eps_low", const char* hig
   return {1.0 - v.number(low), 1.0 + v.number(high)};
 }
 
-// An interval given by two absolute keys; refuses an empty or an all-embracing one.
+// An interval given by two absolute keys; refuses an empty one and one that covers everything.
 Bounds interval(const KeyValues& v, const char* low, const char* high) {
   const Bounds bounds{v.number(low), v.number(high)};
   if (bounds.low > bounds.high) {

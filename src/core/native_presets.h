@@ -15,7 +15,7 @@ std::deque<CorrectionInfo> native_corrections();
 // inert or contradictory in the finished spec.
 void apply_common_keys(const KeyValues& values, LossSpec& spec);
 
-// Keys of other code bases and earlier versions, with the sentence that says what became of them.
+// Keys of other code bases and earlier versions, each with a sentence on what replaced it.
 const std::map<std::string, std::string, std::less<>>& renamed_keys();
 
 }  // namespace leeway

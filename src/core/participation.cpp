@@ -98,7 +98,7 @@ void check_finite(const LossSpec& spec, const BatchView<T>& batch) {
         if (!(everywhere ? has_weight(batch, k) : in_mask(batch, k))) continue;
         throw Error(fmt::format(
             "sequence {}, position {}: {} is {} on a token that takes part in the loss; {}", s,
-            // The sign of NaN is an accident of the arithmetic.
+            // The sign of NaN is meaningless.
             i - batch.offsets[s], name, std::isnan(values[k]) ? std::abs(values[k]) : values[k],
             in_mask(batch, k) ? "mask the token or repair the value"
                               : "this preset looks at masked positions too, as its source does"));

@@ -1,5 +1,5 @@
-// Prompts: positions before a sequence's first weight that is not 0, and `prompt_len` in files.
-// They reach no loss, whatever they hold, also none that looks past the mask.
+// Prompts: positions before a sequence's first nonzero weight, and `prompt_len` in files. They
+// never reach a loss, whatever they contain, even one that looks past the mask.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Catalog: names to specs, with the strictness of native presets.
+// Catalog: turns names into specs, with the strictness of native presets.
 
 #include "leeway/presets.h"
 
@@ -61,7 +61,7 @@ KeyValues::Entry parse_entry(const KeyInfo& key, const Setting& setting) {
     refuse_setting(setting, key.type == KeyType::number_or_off ? "must be a number or \"off\""
                                                                : "must be a number");
   }
-  // Infinity is a bound that never acts; it means something only beside another bound.
+  // Infinity is a bound that never acts; it is only meaningful next to another bound.
   const bool may_be_infinite = key.name.ends_with("_ratio_high") || key.name == "ratio_high" ||
                                key.name.ends_with("eps_high") || key.name == "tis_cap";
   if (std::isnan(*number) || (std::isinf(*number) && !may_be_infinite)) {
@@ -95,7 +95,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::string nearest_name(std::string_view word, const std::vector<std::string>& names) {
   std::string best;
-  // Short words are near to anything: two letters are never taken for a typo.
+  // Short words are close to anything, so two-letter words are never treated as typos.
   size_t best_distance = word.size() <= 2   ? 1
                          : word.size() == 3 ? 2
                                             : std::max<size_t>(2, word.size() / 3) + 1;
@@ -196,7 +196,7 @@ Catalog::Parts Catalog::resolve(std::string_view name) const {
     return near.empty() ? std::string("see `leeway loss list`") : "did you mean " + near + "?";
   };
 
-  // A correction alone stands on the REINFORCE base only where that is a method of its own.
+  // A correction alone implies the REINFORCE base only if that combination is a method of its own.
   if (words.front() == "off_policy_is") words.insert(words.begin(), "reinforce");
   Parts parts;
   for (const PresetInfo& p : presets_) {
@@ -244,7 +244,7 @@ std::vector<const KeyInfo*> Catalog::keys_of(std::string_view preset) const {
   return keys;
 }
 
-// Refuses a key the preset does not have, with the most helpful sentence there is.
+// Refuses a key that the preset does not have, with the most helpful hint available.
 void Catalog::check_key(const Setting& setting, std::string_view preset,
                         const std::vector<const KeyInfo*>& keys) const {
   std::vector<std::string> names;
@@ -280,7 +280,7 @@ LossSpec Catalog::make_spec(std::string_view preset, const Settings& settings) c
   const Parts parts = resolve(preset);
   const std::vector<const KeyInfo*> keys = keys_of(preset);
 
-  // The last setting of a key counts: `--set` may follow a file.
+  // The last value of a key wins: `--set` may follow a file.
   std::map<std::string, const Setting*> given;
   for (const Setting& setting : settings) {
     if (setting.key == "preset") continue;
@@ -301,8 +301,8 @@ LossSpec Catalog::make_spec(std::string_view preset, const Settings& settings) c
   spec.preset = std::string(preset);
   apply_common_keys(values, spec);
   for (const KeyValues::Entry& entry : values.entries) {
-    // An absolute bound that distances from one replace is off, so that what is printed means the
-    // same when it is read again.
+    // An absolute bound that is replaced by distances from one is printed as off, so that the
+    // output means the same when read again.
     std::string eps = entry.info->name;
     const size_t at = eps.rfind("ratio_");
     if (at != std::string::npos) eps.replace(at, 6, "eps_");

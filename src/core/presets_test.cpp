@@ -105,7 +105,7 @@ TEST(Presets, ForeignPresetsListWhatIsInert) {
   EXPECT_TRUE(catalog.make_spec("slime/ppo", {{"eps_clip", 0.2, ""}}).inert.empty());
 }
 
-// Adding an option fails here until the list is changed on purpose.
+// Adding an option fails here until the list is changed deliberately.
 TEST(Presets, TheListOfKeysIsTheArguedOne) {
   std::string keys;
   auto add = [&](const std::string& owner, std::span<const KeyInfo> infos) {

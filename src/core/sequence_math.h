@@ -1,5 +1,5 @@
-// Scalar pieces of the two passes over a sequence that the reference and the SIMD implementation
-// share: the surrogate, the sequence's log ratio and the padding some sources count.
+// Scalar parts of the two passes over a sequence that the reference and the SIMD implementation
+// share: the surrogate, the sequence's log ratio and the padding that some sources count.
 #pragma once
 
 #include <cmath>

@@ -14,8 +14,7 @@ __global__ void embed_kernel(const T* table, const int32_t* ids, int64_t width, 
   for (int64_t i = threadIdx.x; i < width; i += kThreads) to[i] = from[i];
 }
 
-// One block for a row. Each thread reads again in the second pass what it has itself written in the
-// first.
+// One block per row. In the second pass each thread reads only what it wrote itself in the first.
 template <class T>
 __global__ void add_rms_norm_kernel(T* x, const T* delta, int64_t width, const T* weight, float eps,
                                     T* y) {
@@ -60,7 +59,7 @@ __global__ void chosen_rms_norm_kernel(const T* x, const T* delta, const int32_t
   }
 }
 
-// One warp for a head: norm it, turn its pairs (i, i + head_dim / 2), write it.
+// One warp per head: apply the norm, rotate the pairs (i, i + head_dim / 2), write it.
 template <class T>
 __device__ void turn_head(const T* from, const T* norm, float eps, const float* cosines,
                           const float* sines, int head_dim, T* to) {
@@ -90,7 +89,7 @@ __device__ void turn_head(const T* from, const T* norm, float eps, const float* 
   }
 }
 
-// One block for a row, its heads shared among the warps.
+// One block per row; the warps share its heads.
 template <class T>
 __global__ void store_heads_kernel(HeadStep step) {
   const int64_t row = blockIdx.x;

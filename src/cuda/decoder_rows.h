@@ -1,7 +1,7 @@
 // What a decoder does to each row between its matrix products, on a CUDA device.
 //
-// Rounding is that of the same steps as separate operators on tensors of the type: what those would
-// store is rounded here too, so that sampling and training see the same network.
+// Rounding matches that of the same steps as separate operators on tensors of the type: what those
+// would store is rounded here too, so that sampling and training see the same network.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,12 +14,12 @@ namespace leeway::cuda {
 
 inline constexpr int64_t kPageKeys = 16;
 
-// Where the rows of a pass sit and where their sequences' keys and values lie. Keys and values of a
-// layer are pages [page, kPageKeys, kv_heads, head_dim]; position p of row r's sequence is place
-// p % kPageKeys of page pages[starts[r] + p / kPageKeys].
+// The positions of a pass's rows and the pages of their sequences' KV cache. A layer's keys and
+// values are pages [page, kPageKeys, kv_heads, head_dim]; position p of row r's sequence is slot p
+// % kPageKeys of page pages[starts[r] + p / kPageKeys].
 struct RowPlaces {
   int64_t rows = 0;
-  const int32_t* positions = nullptr;  // [rows]; negative: a row that only fills the pass
+  const int32_t* positions = nullptr;  // [rows]; negative: a padding row
   const int32_t* starts = nullptr;     // [rows]
   const int32_t* pages = nullptr;
 };
@@ -42,9 +42,9 @@ void chosen_rms_norm(Number number, const void* x, const void* delta, const int3
                      int64_t count, int64_t width, const void* weight, float eps, void* y,
                      cudaStream_t stream);
 
-// From qkv [rows, (query_heads + 2 kv_heads) head_dim]: queries, normed and turned, to q [rows,
-// query_heads * head_dim]; keys, normed and turned, and values to their pages. The norms' weights
-// [head_dim] are both null where the model has none. cosines, sines [positions, head_dim / 2].
+// From qkv [rows, (query_heads + 2 kv_heads) head_dim]: queries, normed and rotated, to q [rows,
+// query_heads * head_dim]; keys, normed and rotated, and values to their pages. The norms' weights
+// [head_dim] are both null if the model has none. cosines, sines [positions, head_dim / 2].
 struct HeadStep {
   HeadSizes sizes;
   RowPlaces places;
@@ -62,7 +62,7 @@ void gate_rows(Number number, const void* gate_up, int64_t rows, int64_t width, 
                cudaStream_t stream);
 
 // pages[i][to] = pages[i][from] for each of `count` pairs and each of `stores` arrays of pages that
-// lie `store_bytes` apart. Pairs {from, to} lie side by side; no page is both from and to.
+// are `store_bytes` apart. Pairs {from, to} are adjacent; no page is both source and destination.
 // page_bytes is a multiple of 16.
 void copy_pages(void* pages, int64_t stores, int64_t store_bytes, int64_t page_bytes,
                 const int32_t* pairs, int64_t count, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// CUDA as the kernels' hosts use it: checked calls, and a workspace cut into arrays.
+// CUDA for the kernels' host code: checked calls, and a workspace divided into arrays.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@
 
 namespace leeway::cuda {
 
-// Throws Error with CUDA's own words.
+// Throws Error with CUDA's error message.
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   throw Error(std::string("CUDA: ") + what + ": " + cudaGetErrorString(status));
@@ -26,8 +26,8 @@ inline int multiprocessors() {
   return count;
 }
 
-// Hands out arrays of one block of memory, each 256-byte aligned. With a null block it only counts:
-// the same code that lays a workspace out says how large it is.
+// Hands out arrays from one block of memory, each 256-byte aligned. With a null block it only
+// counts, so that the same code computes a workspace's layout and its size.
 class Arena {
  public:
   explicit Arena(void* memory) : memory_(static_cast<char*>(memory)) {}

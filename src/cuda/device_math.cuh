@@ -1,5 +1,5 @@
-// What the kernels share: numbers of either type as float32, sums over warps and blocks. Host
-// functions are static, for other layers have some of the same names.
+// Shared by the kernels: numbers of either type as float32, sums over warps and blocks. Host
+// functions are static, since other layers have functions of the same names.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,13 +27,13 @@ __device__ inline T narrow(float x) {
     return __float2bfloat16(x);
   }
 }
-// As if stored and read again.
+// Rounds as if stored and read again.
 template <class T>
 __device__ inline float rounded(float x) {
   return wide(narrow<T>(x));
 }
 
-// Eight numbers that lie side by side, 16-byte aligned.
+// Eight adjacent numbers, 16-byte aligned.
 template <class T>
 struct alignas(16) Eight {
   T values[8];
@@ -57,15 +57,15 @@ __device__ inline Eight<T> eight_zeros() {
   return result;
 }
 
-// In every lane.
+// The sum, in every lane.
 __device__ inline float warp_sum(float x) {
 #pragma unroll
   for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
   return x;
 }
 
-// In every thread of a block of kThreads. `scratch` is shared memory of kThreads / kWarp floats;
-// a block that calls this twice synchronises in between.
+// The sum, in every thread of a block of kThreads. `scratch` is shared memory of kThreads / kWarp
+// floats; a block that calls this twice must synchronize in between.
 template <int kThreads>
 __device__ inline float block_sum(float x, float* scratch) {
   constexpr int kWarps = kThreads / kWarp;

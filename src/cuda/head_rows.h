@@ -16,21 +16,21 @@ enum class NumberType { float32, bf16 };
 inline int64_t bytes_of(NumberType type) { return type == NumberType::bf16 ? 2 : 4; }
 
 // Rows first .. first + count of the list of rows. Row k of the list is token rows[k] (k itself
-// without a list). Values by token are [N].
+// without a list). Values per token are [N].
 struct RowChunk {
   int64_t first = 0, count = 0;
   const int64_t* rows = nullptr;
   const int64_t* targets = nullptr;
   const float* temperature = nullptr;  // [1] or [N]; null: 1
   bool temperature_per_token = false;
-  // Exact logits of the targets, which stand for the rounded ones; null where logits are float32.
-  // It is a target's rounding that reaches its log-probability, and so g, in full; errors of the
-  // others average out.
+  // Exact logits of the targets, which replace the rounded ones; null if logits are float32. The
+  // rounding of a target's logit affects its logprob, and so g, in full; errors of the other logits
+  // average out.
   float* target_logits = nullptr;
   float* logprobs = nullptr;    // may be null with a given gradient
   float* entropy = nullptr;     // may be null
   float* log_sums = nullptr;    // log2 of the sum of exponentials; may be null
-  bool log_sums_known = false;  // they and the entropies are there from a forward pass
+  bool log_sums_known = false;  // log sums and entropies are available from a forward pass
 };
 
 struct LogitRows {
@@ -40,15 +40,15 @@ struct LogitRows {
   NumberType type = NumberType::bf16;
 };
 
-// The longest row the kernels hold in the shared memory of their cluster.
+// The longest row that fits in the shared memory of a cluster.
 int64_t most_vocabulary(NumberType type);
 
-// Log-probabilities of the targets, entropies, log sums. Reads each logit once.
+// Logprobs of the targets, entropies, log sums. Reads each logit once.
 void forward_rows(const LogitRows& logits, const RowChunk& chunk, cudaStream_t stream);
 
-// The same, and in place of the logits their gradient, g (onehot - softmax) / temperature with g of
-// the plan (token level) from the row's own log-probability. The gradient's type is `gradient`;
-// its rows begin where the logits' did. `g` [N] receives g. Each logit is read once.
+// The same, and replaces the logits by their gradient, g (onehot - softmax) / temperature, with g
+// of the plan (token level) from the row's own logprob. The gradient's type is `gradient`; its rows
+// start where those of the logits did. `g` [N] receives g. Each logit is read once.
 void loss_rows(const LogitRows& logits, const RowChunk& chunk, NumberType gradient,
                const LossPlan& plan, const LossBatch& batch, const LossWorkspace& work, float* g,
                cudaStream_t stream);
@@ -57,7 +57,7 @@ void loss_rows(const LogitRows& logits, const RowChunk& chunk, NumberType gradie
 void gradient_rows(const LogitRows& logits, const RowChunk& chunk, NumberType gradient,
                    const float* g, const float* g_entropy, cudaStream_t stream);
 
-// Hidden states of a chunk's rows side by side: to [padded, H], zeros beyond `count`.
+// Gathers the hidden states of a chunk's rows: to [padded, H], zeros beyond `count`.
 void gather_rows(const void* hidden, int64_t hidden_stride, int64_t hidden_size, NumberType type,
                  const RowChunk& chunk, int64_t padded, void* to, cudaStream_t stream);
 // target_logits, in float32, from a chunk's gathered hidden states and the weight [V, H]; NaN for a
@@ -65,19 +65,19 @@ void gather_rows(const void* hidden, int64_t hidden_stride, int64_t hidden_size,
 void find_target_logits(const void* gathered, const void* weight, int64_t hidden_size,
                         int64_t vocabulary, NumberType type, const RowChunk& chunk,
                         cudaStream_t stream);
-// Zeros instead of the rows whose g and g_entropy are both zero: whatever they hold is inert.
+// Zeroes the rows whose g and g_entropy are both zero, so that their contents have no effect.
 void clear_rows(void* gathered, int64_t hidden_size, NumberType type, const RowChunk& chunk,
                 const float* g, const float* g_entropy, cudaStream_t stream);
-// Back to the tokens they belong to: to [N, H].
+// Scatters rows back to their tokens: to [N, H].
 void scatter_rows(const void* from, int64_t hidden_size, NumberType type, const RowChunk& chunk,
                   void* to, cudaStream_t stream);
 
-// Marks log-probabilities as not computed (NaN), and makes what is still marked zero. A marked
-// token that takes part in a loss makes it NaN.
+// Marks logprobs as not computed (NaN), and later replaces remaining marks by zero. A marked token
+// that takes part in a loss makes it NaN.
 void mark_not_computed(float* logprobs, int64_t tokens, cudaStream_t stream);
 void clear_not_computed(float* logprobs, int64_t tokens, cudaStream_t stream);
 
-// numbers [count] times factor [1], unless that is one.
+// Multiplies numbers [count] by factor [1], unless that is one.
 void scale_in_place(void* numbers, int64_t count, NumberType type, const float* factor,
                     cudaStream_t stream);
 

@@ -10,11 +10,11 @@
 namespace leeway::cuda {
 namespace {
 
-constexpr unsigned kMark = 0x7fc0feedu;  // a NaN no arithmetic makes
+constexpr unsigned kMark = 0x7fc0feedu;  // a NaN that arithmetic never produces
 
 constexpr int kMoveThreads = 128;
 
-// A warp to a row. Products of bf16 are exact in float32.
+// One warp per row. Products of bf16 are exact in float32.
 template <class T>
 __global__ void target_kernel(const T* gathered, const T* weight, int64_t hidden_size,
                               int64_t vocabulary, RowChunk chunk) {

@@ -1,8 +1,8 @@
-// The two number types that the CUDA kernels of this folder work on.
+// The two number types of the CUDA kernels in this folder.
 //
-// All of them: pointers are to device memory, sizes are checked by the caller, work is queued on
-// `stream` and nothing waits for it. A launch that fails throws std::runtime_error. Sums are
-// float32 in an order that the shapes alone decide, so that the same call gives the same bits.
+// For all of them: pointers are to device memory, sizes are checked by the caller, work is queued
+// on `stream` without waiting. A failed launch throws std::runtime_error. Sums are float32 in an
+// order that depends only on the shapes, so that the same call gives the same bits.
 #pragma once
 
 namespace leeway::cuda {

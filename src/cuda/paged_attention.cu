@@ -16,7 +16,7 @@ constexpr int64_t kMostSplits = 32;
 constexpr int kLeastKeys = 64;  // of a split that is worth a block
 constexpr float kLog2E = 1.4426950408889634f;
 
-// How the query heads that share a key/value head are spread over blocks.
+// How the query heads that share a key/value head are distributed over blocks.
 struct Grouping {
   int heads_per_block, blocks_per_kv_head;
 };
@@ -31,20 +31,20 @@ int64_t splits_of(const HeadSizes& sizes, int64_t rows) {
   return std::clamp(kBusy / blocks, int64_t{1}, kMostSplits);
 }
 
-// A split's result for one head: the weighted values, their weights' sum, the largest score.
+// A split's result for one head: the weighted values, the sum of their weights, the largest score.
 __device__ inline float* partial_of(const PagedAttention& attention, int64_t row, int64_t head,
                                     int splits, int split) {
   const int64_t place = (row * attention.sizes.query_heads + head) * splits + split;
   return attention.workspace + place * (attention.sizes.head_dim + 2);
 }
 
-// Blocks side by side on a multiprocessor, which bounds a thread's registers: loads in flight come
-// from many warps rather than from many loads of each.
+// Blocks per multiprocessor, which bounds the registers of a thread: loads in flight come from many
+// warps rather than from many loads of each.
 template <int kHeads>
 constexpr int kResident = kHeads <= 2 ? 4 : 3;
 
-// kLanes lanes share a key, kDims dimensions each; those beyond the head's dimensions hold zeros. A
-// warp goes through the keys kSteps * (32 / kLanes) at a time, the warps of a block in turn. Scores
+// kLanes lanes share a key, kDims dimensions each; those beyond the head's dimensions are zeros. A
+// warp processes kSteps * (32 / kLanes) keys at a time, and the warps of a block take turns. Scores
 // are in units of log 2.
 template <class T, int kLanes, int kHeads>
 __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int dim = lane % kLanes * kDims, beside = lane / kLanes;
 
-  // A split's keys: a multiple of kLeastKeys, so that short sequences are not split.
+  // The keys of a split: a multiple of kLeastKeys, so that short sequences are not split.
   const int count = attention.places.positions[row] + 1;
   const int share = ((count + splits - 1) / splits + kLeastKeys - 1) / kLeastKeys * kLeastKeys;
   const int first = static_cast<int>(blockIdx.z) * share;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
     }
   }
 
-  // Page numbers are read one round ahead: the loads of keys and values wait for them.
+  // Page numbers are read one round ahead, since the loads of keys and values depend on them.
   int page[kSteps];
   const auto read_pages = [&](int base) {
 #pragma unroll
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
   }
 }
 
-// One block for a head of a row. A split without keys has the sum 0.
+// One block per head of a row. A split without keys has sum 0.
 template <class T>
 __global__ void join_kernel(PagedAttention attention, int splits) {
   const int64_t row = blockIdx.x, head = blockIdx.y;

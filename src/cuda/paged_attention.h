@@ -1,10 +1,10 @@
-// Causal attention over keys and values in pages, on a CUDA device: each row by itself sees the
-// positions 0 .. its own of its sequence. Decode rows and rows of prompts go the same way.
+// Causal attention over a paged KV cache on a CUDA device: each row sees positions 0 .. its own of
+// its sequence. Decode and prefill rows are treated alike.
 //
-// A block of threads has one row and the query heads of one key/value head (up to four; more are
-// shared among blocks), so that a key is read once for all of them. With few rows a row's keys are
-// split among several blocks, whose results a second kernel joins. How often depends on the number
-// of rows alone, never on their lengths: a captured graph stays valid.
+// A thread block handles one row and the query heads of one key/value head (up to four; more are
+// split among blocks), so that a key is read once for all of them. With few rows, a row's keys are
+// split among several blocks, whose results a second kernel combines. The number of splits depends
+// only on the number of rows, never on their lengths, so that a captured graph stays valid.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,11 +21,11 @@ struct PagedAttention {
   RowPlaces places;
   const void* q = nullptr;  // [rows, query_heads * head_dim], not scaled
   const void *keys = nullptr, *values = nullptr;
-  void* out = nullptr;  // [rows, query_heads * head_dim]; zeros for rows that only fill the pass
+  void* out = nullptr;         // [rows, query_heads * head_dim]; zeros for padding rows
   float* workspace = nullptr;  // attention_workspace floats
 };
 
-// Float32 numbers that any number of rows may need.
+// The number of float32 values that any number of rows may need.
 int64_t attention_workspace(const HeadSizes& sizes);
 
 // out = softmax(q keys / sqrt(head_dim)) values, with float32 sums. Keys beyond a row's own

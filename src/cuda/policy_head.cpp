@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kDefaultChunkBytes = int64_t{1} << 30;
 constexpr int64_t kInvariantRows = 1024;
-constexpr int64_t kTileRows = 128;  // of the products' kernels: chunks are whole tiles
+constexpr int64_t kTileRows = 128;  // of the GEMM kernels: chunks are whole tiles
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -99,8 +99,8 @@ class Head {
     for (int64_t first = 0; first < problem_.row_count; first += cut_.rows) go_to(first), each();
   }
 
-  // The way back from a forward pass over all chunks: the last one's logits are still there. The
-  // others' are made again before `each`.
+  // The way back after a forward pass over all chunks: the last one's logits are still there; those
+  // of the others are recomputed before `each`.
   template <class Each>
   void for_each_chunk_again(Each each) {
     chunk_.log_sums_known = true;
@@ -129,7 +129,7 @@ class Head {
   // dh = Z W and dW += Z^T h, Z holding the gradient.
   void make_gradients(const HeadGradients& gradients, const float* g, const float* g_entropy) {
     const int64_t H = problem_.hidden_size, V = problem_.vocabulary, rows = chunk_.count;
-    // A bf16 gradient in the place of float32 logits lies in rows twice as long.
+    // A bf16 gradient in the memory of float32 logits has rows with twice the stride.
     const int64_t stride = cut_.stride * bytes_of(cut_.logit_type) / bytes_of(problem_.type);
     if (gradients.d_hidden != nullptr) {
       const bool in_place = problem_.rows == nullptr;
@@ -210,7 +210,7 @@ Workspace workspace_of(const HeadProblem& problem, const HeadOptions& options, c
 void check_head(const HeadProblem& problem, const HeadOptions& options) {
   const NumberType type = options.float32_logits ? NumberType::float32 : problem.type;
   if (problem.vocabulary <= most_vocabulary(type)) return;
-  throw Error(fmt::format("a vocabulary of {} does not fit: the CUDA head takes {} at most{}",
+  throw Error(fmt::format("a vocabulary of {} does not fit: the CUDA head supports at most {}{}",
                           problem.vocabulary, most_vocabulary(type),
                           type == NumberType::float32 ? ", twice that with bf16 logits" : ""));
 }

@@ -10,7 +10,7 @@
 // give exactly zero gradient, whatever their hidden states hold.
 //
 // The same call gives the same bits on the same device. With `invariant` a row's log-probability
-// also does not depend on which rows stand beside it: products have one shape, padded.
+// also does not depend on which other rows are computed with it: products have one shape, padded.
 #pragma once
 
 #include <cublas_v2.h>
@@ -23,12 +23,12 @@
 namespace leeway::cuda {
 
 struct HeadOptions {
-  // Workspace for a chunk: logits, its hidden states and their gradient. 0: 1 GiB. A chunk has at
-  // least one row, whatever this says.
+  // Workspace for a chunk: logits, its hidden states and their gradient. 0: 1 GiB. A chunk always
+  // has at least one row.
   int64_t chunk_bytes = 0;
   bool invariant = false;
-  // Logits of bf16 products are kept in float32, at twice the memory traffic. Without it a target's
-  // own logit is exact all the same (head_rows.h), and the others are rounded to 8 bits.
+  // Keeps the logits of bf16 products in float32, at twice the memory traffic. Without it a
+  // target's own logit is still exact (head_rows.h), and the others are rounded to 8 bits.
   bool float32_logits = false;
 };
 
@@ -38,15 +38,15 @@ struct HeadProblem {
   const void* hidden = nullptr;        // [N, H], rows `hidden_stride` elements apart
   int64_t hidden_stride = 0;
   const void* weight = nullptr;  // [V, H], contiguous
-  // [N]; one outside the vocabulary (-100 of masked tokens, say) has log-probability NaN.
+  // [N]; a target outside the vocabulary (such as -100 for masked tokens) has logprob NaN.
   const int64_t* targets = nullptr;
   const int64_t* rows = nullptr;       // [R] rising positions; null: all, row_count = tokens
   const float* temperature = nullptr;  // [1] or [N], positive; null: 1
   bool temperature_per_token = false;
 };
 
-// Null: not wanted. d_hidden [N, H], contiguous, of the problem's type, is written; d_weight
-// [V, H] is added to, or written with `d_weight_is_new`.
+// Null if not wanted. d_hidden [N, H], contiguous, of the problem's type, is written; d_weight [V,
+// H] is added to, or written with `d_weight_is_new`.
 struct HeadGradients {
   void* d_hidden = nullptr;
   void* d_weight = nullptr;
@@ -70,10 +70,10 @@ void head_backward(cublasHandle_t blas, cudaStream_t stream, const HeadProblem& 
                    const HeadOptions& options, void* workspace, const float* g,
                    const float* g_entropy, const HeadGradients& gradients);
 
-// Everything at once: loss [1], logprobs [N], entropy [N], the row of metrics. `batch` holds the
-// streams of all N tokens; its pi is not looked at. `denominator` negative: the batch's own.
-// Token-level plans go once; others compute log-probabilities first, and the logits of all chunks
-// but the last again. A token that takes part and is not among the rows makes the loss NaN.
+// All in one call: loss [1], logprobs [N], entropy [N], the row of metrics. `batch` contains the
+// streams of all N tokens; its pi is ignored. `denominator` negative: the batch's own. Token-level
+// plans need one pass; others compute logprobs first, and recompute the logits of all chunks but
+// the last. A token that takes part and is not among the rows makes the loss NaN.
 void policy_head(cublasHandle_t blas, cudaStream_t stream, const HeadProblem& problem,
                  const HeadOptions& options, void* workspace, const LossPlan& plan,
                  const LossBatch& batch, double denominator, float* loss, float* logprobs,

@@ -1,7 +1,7 @@
-// The softmax of a row of logits, in pieces whose sums have one order: a row is kParts parts, a
+// The softmax of a row of logits in parts whose sums have a fixed order: a row is kParts parts, a
 // part is summed by kThreads threads, a thread takes every kThreads-th pack of 16 bytes, and lanes,
-// warps and parts are joined in turn. Which kernel does it, and who else is at work, changes no
-// bit.
+// warps and parts are combined in turn. The result does not depend on which kernel computes it or
+// what else is running.
 //
 // Exponentials are powers of two; scale is log2(e) / temperature.
 #pragma once
@@ -91,7 +91,7 @@ struct Softmax {
     largest = to;
   }
   __device__ __forceinline__ void add(float z, float scale) {  // z <= largest, or NaN
-    // Minus infinity has no share; NaN shows.
+    // Minus infinity contributes nothing; NaN propagates.
     const float x = larger_or_nan((z - largest) * scale, -1e30f), e = exp2_of(x);
     sum += e;
     weighted = fmaf(e, x, weighted);

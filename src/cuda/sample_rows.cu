@@ -13,7 +13,7 @@ constexpr int kSegment = 1024;  // ids
 struct Largest {
   float value;
   int id;
-  bool bad;  // a logit that no distribution has was met
+  bool bad;  // a logit that no distribution can have occurred
 };
 
 __device__ inline Largest larger(const Largest& a, const Largest& b) {
@@ -32,8 +32,8 @@ __device__ inline Largest warp_largest(Largest x) {
   return x;
 }
 
-// The segment in which the running sum exceeds `target`, and the sum before it. Where rounding
-// keeps the sum from its target, the last segment that weighs anything stands in.
+// The segment in which the cumulative sum exceeds `target`, and the sum before it. If rounding
+// keeps the sum below its target, the last segment with a positive weight is used.
 struct Place {
   int segment;
   double before, target, total, raw_total;
@@ -57,8 +57,8 @@ __device__ Place find_segment(const float* sums, const float* raw_sums, int segm
   return place;
 }
 
-// By one warp: the first id of the segment up to which the sum exceeds the target, or the last that
-// weighs anything.
+// By one warp: the first id of the segment at which the sum exceeds the target, or the last one
+// with a positive weight.
 template <class T>
 __device__ int find_id(const T* logits, int vocabulary, float inverse, float shift,
                        const Place& place) {

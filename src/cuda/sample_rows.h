@@ -1,4 +1,4 @@
-// Tokens drawn from rows of logits on a CUDA device, with their log-probabilities.
+// Draws tokens from rows of logits on a CUDA device, with their logprobs.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,12 +9,13 @@
 
 namespace leeway::cuda {
 
-// One draw's result. `failed` is not 0 where the row is no distribution (NaN, plus infinity, no
-// finite logit, or a largest logit that overflows at the draw's temperature); the rest is 0 then.
+// The result of one draw. `failed` is not 0 if the row is not a distribution (NaN, plus infinity,
+// no finite logit, or a largest logit that overflows at the draw's temperature); the rest is then
+// 0.
 struct SampledRow {
   int32_t id = 0;
   float raw_logprob = 0.0f;        // of softmax(logits)
-  float processed_logprob = 0.0f;  // of the distribution drawn from; 0 where the draw was certain
+  float processed_logprob = 0.0f;  // under the distribution drawn from; 0 if the draw was certain
   int32_t failed = 0;
 };
 
@@ -29,10 +30,10 @@ struct SampleRows {
   SampledRow* sampled = nullptr;     // [draws]
 };
 
-// For each draw the first id, in order of ids, up to which the weights exp((z - largest) /
-// temperature) exceed uniform times their total. Weights are float32; they are summed by segments
-// of ids in float32, segments and running sums in float64, always in the same order. One block of
-// threads for a draw.
+// For each draw, the first id in id order at which the cumulative weight exp((z - largest) /
+// temperature) exceeds uniform times the total. Weights are float32; they are summed within
+// segments of ids in float32, and over segments in float64, always in the same order. One thread
+// block per draw.
 void sample_rows(Number number, const SampleRows& batch, cudaStream_t stream);
 
 }  // namespace leeway::cuda

@@ -1,5 +1,5 @@
-// The threads of one block as the team of sequence_math.h. Sums have one order: lanes by halving,
-// then warps one after the other.
+// The threads of one block as the team of sequence_math.h. Sums have a fixed order: lanes by
+// halving, then warps one after the other.
 #pragma once
 
 #include <cstdint>

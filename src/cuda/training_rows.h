@@ -1,5 +1,5 @@
-// What a training pass on a CUDA device does to rows beside products and attention, forward and
-// backward. kernels/cuda/number.h says what holds for all such functions; arrays are contiguous and
+// Row-wise operations of a training pass on a CUDA device besides products and attention, forward
+// and backward. cuda/number.h states what holds for all such functions; arrays are contiguous and
 // 16-byte aligned. Values are rounded where the same steps as separate operators would store them.
 #pragma once
 
@@ -15,8 +15,8 @@ namespace leeway::cuda {
 void norm_rows(Number number, const void* x, int64_t rows, int64_t width, const void* weight,
                float eps, void* y, float* inverse, cudaStream_t stream);
 
-// y = x with the pairs (i, i + head_dim / 2) of every head turned by the row's angles, or `back`.
-// x, y [rows, heads, head_dim]; cosines, sines [rows, head_dim / 2].
+// y = x with the pairs (i, i + head_dim / 2) of every head rotated by the row's angles (RoPE), or
+// back with `back`. x, y [rows, heads, head_dim]; cosines, sines [rows, head_dim / 2].
 void turn_rows(Number number, const void* x, int64_t rows, int64_t heads, int64_t head_dim,
                const float* cosines, const float* sines, bool back, void* y, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Which blocks of the key/value store are in use, and by how many samples.
+// Which blocks of the KV cache are in use, and by how many samples.
 //
 // The block freed last is handed out first: its memory is the most likely to be in a cache.
 #pragma once
@@ -15,11 +15,11 @@ class BlockPool {
   int64_t blocks() const { return static_cast<int64_t>(owners_.size()); }
   int64_t free() const { return static_cast<int64_t>(free_.size()); }
 
-  // A free block, with one owner. There must be one.
+  // Takes a free block, with one owner. There must be one.
   int32_t take();
-  // One owner more.
+  // Adds an owner.
   void share(int32_t block);
-  // One owner less; the last one frees it.
+  // Removes an owner; the last one frees the block.
   void release(int32_t block);
   int32_t owners(int32_t block) const { return owners_[block]; }
 

@@ -67,10 +67,10 @@ RequestLimits limits_of(const ModelConfig& config, const EngineOptions& options,
 void check_same_network(const ModelConfig& own, const ModelConfig& other) {
   const auto same = [](const char* key, const auto& is, const auto& must) {
     if (is == must) return;
-    throw Error(
-        fmt::format("the new weights' {} is {}, the engine's is {}: weights of another model need "
-                    "an engine of their own",
-                    key, is, must));
+    throw Error(fmt::format(
+        "the new weights' {} is {}, the engine's is {}: weights of a different model need "
+        "an engine of their own",
+        key, is, must));
   };
   same("model_type", std::string_view(name_of(other.family)), name_of(own.family));
   same("vocab_size", other.vocab_size, own.vocab_size);

@@ -1,4 +1,4 @@
-// What an engine can be made of, and which weights it takes.
+// Checks of an engine's options and of the weights it is given.
 #pragma once
 
 #include "engine/engine.h"
@@ -7,20 +7,21 @@
 
 namespace leeway {
 
-// Throws Error naming an option that is out of range; what kv_bytes must be, block_count says.
+// Throws Error naming an option that is out of range; block_count checks kv_bytes.
 void check_options(const EngineOptions& options);
 
-// As many blocks as max_sequences of the model's greatest length can use.
+// As many blocks as max_sequences sequences of the model's maximum length can use.
 int64_t most_blocks(const ModelConfig& config, const EngineOptions& options);
 
-// Blocks of `block_bytes` that kv_bytes pays for, at most `most`. Throws Error if it is not one.
+// The number of blocks of `block_bytes` that fit in kv_bytes, at most `most`. Throws Error if not
+// even one fits.
 int64_t block_count(const EngineOptions& options, int64_t block_bytes, int64_t most);
 
-// What the requests of an engine with this backend must keep to.
+// Limits for the requests of an engine with this backend.
 RequestLimits limits_of(const ModelConfig& config, const EngineOptions& options,
                         const SamplingBackend& backend);
 
-// Throws Error for weights that are not of the network the engine was made for, naming the first
+// Throws Error for weights of a different network than the engine was made for, naming the first
 // key that differs.
 void check_same_network(const ModelConfig& own, const ModelConfig& other);
 

@@ -1,5 +1,5 @@
 // The engine's passes on the CPU: the native decoder, whose bits do not depend on what else is in a
-// pass, on options.threads threads and in options.precision.
+// pass, with options.threads threads and in options.precision.
 #pragma once
 
 #include <cstdint>

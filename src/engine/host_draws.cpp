@@ -7,7 +7,7 @@
 namespace leeway {
 namespace {
 
-// Fewer logits than this are sampled faster by one thread than others are woken.
+// Fewer logits than this are sampled faster by one thread than it takes to wake others.
 constexpr int64_t kLogitsWorthATeam = 4096;
 
 }  // namespace
@@ -17,7 +17,7 @@ HostDraws::HostDraws(ThreadPool& pool)
 
 void HostDraws::draw(std::span<const Draw> draws, const float* logits, int64_t vocabulary,
                      std::span<Drawn> drawn) {
-  LEEWAY_CHECK(drawn.size() == draws.size(), "each draw has its place");
+  LEEWAY_CHECK(drawn.size() == draws.size(), "each draw must have its place");
   const int64_t count = static_cast<int64_t>(draws.size());
   const auto draw_one = [&](int64_t i, TokenSampler& sampler) {
     const Draw& draw = draws[i];

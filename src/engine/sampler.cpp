@@ -13,15 +13,15 @@
 namespace leeway {
 namespace {
 
-// Below this, logits times 1 / temperature would lose the digits that tell tokens apart.
+// Below this, dividing logits by the temperature would lose the digits that distinguish tokens.
 constexpr float kLeastTemperature = 1e-4f;
 
-// Weights are summed in runs of this length, each as kLanes sums side by side: an order that is
-// fixed and that vectors can follow.
+// Weights are summed in runs of this length, each as kLanes parallel sums: a fixed order that suits
+// vector code.
 constexpr size_t kRun = 128;
 constexpr size_t kLanes = 16;
 
-// Top-p sums tokens by how far their logits, over the temperature, lie below the largest.
+// Top-p sums tokens by how far their logits, divided by the temperature, are below the largest.
 constexpr size_t kBins = 1024;
 constexpr float kBinsPerUnit = 16.0f;
 
@@ -38,14 +38,14 @@ float sum_of_run(const float* weights, size_t count) {
   return lanes[0];
 }
 
-// Minus infinity is a logit like others: it stands for a token that cannot come.
+// Minus infinity is a valid logit: a token that cannot be drawn.
 void check_logits(std::span<const float> logits) {
   constexpr float kMost = std::numeric_limits<float>::max();
   int bad = 0;
   for (const float z : logits) bad |= static_cast<int>(!(z <= kMost));
   if (bad == 0) return;
   const auto at = std::find_if(logits.begin(), logits.end(), [](float z) { return !(z <= kMost); });
-  // A NaN has a sign of no meaning, which differs between devices.
+  // The sign of a NaN is meaningless and differs between devices.
   throw Error(fmt::format("the logit of token {} is {}: the weights give no distribution",
                           at - logits.begin(), std::isnan(*at) ? "nan" : fmt::format("{}", *at)));
 }
@@ -74,13 +74,13 @@ void check_sampling(const SamplingSettings& settings) {
   }
 }
 
-// Scrambled twice: streams of neighbouring seeds and samples begin far from each other.
+// Mixed twice, so that the streams of neighbouring seeds and samples start far apart.
 Rng sample_stream(uint64_t seed, int64_t sample) {
   return Rng(Rng(Rng(seed).next() + static_cast<uint64_t>(sample)).next());
 }
 
-// The k-th largest logit, or minus infinity where there are fewer above it. Looks at each logit
-// once: most are below the k-th largest of those before them.
+// The k-th largest logit, or minus infinity if there are fewer. Reads each logit once: most are
+// below the k-th largest of those before them.
 float TokenSampler::kth_largest(std::span<const float> logits, int64_t k) {
   const size_t full = 2 * static_cast<size_t>(k) + 64;
   const auto kth = [&] {
@@ -100,12 +100,12 @@ float TokenSampler::kth_largest(std::span<const float> logits, int64_t k) {
   return largest_.size() < static_cast<size_t>(k) ? bound : kth();
 }
 
-// Where the most likely of the tokens down to the logit `least` first reach their share top_p. Only
-// the tokens of the bin in which that happens are sorted.
+// The point at which the most likely tokens, down to the logit `least`, first reach their share
+// top_p. Only the tokens of the bin in which that happens are sorted.
 TokenSampler::Cut TokenSampler::nucleus(std::span<const float> logits, float least, float inverse,
                                         float shift, float top_p) {
   const int64_t vocabulary = static_cast<int64_t>(logits.size());
-  // Rises as the logit falls, so that no token of a bin comes before one of an earlier bin.
+  // Increases as the logit falls, so that no token of a bin precedes one of an earlier bin.
   const auto bin_of = [&](int64_t id) {
     const float below = (shift - logits[id] * inverse) * kBinsPerUnit;
     return below < static_cast<float>(kBins) ? static_cast<size_t>(below) : kBins - 1;
@@ -138,11 +138,11 @@ TokenSampler::Cut TokenSampler::nucleus(std::span<const float> logits, float lea
       if (reached >= target) return {logits[*next], *next};
     }
   }
-  // Summed in this order the bin may miss its own sum by rounding: then all of it is kept.
+  // In this order the sum of the bin may miss its total by rounding: then all of it is kept.
   return {logits[order_.back()], order_.back()};
 }
 
-// Sets the weight of what is filtered out to 0.
+// Sets the weights of filtered tokens to 0.
 void TokenSampler::filter(std::span<const float> logits, const SamplingSettings& settings,
                           int64_t largest) {
   const int64_t vocabulary = static_cast<int64_t>(logits.size());
@@ -162,8 +162,8 @@ void TokenSampler::filter(std::span<const float> logits, const SamplingSettings&
   }
 }
 
-// The first token up to which the weights exceed uniform * total. A weight of 0 is never met: it
-// does not raise the sum.
+// The first token at which the cumulative weight exceeds uniform * total. A weight of 0 is never
+// selected, since it does not increase the sum.
 int64_t TokenSampler::draw(double uniform) {
   sums_.clear();
   total_ = 0.0;
@@ -171,8 +171,8 @@ int64_t TokenSampler::draw(double uniform) {
     sums_.push_back(sum_of_run(&weights_[begin], std::min(kRun, weights_.size() - begin)));
     total_ += static_cast<double>(sums_.back());
   }
-  // The last run, and in it the last token, that weighs anything stands in where rounding keeps a
-  // sum from its target.
+  // If rounding keeps the sum below its target, the last run and its last token with a positive
+  // weight are used.
   const double target = uniform * total_;
   double before = 0.0;
   size_t run = 0;

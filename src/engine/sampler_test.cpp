@@ -1,5 +1,5 @@
-// The sampler against the definition in double: which tokens may come, how often they come, and
-// what log-probability they are given.
+// The sampler against the definition in double: which tokens can occur, how often, and with which
+// logprob.
 
 #include "engine/sampler.h"
 
@@ -27,7 +27,7 @@ std::vector<float> random_logits(size_t count, uint64_t seed, double scale = 2.0
   return logits;
 }
 
-// The distribution by its definition: filter after filter, each on what the one before has left.
+// The distribution by its definition: one filter after another, each on what the previous one left.
 std::vector<double> definition(const std::vector<float>& logits, const SamplingSettings& settings) {
   const size_t n = logits.size();
   std::vector<size_t> order(n);
@@ -150,7 +150,7 @@ TEST(Sampler, TakesTheTokenInWhoseShareTheUniformNumberFalls) {
   }
 }
 
-// A generator whose next uniform number is this one: SplitMix64 backwards.
+// A generator whose next uniform number is this one: inverts SplitMix64.
 Rng generator_of(double uniform) {
   const auto unshift = [](uint64_t z, int bits) {
     uint64_t x = z;
@@ -186,7 +186,7 @@ TEST(Sampler, AUniformNumberExactlyAtABoundBelongsToTheNextToken) {
     }
     ASSERT_EQ(drawn(equal, kLast), static_cast<int32_t>(count) - 1);
   }
-  // Tokens that cannot come at both ends, more than are summed together.
+  // Impossible tokens at both ends, more than are summed together.
   for (size_t count : {1u, 3u, 200u}) {
     std::vector<float> logits(1000, -kInfinity);
     for (size_t i = 0; i < count; ++i) logits[400 + i] = 0.1f * static_cast<float>(i % 7);
@@ -257,7 +257,7 @@ TEST(Sampler, GreedyTakesTheFirstOfEquals) {
   EXPECT_EQ(token.processed_logprob, 0.0f);
 }
 
-// The tokens that come in many draws.
+// The tokens that occur in many draws.
 std::vector<int32_t> support(const std::vector<float>& logits, const SamplingSettings& settings) {
   std::vector<int32_t> ids;
   TokenSampler sampler;
@@ -285,7 +285,7 @@ TEST(Sampler, TopPStopsWhereTheShareIsReachedExactlyAndTakesLowerIdsFirst) {
   EXPECT_EQ(support(equal, {.top_p = 0.125f}), (Ids{0}));
   EXPECT_EQ(support(equal, {.top_p = 1e-6f}), (Ids{0}));
   EXPECT_EQ(support(equal, {.top_p = std::nextafter(1.0f, 0.0f)}).size(), 8u);
-  // The share counts what top-k has left: half of four.
+  // The share refers to what top-k has left: half of four.
   const std::vector<float> steps{0.0f, 9.0f, 9.0f, 0.0f, 9.0f, 9.0f};
   EXPECT_EQ(support(steps, {.top_k = 4, .top_p = 0.5f}), (Ids{1, 2}));
 }

@@ -1,4 +1,4 @@
-// Conversations to learn from, from a file.
+// Loads conversations to learn from, from a file.
 #pragma once
 
 #include <string>

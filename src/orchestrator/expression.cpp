@@ -60,7 +60,7 @@ class Parser {
   }
 
  private:
-  // The next character that is no space; NUL at the end.
+  // The next character that is not a space; NUL at the end.
   char peek() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t')) ++at_;
     return at_ < text_.size() ? text_[at_] : '\0';

@@ -62,7 +62,7 @@ TEST(JsonlEnvironment, TrainsOnOneFileAndEvaluatesOnTheOther) {
 
 TEST(JsonlEnvironment, HoldsOutOnePromptInEightWithoutASecondFile) {
   const TestFolder folder;
-  // Every prompt twice: both stay on the same side.
+  // Every prompt occurs twice: both occurrences must be on the same side.
   const std::string path = folder.write("data.jsonl", lines(0, 800) + lines(0, 800));
   const auto environment = make_jsonl_environment(table(path));
   const auto train = all_of(*environment, Split::train);
@@ -236,13 +236,13 @@ TEST(JsonlEnvironment, RefusesMissingFilesAndPromptsOnBothSides) {
 
 TEST(JsonlEnvironment, APromptIsItsLineOrItsId) {
   const TestFolder folder;
-  // One text, 400 tasks: their lines tell them apart.
+  // One text, 400 tasks, distinguished by their lines.
   std::string lines;
   for (int i = 0; i < 400; ++i) lines += line("Solve it.", std::to_string(i));
   const auto by_line = make_jsonl_environment(table(folder.write("lines.jsonl", lines)));
   EXPECT_NEAR(static_cast<double>(*by_line->size(Split::held_out)), 50.0, 5 * 6.6);
   EXPECT_EQ(*by_line->size(Split::train) + *by_line->size(Split::held_out), 400u);
-  // One id twice is one prompt, whatever else its lines hold, and is on one side.
+  // The same id twice is one prompt, whatever else its lines contain, and is on one side.
   std::string twice;
   for (int i = 0; i < 400; ++i) {
     twice += fmt::format(R"({{"id": "{}", "prompt": "p", "answer": "{}"}})", i % 200, i) + "\n";
@@ -256,13 +256,13 @@ TEST(JsonlEnvironment, APromptIsItsLineOrItsId) {
   for (uint64_t i = 0; i < *by_id->size(Split::held_out); ++i) {
     EXPECT_FALSE(train.contains(std::stoi(by_id->example(Split::held_out, i).answer) % 200));
   }
-  // The same text with other answers in both files is no prompt shared.
+  // The same text with other answers in both files is not a shared prompt.
   EXPECT_NE(make_jsonl_environment(table(folder.write("a.jsonl", line("p", "1")),
                                          folder.write("b.jsonl", line("p", "2")))),
             nullptr);
 }
 
-// Lines that were good, broken at random: either an example, or an error with its line.
+// Valid lines, damaged at random: either an example, or an error with its line.
 TEST(JsonlEnvironment, SurvivesAnyLine) {
   const TestFolder folder;
   const std::string good =

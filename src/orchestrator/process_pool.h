@@ -69,7 +69,8 @@ class ProcessPool {
   //   timeout            no answer within turn_timeout of its being sent; or no process took it for
   //                      so long, and none gave an answer to another
   //   environment_error  the process ended, or could not be started
-  //   bad_answer         a line that is no answer to it; every request, if the greeting shows that
+  //   bad_answer         a line that is not an answer to it; every request, if the greeting shows
+  //   that
   //                      the program speaks another version
   // After all but the last, the process is replaced.
   Turn poll(uint64_t request);

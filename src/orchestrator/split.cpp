@@ -11,7 +11,7 @@ uint64_t mixed_seed(std::initializer_list<uint64_t> parts) {
 }
 
 uint64_t prompt_hash(std::string_view prompt) {
-  // FNV-1a, and a last mix: its high bits alone differ little for short texts.
+  // FNV-1a with a final mix: its high bits alone differ little for short texts.
   uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : prompt) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
   return Rng(hash).next();

@@ -1,4 +1,5 @@
-// What generated and read prompts share: seeds for numbered things, and which prompts are held out.
+// Shared by generated prompts and those read from files: seeds for numbered things, and which
+// prompts are held out.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +11,11 @@ namespace leeway {
 // A seed that depends on every one of `parts` and on their order; for base/rng.h.
 uint64_t mixed_seed(std::initializer_list<uint64_t> parts);
 
-// Of the bytes alone: the same on every machine.
+// Depends on the bytes alone: the same on every machine.
 uint64_t prompt_hash(std::string_view prompt);
 
-// One prompt in 8, decided by its text alone: neither a seed nor another environment with the same
-// prompts can bring a held-out prompt into training.
+// Holds out one prompt in 8, by its text alone: neither a seed nor another environment with the
+// same prompts can bring a held-out prompt into training.
 bool is_held_out(std::string_view prompt);
 
 }  // namespace leeway

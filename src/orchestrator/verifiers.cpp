@@ -23,11 +23,11 @@ constexpr double kTolerance = 1e-9;
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// What stands in the last \boxed{..} that is closed.
+// The contents of the last closed \boxed{..}.
 std::optional<std::string_view> last_box(std::string_view text) {
   constexpr std::string_view kBox = "\\boxed{";
   std::optional<std::string_view> last;
-  std::vector<size_t> open;  // where what is in the braces starts; kNone: braces of other things
+  std::vector<size_t> open;  // where the contents of the braces start; kNone: other braces
   for (size_t i = 0; i < text.size(); ++i) {
     if (text.substr(i).starts_with(kBox)) {
       i += kBox.size() - 1;
@@ -44,7 +44,7 @@ std::optional<std::string_view> last_box(std::string_view text) {
   return last;
 }
 
-// A scanner of numbers; each reader moves `at` behind what it takes.
+// Scans numbers; each function moves `at` past what it reads.
 struct NumberScanner {
   std::string_view text;
   size_t at = 0;
@@ -74,7 +74,7 @@ struct NumberScanner {
     return is_digit(look(1)) || ((look(1) == '+' || look(1) == '-') && is_digit(look(2)));
   }
 
-  // The number at `at`, where a digit or a point before a digit stands.
+  // The number at `at`, where there is a digit or a point before a digit.
   std::string number() {
     const bool starts_with_point = look() == '.';
     std::string number = starts_with_point ? "0" : grouped_digits();
@@ -94,7 +94,7 @@ struct NumberScanner {
   }
 };
 
-// A minus sign, not an operator or a hyphen, stands before `at`.
+// Whether a minus sign, not an operator or a hyphen, precedes `at`.
 bool is_negative(std::string_view text, size_t at) {
   if (at == 0 || text[at - 1] != '-') return false;
   if (at == 1) return true;
@@ -118,7 +118,7 @@ std::optional<std::string> last_number(std::string_view text) {
   return last;
 }
 
-// The number where it is whole and fits: 7, 7.00 and 0007 are the same.
+// The number if it is an integer that fits: 7, 7.00 and 0007 are the same.
 std::optional<int64_t> whole_of(std::string_view number) {
   const size_t point = number.find('.');
   if (point != kNone) {
@@ -138,7 +138,7 @@ bool same_number(const std::string& a, const std::string& b) {
   double x = 0.0, y = 0.0;
   if (std::from_chars(a.data(), a.data() + a.size(), x).ec != std::errc() ||
       std::from_chars(b.data(), b.data() + b.size(), y).ec != std::errc()) {
-    return a == b;  // beyond what a double holds
+    return a == b;  // beyond the range of a double
   }
   return std::abs(x - y) <= kTolerance * std::max(std::abs(x), std::abs(y));
 }
@@ -146,21 +146,21 @@ bool same_number(const std::string& a, const std::string& b) {
 bool is_choice(char c) { return c >= 'A' && c <= 'J'; }
 char upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; }
 
-// `text` has `word` at `at`, in any case.
+// Whether `text` has `word` at `at`, ignoring case.
 bool has_word(std::string_view text, size_t at, std::string_view upper_word) {
   if (text.size() < at + upper_word.size()) return false;
   return std::equal(upper_word.begin(), upper_word.end(), text.begin() + static_cast<long>(at),
                     [](char wanted, char c) { return wanted == upper(c); });
 }
 
-// A choice letter at `at` that is a word of its own.
+// Whether there is a choice letter at `at` that is a separate word.
 bool has_lone_choice(std::string_view text, size_t at) {
   if (at >= text.size() || !is_choice(text[at])) return false;
   const char next = at + 1 < text.size() ? text[at + 1] : '\0';
   return !is_letter(next) && !is_digit(next) && next != '\'' && next != '_';
 }
 
-// Behind "answer": past ": ", "is", "**", "(" and the like.
+// After "answer": skips ": ", "is", "**", "(" and the like.
 size_t skip_to_choice(std::string_view text, size_t at) {
   for (;;) {
     at = std::min(text.find_first_not_of(" \t\r\n:=*\"'`($", at), text.size());
@@ -260,7 +260,7 @@ struct AnswerPattern::Compiled {
 };
 
 AnswerPattern::AnswerPattern(std::string_view pattern) {
-  // Replies may be cut in the middle of a character: such bytes match nothing.
+  // Replies may be cut off inside a character: such bytes match nothing.
   constexpr uint32_t kOptions =
       PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_MATCH_INVALID_UTF;
   int problem = 0;
@@ -270,7 +270,7 @@ AnswerPattern::AnswerPattern(std::string_view pattern) {
   if (code == nullptr) {
     PCRE2_UCHAR text[256];
     pcre2_get_error_message(problem, text, sizeof text);
-    throw Error(fmt::format("\"{}\" is no regular expression: {} at offset {}", pattern,
+    throw Error(fmt::format("\"{}\" is not a valid regular expression: {} at offset {}", pattern,
                             reinterpret_cast<const char*>(text), offset));
   }
   compiled_ = std::make_shared<Compiled>(code);

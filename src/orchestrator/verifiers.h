@@ -1,8 +1,9 @@
-// Does a reply hold the right answer? Pure functions of two texts; no model judges.
+// Checks whether a reply contains the right answer. Pure functions of two texts; no model is
+// involved.
 //
-// `found` says that there is something to compare: an answer of the kind that is asked for. All may
-// be called from several threads, for any bytes, and take time in proportion to the text (a pattern
-// is bounded as it says).
+// `found` says that there is something to compare: an answer of the expected kind. All functions
+// are thread-safe, accept any bytes, and take time proportional to the text (patterns are bounded
+// separately).
 #pragma once
 
 #include <memory>
@@ -16,19 +17,18 @@ namespace leeway {
 
 struct Verdict {
   bool found = false;
-  bool right = false;  // only where found
+  bool right = false;  // only if found
 };
 
-// The text without spaces, tabs and line ends around it.
+// The text without leading and trailing spaces, tabs and line ends.
 std::string_view trimmed(std::string_view text);
 
-// The part of a reply that is judged: without thinking and tool calls where a renderer told them
-// apart.
+// The part of a reply that is judged: without thinking and tool calls if a renderer separated them.
 const std::string& judged_text(const Reply& reply);
 
-// For answers that end their line ("beqx\n"): the reply is the answer, byte for byte and nothing
-// else; or a renderer's stop token closed it, and the content is the answer but for the white space
-// around both.
+// For answers that end their line ("beqx\n"): the reply must be exactly the answer, byte for byte;
+// or, if a renderer's stop token closed it, the content must be the answer, ignoring surrounding
+// white space.
 bool exact_reply(const Reply& reply, std::string_view answer);
 
 // The trimmed texts are equal. Found: anything at all.
@@ -38,9 +38,9 @@ Verdict verify_exact(std::string_view reply, std::string_view answer);
 // digits exactly, others within a relative 1e-9.
 Verdict verify_numeric(std::string_view reply, std::string_view answer);
 
-// The last number, as in "-1,234.50" or "6.02e23", without separators and without a plus sign. That
-// in the last whole \boxed{..} comes first, if it has any. A minus after a letter, a digit or a
-// closing bracket is an operator. Fractions are not read: "1/2" ends in the number 2.
+// The last number, as in "-1,234.50" or "6.02e23", without separators and plus sign. A number in
+// the last closed \boxed{..} takes precedence. A minus after a letter, a digit or a closing bracket
+// is an operator. Fractions are not parsed: "1/2" ends in the number 2.
 std::optional<std::string> final_number(std::string_view text);
 
 // The last choice of the reply is that of the answer.
@@ -54,10 +54,10 @@ std::optional<char> final_choice(std::string_view text);
 // A PCRE2 pattern (UTF-8, Unicode properties) that is searched for in replies. Immutable.
 class AnswerPattern {
  public:
-  // Throws Error with what is wrong in the pattern and where.
+  // Throws Error with the problem in the pattern and its position.
   explicit AnswerPattern(std::string_view pattern);
-  // Found and right where it matches. A search that backtracks beyond a fixed number of steps is
-  // given up: nothing was found.
+  // Found and right if it matches. A search that backtracks beyond a fixed number of steps is
+  // abandoned: nothing was found.
   Verdict verify(std::string_view reply) const;
 
  private:

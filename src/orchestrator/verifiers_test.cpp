@@ -224,7 +224,7 @@ TEST(AnswerPattern, GivesUpInsteadOfBacktrackingForEver) {
   EXPECT_EQ(text_of(AnswerPattern("(a+)+$").verify(text)), "nothing");
   EXPECT_EQ(text_of(AnswerPattern("(a|aa)+$").verify(text)), "nothing");
   EXPECT_EQ(text_of(AnswerPattern("(a+)+!").verify(text)), "right");
-  // Below every limit at each place, and beyond all patience at all of them.
+  // Within the limit of one match at each position, but far beyond the limit of all together.
   EXPECT_EQ(text_of(AnswerPattern("(?:a|a){19}[bc]").verify(text)), "nothing");
 }
 

@@ -1,6 +1,6 @@
-// What trainer and engine compute with on the GPU, for the program, which sees no torch: it loads
-// libleeway_cuda.so, where all of this is, when a command asks for the GPU (run-time loading keeps
-// PyTorch's libraries, and the C++ library symbols they export, out of the program's own look-ups).
+// The GPU backends of trainer and engine for the program, which does not include torch: it loads
+// libleeway_cuda.so when a command asks for the GPU (run-time loading keeps PyTorch's libraries,
+// and the C++ library symbols they export, out of the program's own symbol resolution).
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ namespace leeway {
 struct CudaBackends {
   const char* version;  // LEEWAY_VERSION of the library, which must be the program's
 
-  // Why nothing can be computed on a GPU here, in words; empty: it can.
+  // Why nothing can run on a GPU here; empty if it can.
   std::string (*why_no_cuda)();
   // On the first GPU; `half`: passes in bf16, else in float32.
   MakeTrainingBackend (*training)(bool half);

@@ -10,12 +10,12 @@
 
 namespace leeway {
 
-// What sums are kept in: float32, and float64 for float64.
+// The type for sums: float32, and float64 for float64.
 inline at::ScalarType wide_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// Whether rows of this device and type may go to `packed_attention`, and heads of this width.
+// Whether `packed_attention` supports this device, type and head width.
 inline bool has_packed_attention(const at::Device& device, at::ScalarType type, int64_t head_dim) {
 #if TORCH_VERSION_MAJOR >= 2
   return device.is_cuda() && (type == at::kBFloat16 || type == at::kHalf) && head_dim % 8 == 0 &&

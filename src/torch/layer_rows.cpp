@@ -82,7 +82,7 @@ struct Gate : torch::autograd::Function<Gate> {
 
 #endif
 
-// The gradient is turned back.
+// The gradient is rotated back.
 struct Turn : torch::autograd::Function<Turn> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& cosines,
                         const Tensor& sines) {

@@ -1,4 +1,4 @@
-// The steps between products, on every device and in every type, against the same in float64.
+// The steps between products, on every device and in every type, against float64.
 
 #include "torch/layer_rows.h"
 
@@ -60,7 +60,7 @@ void expect_same_everywhere(const std::string& name,
 }
 
 TEST(LayerRows, NormsAreTheSameEverywhere) {
-  // Widths of whole and of broken vectors, of less than a warp and of several rounds.
+  // Widths of whole and of partial vectors, less than a warp and several rounds.
   for (const int64_t width : {5, 8, 128, 777, 1024}) {
     expect_same_everywhere("norm of " + std::to_string(width),
                            [](const std::vector<Tensor>& x) { return rms_norm(x[0], x[1], 1e-5); },

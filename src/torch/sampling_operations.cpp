@@ -50,7 +50,7 @@ Tensor norm(const Tensor& x, const Tensor& weight, double eps) {
   return normed.to(x.scalar_type()) * weight;
 }
 
-// Turns each pair (i, i + D / 2) of x [R, heads, D] by its row's angle.
+// RoPE: rotates each pair (i, i + D / 2) of x [R, heads, D] by its row's angle.
 Tensor turn(const Tensor& x, const Tensor& cosines, const Tensor& sines) {
   const std::vector<Tensor> halves = x.to(at::kFloat).chunk(2, -1);
   const Tensor &a = halves[0], &b = halves[1];
@@ -140,7 +140,7 @@ void store_heads(const HeadWeights& heads, const PassRows& rows, const Tensor& q
     queries = norm(queries, heads.query_norm, heads.eps);
     new_keys = norm(new_keys, heads.key_norm, heads.eps);
   }
-  // Rows that only fill the pass are written nowhere; any angle does for them.
+  // Padding rows are not written anywhere; any angle works for them.
   const Tensor positions = rows.positions.clamp_min(0);
   const Tensor cosines = heads.cosines.index_select(0, positions).unsqueeze(1);
   const Tensor sines = heads.sines.index_select(0, positions).unsqueeze(1);
@@ -180,7 +180,7 @@ void attend(const HeadCounts& counts, const PassRows& rows, const Tensor& q, con
 #else
   static_cast<void>(workspace);
 #endif
-  // Row by row: the code that the kernel is measured by has no need to be fast.
+  // Row by row: this is the reference for the kernel and need not be fast.
   const int64_t group = counts.query_heads / counts.kv_heads;
   const double scale = 1.0 / std::sqrt(static_cast<double>(counts.head_dim));
   const auto* positions = rows.positions.data_ptr<int32_t>();
@@ -252,7 +252,7 @@ void draw_rows(const Tensor& logits, const PassRows& rows, Tensor& sampled) {
   const Tensor total = running.select(1, vocabulary - 1);
   const Tensor target = (rows.uniforms * total).unsqueeze(1);
   const Tensor beyond = (running > target).logical_and(weighs);
-  // Where rounding keeps a sum from its target, the last token that weighs anything stands in.
+  // If rounding keeps a sum below its target, the last token with a positive weight is used.
   const Tensor last = vocabulary - 1 - weighs.flip(1).to(at::kInt).argmax(1);
   const Tensor drawn = at::where(beyond.any(1), beyond.to(at::kInt).argmax(1), last);
   const Tensor ids = at::where(certain, z.argmax(1), drawn);

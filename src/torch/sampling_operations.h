@@ -1,8 +1,8 @@
-// The steps of a sampling pass on tensors of one device, without autograd: CUDA kernels of
-// kernels/cuda where the build has them, plain ATen elsewhere. Both give the same numbers up to the
-// order of sums; norms, rotary turns, softmax and logits are computed in float32.
+// The steps of a sampling pass on tensors of one device, without autograd: CUDA kernels where the
+// build has them, plain ATen elsewhere. Both give the same numbers up to the order of sums; norms,
+// RoPE, softmax and logits are computed in float32.
 //
-// Results go to tensors that the caller holds, so that a CUDA graph can be captured from them: on
+// Results go to tensors that the caller owns, so that a CUDA graph can be captured from them: on
 // CUDA nothing here allocates or waits. R rows, H hidden, V vocabulary, D head dimensions.
 #pragma once
 
@@ -16,10 +16,10 @@ struct HeadCounts {
   int64_t query_heads = 0, kv_heads = 0, head_dim = 0;
 };
 
-// The integers of a pass, on its device: int32 but for the last two.
+// The integers of a pass, on its device: int32 except the last two.
 struct PassRows {
   at::Tensor tokens;                // [R]
-  at::Tensor positions;             // [R]; negative: a row that only fills the pass
+  at::Tensor positions;             // [R]; negative: a padding row
   at::Tensor starts;                // [R], each row's first entry of `blocks`
   at::Tensor blocks;                // the sequences' block numbers
   at::Tensor logit_rows;            // [L], the rows that logits are wanted of
@@ -34,7 +34,7 @@ void embed(const at::Tensor& table, const PassRows& rows, at::Tensor& x);
 // y [R, outputs] = x weight^T + bias; `transposed` is [inputs, outputs], bias may be undefined.
 void project(const at::Tensor& x, const at::Tensor& transposed, const at::Tensor& bias,
              at::Tensor& y);
-// As float32, whatever the type of x and the weights.
+// The same in float32, whatever the type of x and the weights.
 void project_wide(const at::Tensor& x, const at::Tensor& transposed, at::Tensor& y);
 
 // x += delta, unless it is undefined; y = rms_norm(x) * weight. [R, H]
@@ -51,13 +51,13 @@ struct HeadWeights {
   double eps = 0.0;
   at::Tensor cosines, sines;  // [positions, D / 2], float32
 };
-// From qkv [R, (query_heads + 2 kv_heads) D]: queries, normed and turned, to q [R, query_heads D];
-// keys, normed and turned, and values to their places in the layer's [blocks, 16, kv_heads, D].
+// From qkv [R, (query_heads + 2 kv_heads) D]: queries, normed and rotated, to q [R, query_heads D];
+// keys, normed and rotated, and values to their slots in the layer's [blocks, 16, kv_heads, D].
 void store_heads(const HeadWeights& heads, const PassRows& rows, const at::Tensor& qkv,
                  at::Tensor& q, at::Tensor& keys, at::Tensor& values);
 
 // out [R, query_heads D]: each row sees positions 0 .. its own of its sequence. `workspace` is
-// float32 [attention_workspace(counts)], used on CUDA alone.
+// float32 [attention_workspace(counts)], used only on CUDA.
 void attend(const HeadCounts& counts, const PassRows& rows, const at::Tensor& q,
             const at::Tensor& keys, const at::Tensor& values, const at::Tensor& workspace,
             at::Tensor& out);
@@ -67,7 +67,7 @@ int64_t attention_workspace_size(const HeadCounts& counts);
 void gate(const at::Tensor& gate_up, at::Tensor& s);
 
 // sampled int32 [N, 4]: id, the bits of raw and processed log-probability, and not 0 where the row
-// is no distribution (see kernels/cuda/sample_rows.h). logits [L, V] float32.
+// is not a distribution (see cuda/sample_rows.h). logits [L, V] float32.
 void draw_rows(const at::Tensor& logits, const PassRows& rows, at::Tensor& sampled);
 
 // For each pair {from, to} of `pairs`, int32 [pairs, 2] on the host: copies the block in all

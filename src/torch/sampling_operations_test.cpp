@@ -1,4 +1,4 @@
-// Each step against a plain computation on the host, on the CPU and, where there is one, on CUDA.
+// Each step against a plain computation on the host, on the CPU and, if available, on CUDA.
 
 #include "torch/sampling_operations.h"
 
@@ -138,13 +138,13 @@ TEST(SamplingOperations, DrawsAsTheHostsSampler) {
 TEST(SamplingOperations, DrawsAtTheEdges) {
   for (const at::Device device : devices()) {
     const double most = std::nextafter(1.0, 0.0);
-    // Of equals the first; the draw is certain.
+    // The first among equals; the draw is certain.
     std::vector<float> row(2000, 1.0f);
     row[1500] = row[1100] = row[1999] = 4.0f;
     const Outcome first = draw(device, row, 0.0f, {0.9})[0];
     EXPECT_EQ(first.id, 1100);
     EXPECT_EQ(first.processed_logprob, 0.0f);
-    // What cannot come does not, at either end.
+    // Impossible tokens are never drawn, at either end.
     row.assign(2000, -kInfinity);
     row[1030] = 2.0f, row[1040] = 2.0f;
     const std::vector<Outcome> ends = draw(device, row, 0.5f, {0.0, 0.49, 0.51, most});

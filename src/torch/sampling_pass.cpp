@@ -11,8 +11,8 @@ using at::Tensor;
 
 namespace {
 
-// Where the parts lie. Draws' float64 numbers come first, where they are aligned; block tables come
-// last.
+// Layout of the parts. The draws' float64 numbers come first, where they are aligned; block tables
+// come last.
 struct PassLayout {
   int64_t uniforms, inverse_temperatures, draws, logit_rows, tokens, positions, starts, blocks,
       size;

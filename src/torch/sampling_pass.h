@@ -1,5 +1,5 @@
-// What goes up to the device for a pass: tokens, positions, block tables and the numbers of its
-// draws, as one array of integers that is copied at once.
+// What is sent to the device for a pass: tokens, positions, block tables and the numbers of its
+// draws, as one array of integers in a single copy.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -11,27 +11,28 @@
 
 namespace leeway {
 
-// How many of each a pass has; what is more than the engine's plan only fills it.
+// How many of each a pass has; what exceeds the engine's plan is padding.
 struct PassShape {
   int64_t rows = 0, logit_rows = 0, draws = 0;
   int64_t blocks = 0;   // entries of block tables
   bool decode = false;  // one draw for each row, in order: all else follows from `rows`
 };
 
-// The number of rows that a pass of decode rows is filled up to: few numbers, and little waste.
+// The number of rows that a pass of decode rows is padded to: few different numbers, and little
+// waste.
 int64_t filled_up(int64_t rows);
 
-// With `fill_decode` a pass of decode rows alone is filled up and marked as one.
+// With `fill_decode`, a pass of only decode rows is padded and marked as such.
 PassShape shape_of(const StepRows& pass, bool fill_decode);
 
 class PassIntegers {
  public:
   explicit PassIntegers(at::Device device) : device_(device) {}
 
-  // Makes room for a pass. Whether the array has moved.
+  // Makes room for a pass. Returns whether the array has moved.
   bool reserve(const PassShape& shape);
-  // Queues the copy; the array on the host is free again when it is done. Takes one number from the
-  // random numbers of each draw.
+  // Queues the copy; the host array may be reused when it is done. Takes one number from each
+  // draw's random stream.
   void send(const StepRows& pass, const PassShape& shape);
   // The array's parts on the device. Where they begin follows from the shape without `blocks`.
   PassRows rows(const PassShape& shape) const;

@@ -8,12 +8,12 @@
 
 namespace leeway {
 
-// What the optimizer changes, aligned.
+// What the optimizer updates, index by index.
 struct OptimizedTensors {
   std::vector<at::Tensor> parameters, gradients, first_moments, second_moments;
 };
 
-// Whether `fused_adamw` is there for tensors of this device.
+// Whether `fused_adamw` is available for tensors of this device.
 inline bool has_fused_adamw(const at::Device& device) {
 #if TORCH_VERSION_MAJOR >= 2
   return device.is_cuda();

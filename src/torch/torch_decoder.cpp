@@ -18,7 +18,7 @@ using torch::Tensor;
 
 namespace {
 
-// Gives the copy in the compute type and hands its gradient on to the master.
+// Returns the copy in the compute type and passes its gradient on to the master.
 struct UseCopy : torch::autograd::Function<UseCopy> {
   static Tensor forward(torch::autograd::AutogradContext*, const Tensor&, const Tensor& copy) {
     return copy;
@@ -79,7 +79,7 @@ Tensor expand_heads(const Tensor& x, int64_t heads) {
 }
 
 // q, k, v [N, heads, head_dim] to [N, heads * head_dim], sequence by sequence. (Split, because the
-// gradient of a slice is as large as what was sliced.)
+// gradient of a slice is as large as the sliced tensor.)
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v,
               const std::vector<int64_t>& lengths) {
   const std::vector<Tensor> queries = q.split_with_sizes(lengths);
@@ -137,8 +137,8 @@ struct LayerPass : torch::CustomClassHolder {
 // ---------------------------------------------------------------------------------------------
 // Recomputation
 
-// Runs a layer without recording it, and once more, recording, when its gradient is asked for. The
-// weights are arguments so that autograd knows of them.
+// Runs a layer without recording it, and again with recording when its gradient is requested. The
+// weights are arguments so that autograd knows them.
 struct RecomputedLayer : torch::autograd::Function<RecomputedLayer> {
   static Tensor forward(torch::autograd::AutogradContext* context,
                         const c10::intrusive_ptr<LayerPass>& pass, const Tensor& x,
@@ -181,8 +181,8 @@ Tensor rotary_frequencies(const ModelConfig& config) {
       at::arange(0, config.head_dim, 2, at::kFloat) / static_cast<double>(config.head_dim);
   const Tensor plain = 1.0 / at::pow(config.rope_theta, exponents);
   if (!config.llama3_rope) return plain;
-  // Frequencies that make many turns within the original context stay, those that make few are
-  // divided by `factor`, and between the two bounds the one goes over into the other.
+  // Frequencies with many periods within the original context stay, those with few are divided by
+  // `factor`, and in between they are interpolated.
   const Llama3Rope& rope = *config.llama3_rope;
   const double context = static_cast<double>(rope.original_max_position_embeddings);
   const Tensor turns = plain * (context / (2.0 * std::numbers::pi));

@@ -1,13 +1,13 @@
 // The decoder in ATen operations, with gradients by autograd: the training path on CUDA, and the
-// readable reference of the native CPU path.
+// readable reference for the native CPU path.
 //
-// Parameters are float32 leaves ("masters"; float64 when the compute type is). Where the compute
-// type is a half precision, a copy in it is what passes read, made once and again when the weights
-// have changed; gradients arrive at the masters, in their precision. Norms,
-// rotary positions and softmax are computed in float32 (float64), rotary angles always in float32:
-// transformers does so, and at large positions the rounding of an angle is seen in the logits.
+// Parameters are float32 leaves ("masters"; float64 if the compute type is). If the compute type is
+// a half precision, passes read a copy in it, which is renewed when the weights have changed;
+// gradients accumulate in the masters, in their precision. Norms, RoPE and softmax are computed in
+// float32 (float64), RoPE angles always in float32, as in transformers: at large positions the
+// rounding of an angle is visible in the logits.
 //
-// Sequences lie side by side without padding; attention stays within each and positions restart.
+// Sequences are packed without padding; attention stays within each and positions restart.
 #pragma once
 
 #include <torch/types.h>
@@ -24,7 +24,7 @@ namespace leeway {
 class TorchDecoder {
  public:
   // Copies the weights to `device`. `compute`: float64, float32, bfloat16 or float16. With `trains`
-  // false there are no masters and no gradients: weights are in the compute type alone.
+  // false there are no masters and no gradients: weights exist only in the compute type.
   TorchDecoder(const Parameters& parameters, torch::Device device, torch::ScalarType compute,
                bool trains = true);
   ~TorchDecoder();
@@ -38,10 +38,10 @@ class TorchDecoder {
   void weights_changed();
 
   // hidden [N, hidden_size] in the compute type, after the final norm. `tokens` is int64 [N] on the
-  // decoder's device, ids in range (checked by whoever took them from a user). Sequence s holds
-  // tokens cu_seqlens[s] .. cu_seqlens[s+1]; throws Error if these do not rise from 0 to N, or a
-  // sequence is longer than the model. With `recompute_activations` a layer's input alone is kept
-  // for the backward pass and the layer is run again there.
+  // decoder's device; the caller checks ids that come from a user. Sequence s consists of tokens
+  // cu_seqlens[s] .. cu_seqlens[s+1]; throws Error if these do not increase from 0 to N, or if a
+  // sequence is longer than the model allows. With `recompute_activations` only a layer's input is
+  // stored for the backward pass, which runs the layer again.
   torch::Tensor forward(const torch::Tensor& tokens, std::span<const int64_t> cu_seqlens,
                         bool recompute_activations) const;
 

@@ -1,4 +1,4 @@
-// The decoder against slower writings of it: one number at a time, and transformers.
+// The decoder against slower implementations: one number at a time, and transformers.
 
 #include "torch/torch_decoder.h"
 
@@ -89,7 +89,7 @@ class PlainReference {
     return (1.0 - share) * plain / c.llama3_rope->factor + share * plain;
   }
 
-  // One head's part of a row, normed (if `norm_name` is a parameter) and turned to its position.
+  // One head's part of a row, normed (if `norm_name` is a parameter) and rotated to its position.
   Row head(const Row& row, int64_t index, const std::string& norm_name, size_t position) const {
     const int64_t dim = parameters_.config().head_dim, half = dim / 2;
     Row x(row.begin() + index * dim, row.begin() + (index + 1) * dim);

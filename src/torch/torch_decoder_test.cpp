@@ -183,7 +183,7 @@ TEST(TorchDecoder, WeightsChangedBeforeARecomputingBackwardPassAreAnError) {
   EXPECT_THROW(loss.backward(), c10::Error);
 }
 
-// Along a random direction in the space of all parameters, the loss rises as the gradient says.
+// Along a random direction in parameter space, the loss changes as the gradient predicts.
 TEST(TorchDecoder, GradientsAreSlopesOfTheLoss) {
   for (Family family : kFamilies) {
     ModelConfig config = small_config(family);
@@ -238,7 +238,7 @@ TEST(TorchDecoder, HalfPrecisionComputesWithFloat32Masters) {
       for (size_t i = 0; i < half.parameters().size(); ++i) {
         const Tensor &found = half.parameters()[i].grad(), &wanted = exact.parameters()[i].grad();
         const ParameterInfo& info = parameters.table()[i];
-        // An untied head is no part of this loss.
+        // An untied head is not part of this loss.
         ASSERT_EQ(found.defined(), info.role != ParameterInfo::Role::head) << where;
         if (!found.defined()) continue;
         EXPECT_EQ(found.scalar_type(), at::kFloat) << where << " " << info.name;

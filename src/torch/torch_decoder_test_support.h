@@ -32,7 +32,7 @@ inline ModelConfig small_config(Family family) {
   return config;
 }
 
-// Norms and biases are random too, so that nothing is hidden by a one or a zero.
+// Norms and biases are random too, so that no ones or zeros hide anything.
 inline Parameters random_parameters(const ModelConfig& config, uint64_t seed) {
   Parameters parameters(config);
   Rng rng(seed);

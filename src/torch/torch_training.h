@@ -1,4 +1,4 @@
-// The trainer's numbers on a torch device: weights and AdamW's moments in float32, passes in
+// The trainer's computations on a torch device: weights and AdamW moments in float32, passes in
 // float32 or bf16 by TorchDecoder and autograd, the head and the loss by tensor_head.h.
 #pragma once
 
@@ -8,10 +8,10 @@
 
 namespace leeway {
 
-// `compute`: float32 or bfloat16. table.threads is the head's on the CPU; table.numerics is not
-// looked at. A micro-batch waits for the device once, when its numbers are fetched; with an entropy
-// bonus twice. On CUDA the gradient of attention is summed in no fixed order, so that a step
-// repeats up to rounding. The backend's calls throw Error also where the device's memory does not
+// `compute`: float32 or bfloat16. table.threads is used by the head on the CPU; table.numerics is
+// ignored. A micro-batch waits for the device once, when its numbers are fetched; with an entropy
+// bonus twice. On CUDA the gradient of attention is summed in no fixed order, so a step repeats
+// only up to rounding. The backend's calls also throw Error if the device's memory does not
 // suffice.
 std::unique_ptr<TrainingBackend> make_torch_training(TrainingWeights weights,
                                                      const TrainerTable& table,

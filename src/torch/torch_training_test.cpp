@@ -1,5 +1,5 @@
-// The backend on torch devices, the CPU and a GPU where there is one, against the native one: in
-// float32 the same numbers, steps, failures and files.
+// The backend on torch devices, the CPU and a GPU if available, against the native one: in float32
+// the same numbers, steps, failures and files.
 
 #include "torch/torch_training.h"
 
@@ -183,7 +183,7 @@ TEST(TorchTraining, WeightsThatAreNotFiniteAreReportedAndLeftAlone) {
         const std::vector<Sample> samples = rolled_out(good, 3, 9);
         const BatchResult expected = native.train_batch(samples), got = torch.train_batch(samples);
         EXPECT_NE(got.failure, "") << preset;
-        // A GPU knows only that the loss is no number; the CPU says which token's.
+        // A GPU only knows that the loss is not a number; the CPU names the token.
         if (device.is_cpu()) {
           EXPECT_EQ(got.failure, expected.failure) << preset;
         }
@@ -215,7 +215,7 @@ TEST(TorchTraining, AFailedBatchLeavesNoGradientBehind) {
   }
 }
 
-// The copies that passes read follow the weights: the loss goes the way it goes in float32.
+// The copies that passes read follow the weights: the loss develops as in float32.
 void expect_learning_in_half_precision(const torch::Device& device, bool tied) {
   const std::string where = device.str() + (tied ? ", tied" : "");
   const Parameters policy = make_policy(1, tied);

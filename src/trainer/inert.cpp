@@ -1,4 +1,4 @@
-// Which parts of a loss cannot act, because two of the policies it compares are one.
+// Which parts of a loss have no effect because two of the policies it compares are the same.
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 namespace leeway {
 namespace {
 
-// Pairs of streams that hold the same numbers at every update.
+// Pairs of streams that are equal at every update.
 struct Equalities {
   bool pi_is_prox, pi_is_rollout, prox_is_rollout;
 
@@ -43,7 +43,7 @@ std::vector<std::string> inert_parts(const LossSpec& spec, const TrainerTable& t
     const bool has_pi = pair.numerator == Stream::pi || pair.denominator == Stream::pi;
     const bool has_prox = pair.numerator == Stream::prox || pair.denominator == Stream::prox;
     if (has_pi && has_prox) return "one optimizer step follows each batch";
-    return has_prox && never ? "prox_forward = \"never\" takes rollout for prox"
+    return has_prox && never ? "prox_forward = \"never\" uses rollout as prox"
                              : "rollouts come from the weights that train on them";
   };
   std::vector<std::string> parts = spec.warnings;

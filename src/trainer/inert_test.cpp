@@ -1,4 +1,4 @@
-// Which parts of a loss a set-up leaves without effect.
+// Which parts of a loss a setup leaves without effect.
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ using testing::spec_of;
 using testing::with;
 
 constexpr const char* kOneStep = "one optimizer step";
-constexpr const char* kNever = "takes rollout for prox";
+constexpr const char* kNever = "uses rollout as prox";
 constexpr const char* kOnPolicy = "weights that train on them";
 
 TEST(InertParts, AreNamedWithTheReason) {
@@ -98,7 +98,7 @@ TEST(InertParts, AreNamedWithTheReason) {
   }
 }
 
-// What is said to be inert is: without it the step has the same bits.
+// What is reported as inert really is: without it the step has the same bits.
 TEST(InertParts, ChangeNothing) {
   const Parameters policy = testing::make_policy();
   std::vector<Sample> samples = testing::make_samples(2, 10);

@@ -9,7 +9,7 @@
 namespace leeway {
 namespace {
 
-constexpr size_t kBlock = size_t{1} << 14;  // numbers that a thread takes at a time
+constexpr size_t kBlock = size_t{1} << 14;  // numbers that a thread processes at a time
 
 // Calls body(block, first, count) for blocks of a span of `size` numbers.
 template <class Body>

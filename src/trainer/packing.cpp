@@ -33,7 +33,7 @@ std::vector<Bin> first_fit(std::span<const size_t> order, std::span<const int64_
   return bins;
 }
 
-// Each item to the bin that holds least.
+// Puts each item into the bin with the smallest load.
 std::vector<Bin> longest_first(std::span<const size_t> order, std::span<const int64_t> sizes,
                                size_t count) {
   std::vector<Bin> bins(count);
@@ -49,7 +49,7 @@ std::vector<Bin> longest_first(std::span<const size_t> order, std::span<const in
 }  // namespace
 
 std::vector<std::vector<size_t>> pack(std::span<const int64_t> sizes, int64_t budget) {
-  LEEWAY_CHECK(budget > 0, "a bin holds something");
+  LEEWAY_CHECK(budget > 0, "a bin must have a positive budget");
   std::vector<size_t> order;
   std::vector<std::vector<size_t>> out;
   for (size_t i = 0; i < sizes.size(); ++i) {

@@ -8,9 +8,9 @@
 namespace leeway {
 
 // Packs items of the given sizes into as few bins of at most `budget` as first-fit decreasing
-// finds, then spreads them over that many bins so that the largest is as small as longest-first
-// finds (never above the first packing's). An item larger than the budget has a bin of its own.
-// Items of size 0 are left out. Each bin lists item numbers, rising; bins are ordered by their
+// finds, then distributes them over that many bins so that the largest is as small as longest-first
+// finds (never above the first packing's). An item larger than the budget gets its own bin. Items
+// of size 0 are omitted. Each bin lists item indices in ascending order; bins are ordered by their
 // first item. Depends on the sizes alone.
 std::vector<std::vector<size_t>> pack(std::span<const int64_t> sizes, int64_t budget);
 

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kMoments[] = {"m.", "v."};
 constexpr double kLargestCount = 0x1p53;  // whole numbers up to here are doubles
 
-// `squares`: no number of the moment is negative.
+// `squares`: the moment must not contain negative numbers.
 void read_moment(const SafetensorsFile& file, const std::string& prefix, bool squares,
                  Parameters& into) {
   for (size_t i = 0; i < into.table().size(); ++i) {
@@ -26,21 +26,21 @@ void read_moment(const SafetensorsFile& file, const std::string& prefix, bool sq
     const StoredTensor* tensor = file.find(name);
     if (tensor == nullptr) throw Error(fmt::format("{}: has no tensor {}", file.path(), name));
     if (tensor->shape != info.shape) {
-      throw Error(fmt::format("{}: {} has another shape than the policy's", file.path(), name));
+      throw Error(fmt::format("{}: {} does not have the policy's shape", file.path(), name));
     }
     copy_as_float(*tensor, file.path(), into.of(i));
     for (float value : into.of(i)) {
       if (!std::isfinite(value)) {
-        throw Error(fmt::format("{}: {} holds a number that is not finite", file.path(), name));
+        throw Error(fmt::format("{}: {} contains a number that is not finite", file.path(), name));
       }
       if (squares && value < 0.0f) {
-        throw Error(fmt::format("{}: {} holds a negative number", file.path(), name));
+        throw Error(fmt::format("{}: {} contains a negative number", file.path(), name));
       }
     }
   }
 }
 
-// The same parameters, put to the same use.
+// Whether both have the same parameters in the same roles.
 bool same_model(const Parameters& a, const Parameters& b) {
   const auto same = [](const ParameterInfo& x, const ParameterInfo& y) {
     return x.name == y.name && x.shape == y.shape;
@@ -93,24 +93,24 @@ int64_t read_steps(const std::string& folder) {
   const auto document = parse_json(name, read_file(name));
   if (!document.IsObject() || !document.HasMember("format") || !document["format"].IsNumber() ||
       document["format"].GetDouble() != 1.0) {
-    throw Error(name + ": is no trainer state of format 1");
+    throw Error(name + ": is not a trainer state in format 1");
   }
   const double steps =
       document.HasMember("optimizer_steps") && document["optimizer_steps"].IsNumber()
           ? document["optimizer_steps"].GetDouble()
           : -1.0;
   if (!(steps >= 0.0 && steps <= kLargestCount) || steps != std::floor(steps)) {
-    throw Error(name + ": optimizer_steps is missing or no count");
+    throw Error(name + ": optimizer_steps is missing or not a count");
   }
   return static_cast<int64_t>(steps);
 }
 
-// `wanted`: the model whose state it must be; null: any.
+// `wanted`: the model that the state must belong to; null: any.
 TrainingState read_state(const std::string& folder, const Parameters* wanted) {
   const int64_t steps = read_steps(folder);
   Parameters policy = load_parameters(folder);
   if (wanted != nullptr && !same_model(policy, *wanted)) {
-    throw Error(fmt::format("{}: holds another model than the one that is trained", folder));
+    throw Error(fmt::format("{}: contains a different model than the one being trained", folder));
   }
   const SafetensorsFile file(folder + "/optimizer.safetensors");
   AdamW optimizer(policy.config());

@@ -14,7 +14,7 @@ using testing::same_bits;
 using testing::small_table;
 using testing::spec_of;
 
-// What a trainer that never met the bad batch has after these.
+// What a trainer that never saw the bad batch has after these.
 Parameters after_good_batches(const Parameters& policy, const std::string& preset,
                               const TrainerTable& table, int count) {
   Trainer trainer(policy, spec_of(preset), table);
@@ -24,7 +24,7 @@ Parameters after_good_batches(const Parameters& policy, const std::string& prese
   return trainer.parameters();
 }
 
-// A ratio that no float holds.
+// A ratio that overflows float.
 std::vector<Sample> overflowing(const Parameters& policy, size_t sample = 4) {
   std::vector<Sample> samples = rolled_out(policy, 50, 8);
   for (size_t t = 0; t < samples[sample].ids.size(); ++t) {
@@ -132,8 +132,8 @@ TEST(AFailedStep, LeavesTheWeightsOfTheOneBefore) {
   EXPECT_TRUE(same_bits(trainer.parameters(), control.parameters()));
 }
 
-// The gradient's norm is finite in double, its square in float32 is not: the second moment would
-// hold infinity for good.
+// The gradient's norm is finite in double, but its square overflows float32: the second moment
+// would stay infinite for good.
 TEST(AFailedStep, IsOneWhoseSquaresOverflow) {
   const Parameters policy = make_policy();
   std::vector<Sample> samples = rolled_out(policy, 12, 8);
@@ -143,7 +143,7 @@ TEST(AFailedStep, IsOneWhoseSquaresOverflow) {
     table.optimizer.max_grad_norm = max_grad_norm;
     Trainer trainer(policy, spec_of("reinforce"), table);
     const BatchResult result = trainer.train_batch(samples);
-    // Clipped, the same gradient is as good as any.
+    // After clipping, the same gradient is fine.
     EXPECT_EQ(result.failure.empty(), max_grad_norm > 0.0);
     EXPECT_EQ(same_bits(trainer.parameters(), policy), max_grad_norm == 0.0);
     EXPECT_EQ(trainer.optimizer_steps(), max_grad_norm > 0.0 ? 1 : 0);

@@ -19,8 +19,8 @@ using testing::spec_of;
 using testing::take_gradient;
 using testing::with;
 
-// Every kind of loss the trainer treats in a way of its own: token by token, by sequence, across
-// the batch, over masked positions. `clean`: it looks at tokens that are not trained.
+// Every kind of loss that the trainer treats differently: token by token, by sequence, across the
+// batch, over masked positions. `clean`: it looks at tokens that are not trained.
 struct LossCase {
   NamedPreset preset;
   bool clean = false;
@@ -179,7 +179,7 @@ TEST(ForwardBackward, OfPartsWithTheWholeDenominatorAddsUp) {
   }
 }
 
-// The loss moves along a direction as the gradient says.
+// The loss changes along a direction as the gradient predicts.
 TEST(ForwardBackward, IsTheDerivativeOfItsLoss) {
   const Parameters policy = make_policy(4);
   struct Case {
@@ -205,7 +205,7 @@ TEST(ForwardBackward, IsTheDerivativeOfItsLoss) {
     const Parameters gradient = take_gradient(trainer);
     testing::expect_near(gradient, slow.gradient, 3e-5, where);
 
-    // Half the gradient's own direction, so that there is something to see, half a random one.
+    // Half the gradient's own direction, so that there is an effect, half a random one.
     Parameters direction = gradient;
     Rng rng(9);
     const double norm = std::sqrt(testing::dot(gradient, gradient));

@@ -101,7 +101,7 @@ TEST(PolicyHeadMemory, StaysWithinTheChunksAtALargeVocabulary) {
   }
 }
 
-// Sequences of any length, one token among them, which cost the most beside the logits.
+// Sequences of any length, including a single token, which costs the most besides the logits.
 TEST(PolicyHeadMemory, GrowsWithTheTokensAsItSaysForEveryPreset) {
   const Catalog catalog;
   for (const bool short_ones : {false, true}) {

@@ -145,7 +145,7 @@ void ForeignSettings::finish(LossSpec& spec) const {
 
 namespace {
 
-// Sources take a band whose low end lies above its high one; what it does is said.
+// Sources accept a band whose lower end is above its upper end; a warning says what it does.
 void warn_of_empty_bands(LossSpec& spec) {
   const auto warn = [&](const Bounds& band, const std::string& what, const std::string& effect) {
     if (!(band.low > band.high)) return;

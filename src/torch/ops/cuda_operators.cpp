@@ -1,6 +1,6 @@
-// The operators' kernels for CUDA tensors. Nothing here asks the device for a value: what the CPU
-// refuses by looking (rows or cu_seqlens out of order) is the caller's to keep; what is not finite,
-// and a trained token's target outside the vocabulary, make the loss NaN.
+// The operators' kernels for CUDA tensors. Nothing here reads values back from the device: what the
+// CPU checks (rows or cu_seqlens out of order) is the caller's responsibility; numbers that are not
+// finite, and a trained token's target outside the vocabulary, make the loss NaN.
 
 #include <memory>
 #include <mutex>
@@ -18,7 +18,7 @@ using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using SixTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// Parsing a spec takes longer than some kernels: each text is read once.
+// Parsing a spec takes longer than some kernels, so each text is parsed once.
 std::shared_ptr<const PlannedSpec> spec_of(const std::string& json) {
   static std::mutex mutex;
   static std::unordered_map<std::string, std::shared_ptr<const PlannedSpec>> known;

@@ -1,12 +1,12 @@
-// The operators torch sees. Kernels for the CPU and the gradients are registered beside their code;
-// those of another device register with the same schemas.
+// The operators torch sees. Kernels for the CPU and the gradients are registered next to their
+// code; those of another device register with the same schemas.
 //
 // `rows` are the positions that carry loss, rising; without them every token is computed. Tokens
 // that are not listed have log-probability, entropy and gradient 0. `denominator` is the global
 // one; a negative number means the batch's own. `metrics` is one row that finalize_metrics joins.
 //
 // `chunk_bytes` bounds the workspace for logits (0: the device's own choice). With `invariant` a
-// row's log-probability does not depend, bit for bit, on the rows beside it; `float32_logits` keeps
+// row's log-probability does not depend, bit for bit, on the other rows; `float32_logits` keeps
 // the logits of bf16 products in float32. The CPU always does both. A weight's gradient is added up
 // in its own type, or with `float32_weight_gradient` in float32 (as the CPU does), the type in
 // which head_backward then returns it.

@@ -1,4 +1,4 @@
-// What the tests of the operators share: the operators as plain functions, through the dispatcher,
+// Shared by the tests of the operators: the operators as plain functions, through the dispatcher,
 // and an example with every argument.
 #pragma once
 
@@ -48,7 +48,7 @@ struct Example {
     weight = weight.detach().to(dtype).set_requires_grad(true);
   }
 
-  // The plain way, in double and by autograd: all of [N, V] in memory.
+  // The simple way, in double and by autograd: all of [N, V] in memory.
   Tensor double_log_softmax() const { return double_log_softmax(hidden, weight); }
   Tensor double_log_softmax(const Tensor& h, const Tensor& w) const {
     Tensor logits = h.to(torch::kDouble).matmul(w.to(torch::kDouble).t());
@@ -181,7 +181,7 @@ Wanted wanted_of(const std::string& name, Body body) {
   return wanted;
 }
 
-// What a call throws, in its own words; empty if it does not.
+// The message that a call throws; empty if it does not throw.
 template <class Function>
 std::string error_of(Function f) {
   try {

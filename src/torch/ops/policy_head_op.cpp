@@ -1,5 +1,5 @@
-// Hidden states to loss in one operator. The gradients are made in the forward pass, where the
-// logits are, and wait for backward, which scales them and gives them away.
+// Hidden states to loss in one operator. The gradients are computed in the forward pass, where the
+// logits are available, and kept for backward, which scales and releases them.
 
 #include "leeway/metrics.h"
 #include "torch/ops/spec_json.h"
@@ -136,11 +136,11 @@ class PolicyHead : public torch::autograd::Function<PolicyHead> {
     const auto d_hidden = context->saved_data.find(kHidden);
     const auto d_weight = context->saved_data.find(kWeight);
     TORCH_CHECK(d_hidden != context->saved_data.end() && d_weight != context->saved_data.end(),
-                "leeway::policy_head: a second backward: its gradients are made in the forward "
-                "pass and given away by the first; run the forward pass again, or use "
+                "leeway::policy_head: a second backward: its gradients are computed in the forward "
+                "pass and released by the first; run the forward pass again, or use "
                 "token_logprobs and policy_loss, which keep what they need");
     Tensor of_hidden = d_hidden->second.toTensor(), of_weight = d_weight->second.toTensor();
-    context->saved_data.clear();  // nothing here holds on to the gradients any longer
+    context->saved_data.clear();  // the gradients are no longer referenced here
     return {scaled(std::move(of_hidden), gradients[0]),
             scaled(std::move(of_weight), gradients[0]),
             Tensor(),

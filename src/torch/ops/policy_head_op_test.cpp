@@ -1,5 +1,5 @@
-// The one-pass operator against plain torch in double and against its own two stages; who gets
-// which gradient, once.
+// The one-pass operator against plain torch in double and against its own two stages; which
+// gradients are computed, and only once.
 
 #include "leeway/metrics.h"
 #include "torch/ops/ops_test_support.h"
@@ -174,7 +174,7 @@ TEST(PolicyHeadOp, HasTheSameLossWithoutGrad) {
   EXPECT_FALSE(policy_head(e, kIcepop).loss.requires_grad());
 }
 
-// The weight is the embedding too: its gradient is the sum of both uses.
+// The weight is also the embedding: its gradient is the sum of both uses.
 TEST(PolicyHeadOp, TakesATiedWeight) {
   Example e(2, 7, 23);
   const Tensor inputs = torch::randint(23, {e.tokens()}, torch::kLong);

@@ -1,4 +1,4 @@
-// The loss of given log-probabilities with its closed-form gradient, and what becomes of metrics.
+// The loss of given logprobs with its closed-form gradient, and its metrics.
 
 #include <cmath>
 
@@ -32,7 +32,7 @@ ThreeTensors policy_loss_cpu(const Tensor& logprobs, const Tensor& cu_seqlens, c
   view.pi = floats_of(pi);
   const Tensor g = at::empty_like(pi);
   MetricSums sums;
-  Evaluator evaluator(1);  // a few nanoseconds a token: less than threads take to wake
+  Evaluator evaluator(1);  // a few nanoseconds per token: less than waking threads takes
   const double loss =
       evaluator.evaluate(spec, view, writable_floats_of(g), batch.denominator(), &sums);
   return {at::scalar_tensor(loss, at::kFloat), g, metrics_tensor(sums, view)};
@@ -86,8 +86,8 @@ ThreeTensors policy_loss_autograd(const Tensor& logprobs, const Tensor& cu_seqle
 // ---------------------------------------------------------------------------------------------
 // Metrics
 
-// The metrics that mean something for a spec on a batch with every stream. Where a batch lacks one,
-// its row says so by NaN.
+// The metrics defined for a spec on a batch with every stream. If a batch lacks one, its row says
+// so by NaN.
 std::vector<const MetricInfo*> metrics_of(const LossSpec& spec) {
   std::vector<const MetricInfo*> list;
   for (const MetricInfo& info : metric_table()) {
@@ -115,7 +115,7 @@ MetricSums sums_of(const Tensor& metrics, size_t index) {
   const std::span<const double> flat(row.data_ptr<double>(), MetricSums::kFlatSize);
   for (size_t i = static_cast<size_t>(kSlotCount); i < flat.size(); ++i) {
     TORCH_CHECK_VALUE(flat[i] >= 0.0 && flat[i] <= 0x1p53, "metrics[", index, "] holds a count of ",
-                      flat[i], ": it is no row of policy_loss or policy_head");
+                      flat[i], ": it is not a row of policy_loss or policy_head");
   }
   return MetricSums::from_flat(flat);
 }

@@ -86,7 +86,7 @@ TEST(PolicyLoss, IsDifferentiableInItsLossAlone) {
   EXPECT_TRUE(out.loss.requires_grad());
   EXPECT_FALSE(out.g.requires_grad());
   EXPECT_FALSE(out.metrics.requires_grad());
-  // It may be walked twice: nothing is given away.
+  // Backward may run twice: nothing is released.
   const Tensor once = torch::autograd::grad({out.loss}, {logprobs}, {}, true)[0];
   const Tensor twice = torch::autograd::grad({out.loss}, {logprobs}, {}, true)[0];
   EXPECT_TRUE(testing::same_bits(once, twice));
@@ -195,7 +195,7 @@ TEST(Metrics, AreRightAndNanWhereTheBatchLacksTheStream) {
   EXPECT_TRUE(std::isnan(metric(bare, kIcepop, "teacher_kl")));
   EXPECT_EQ(metric(bare, kIcepop, "mismatch_kl"), metric(full, kIcepop, "mismatch_kl"));
   EXPECT_EQ(metric(bare, kIcepop, "version_max"), m.nonzero().max().item<double>());
-  // Joined with a row that has it, a mean over both is still not to be had.
+  // Combined with a row that has it, a mean over both is still undefined.
   const std::vector<std::string> names = metric_names(kIcepop);
   const Tensor joined = finalize_metrics({full, bare}, kIcepop);
   for (size_t i = 0; i < names.size(); ++i) {

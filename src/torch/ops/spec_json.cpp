@@ -41,7 +41,7 @@ LossSpec spec_from_json(std::string_view text) {
   for (const auto& member : document.GetObject()) {
     const std::string key(member.name.GetString(), member.name.GetStringLength());
     if (!seen.insert(key).second) {
-      throw Error(fmt::format("{}: \"{}\" stands there twice", kName, key));
+      throw Error(fmt::format("{}: \"{}\" occurs twice", kName, key));
     }
     if (key == "preset") {
       if (!member.value.IsString()) {
@@ -58,7 +58,7 @@ LossSpec spec_from_json(std::string_view text) {
   try {
     return catalog().make_spec(preset, settings);
   } catch (const Error& error) {
-    // Settings say where they stand; the preset's name does not.
+    // Settings know their place; the preset's name does not.
     const std::string problem = error.what();
     if (problem.starts_with(kName)) throw;
     throw Error(fmt::format("{}: {}", kName, problem));

@@ -1,8 +1,8 @@
-// Tensors as the core sees them: checked, laid out as it reads them where that costs a copy of no
-// more than a few bytes a token, and held as long as spans of them are in use.
+// Tensors in the form the core needs: checked, laid out as it reads them where that costs no more
+// than a few bytes per token, and kept alive as long as spans of them are in use.
 //
 // A mistake is torch's ValueError and names the argument, what it must be and what it is. Errors of
-// the core pass as they are.
+// the core pass through unchanged.
 #pragma once
 
 #include <mutex>
@@ -22,7 +22,7 @@ struct HeadSettings {
   bool invariant = false, float32_logits = false, float32_weight_gradient = false;
 };
 
-// What the operators of the head take beside hidden states [N, H] and weight [V, H].
+// Arguments of the head's operators besides hidden states [N, H] and weight [V, H].
 struct HeadArguments {
   Tensor targets;              // int64 [N]
   OptionalTensor rows;         // int64 [R], rising
@@ -33,7 +33,7 @@ struct HeadArguments {
 // Types and shapes of all, on any device.
 void check_head_tensors(const Tensor& hidden, const Tensor& weight, const HeadArguments& arguments);
 
-// What the operators with a loss take beside the log-probabilities. Streams are float32 [N].
+// Arguments of the operators with a loss besides the logprobs. Streams are float32 [N].
 struct LossArguments {
   Tensor cu_seqlens;  // int32 or int64 [S + 1], from 0 to N
   Tensor mask;        // bool or uint8 [N]
@@ -79,14 +79,13 @@ Tensor checked_stream(const Tensor& values, const char* name, int64_t tokens, co
 std::span<const float> floats_of(const Tensor& values);
 std::span<float> writable_floats_of(const Tensor& values);
 
-// What a row of metrics holds, as float64. A mean over a stream the batch lacks is NaN: it is the
-// row alone that knows.
+// A row of metrics, as float64. A mean over a stream that the batch lacks is NaN: only the row
+// records that.
 Tensor metrics_tensor(const MetricSums& sums, const BatchView<float>& batch);
 
-// The threads of the operators, for as long as this lives. Operators have no object to hold a pool,
-// so that the process has one: made when first asked for, with as many threads as
-// at::get_num_threads() says, and made anew when that has changed. One operator computes at a time;
-// others wait here.
+// The operators' threads, for as long as this lives. Operators have no object to hold a pool, so
+// the process has one: created on first use with at::get_num_threads() threads, and recreated when
+// that changes. One operator computes at a time; others wait here.
 class PoolLease {
  public:
   PoolLease();
@@ -96,7 +95,7 @@ class PoolLease {
   std::unique_lock<std::mutex> lock_;
 };
 
-// Throws if a second derivative is asked for: what backward returns is no function of its inputs.
+// Throws if a second derivative is requested: what backward returns is not differentiable.
 void refuse_second_derivative(const char* op);
 
 }  // namespace leeway

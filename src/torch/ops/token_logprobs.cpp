@@ -1,5 +1,5 @@
-// The head without a loss: log-probabilities and entropies of the targets, and the way back from
-// any gradient of theirs.
+// The head without a loss: logprobs and entropies of the targets, and the backward pass from any
+// gradient of theirs.
 
 #include "torch/ops/tensors.h"
 
@@ -26,7 +26,7 @@ TwoTensors token_logprobs_cpu(const Tensor& hidden, const Tensor& weight, const 
   return {logprobs, entropy};
 }
 
-// Gradients are float32 until they are whole, then of the dtype of what they belong to.
+// Gradients are accumulated in float32, then converted to the dtype of their tensor.
 TwoTensors backward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                         const OptionalTensor& g, const OptionalTensor& g_entropy,
                         const OptionalTensor& rows, const OptionalTensor& temperature,

@@ -17,7 +17,7 @@ using testing::same_bits;
 using testing::token_logprobs;
 
 // The sum of both outputs with random factors, and the same by torch in double. Tokens that are not
-// rows have no part.
+// rows are excluded.
 struct Sums {
   Tensor by_op, by_torch;
 };
