@@ -105,7 +105,7 @@ TEST(CheckedFiles, ADamagedFileIsNamedWithTheRemedy) {
   EXPECT_EQ(error_of([&] { check_checksums(folder.path()); }), "");
 }
 
-TEST(CheckedFiles, AFullDiskIsToldWithBothNumbers) {
+TEST(CheckedFiles, AFullDiskIsReportedWithBothNumbers) {
   const TestFolder folder;
   EXPECT_EQ(error_of([&] { refuse_full_disk(folder.at("not/there/yet"), 1000); }), "");
   const std::string error =

@@ -69,7 +69,7 @@ void check_streams(const LossSpec& spec, const BatchView<T>& batch) {
   const size_t n = static_cast<size_t>(batch.token_count());
   LEEWAY_CHECK(batch.pi.size() == n && batch.advantages.size() == n,
                "pi and advantages hold one value per position");
-  if (batch.sequence_count() == 0) throw Error("the batch is empty: it holds no sequences");
+  if (batch.sequence_count() == 0) throw Error("the batch is empty: it has no sequences");
   for (int k = 0; k < kStreamCount; ++k) {
     const Stream stream = static_cast<Stream>(k);
     const auto values = batch.stream(stream);

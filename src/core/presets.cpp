@@ -226,7 +226,7 @@ Catalog::Parts Catalog::resolve(std::string_view name) const {
     }
     if (std::find(parts.corrections.begin(), parts.corrections.end(), found) !=
         parts.corrections.end()) {
-      throw Error(fmt::format("preset \"{}\": {} stands there twice", name, words[k]));
+      throw Error(fmt::format("preset \"{}\": {} occurs twice", name, words[k]));
     }
     parts.corrections.push_back(found);
   }

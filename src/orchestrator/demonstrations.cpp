@@ -61,7 +61,7 @@ std::vector<Example> load_demonstrations(const std::string& path) {
       throw Error(fmt::format("{} line {}: {}", path, number, error.what()));
     }
   });
-  if (examples.empty()) throw Error(path + ": holds no demonstration");
+  if (examples.empty()) throw Error(path + ": contains no demonstration");
   return examples;
 }
 

@@ -22,7 +22,7 @@ std::string answer_of(const JsonValue& object, const std::string& key, VerifierK
   }
   if (trimmed(value.text).empty()) throw Error(fmt::format("{} is empty", key));
   const auto refuse = [&](const char* what) {
-    throw Error(fmt::format("{} \"{}\" holds no {}", key, value.text, what));
+    throw Error(fmt::format("{} \"{}\" contains no {}", key, value.text, what));
   };
   if (verifier == VerifierKind::numeric && !final_number(value.text)) {
     refuse("number, which verifier = \"numeric\" needs");

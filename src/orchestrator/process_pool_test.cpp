@@ -372,7 +372,7 @@ TEST_F(ProcessPoolTest, WaitingBehindOthersIsNotLate) {
   }
 }
 
-TEST_F(ProcessPoolTest, TimeInWhichNobodyLookedIsNotHeldAgainstThoseThatWait) {
+TEST_F(ProcessPoolTest, RequestsDoNotTimeOutWhileNobodyPolls) {
   ProcessPool pool(settings(answering(kReward), 1, 0.3), read_reward);
   std::vector<uint64_t> open;
   for (int i = 0; i < 5; ++i) open.push_back(pool.submit("\"n\": 1"));

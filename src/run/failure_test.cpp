@@ -35,7 +35,7 @@ TEST(Failure, OfTheUserKeepsItsWords) {
   expect_failure(failure_of(Error("a.toml: no")), 2, "a.toml: no");
 }
 
-TEST(Failure, OfMemoryIsNoMistakeOfTheUser) {
+TEST(Failure, OfMemoryIsNotTheUsersMistake) {
   expect_failure(failure_of(std::bad_alloc()), 3, "out of memory");
   expect_failure(failure_of(OutOfMemory("no memory for 7 weights")), 3, "no memory for 7 weights");
   expect_failure(failure_of(std::length_error("vector::reserve")), 3, "out of memory");
@@ -60,7 +60,7 @@ TEST(Failure, OfPyTorchIsItsFirstLine) {
   EXPECT_EQ(failure.message.find("trace"), std::string::npos) << failure.message;
 }
 
-TEST(Failure, ThatNobodyExpectsIsOurs) {
+TEST(Failure, UnexpectedIsOurBug) {
   expect_failure(failure_of(std::logic_error("x")), kOurBug, "std::logic_error: x");
   expect_failure(failure_of(1), kOurBug, "a bug in leeway");
 }

@@ -132,7 +132,7 @@ std::vector<NamedTrajectory> parse_trajectories(const std::string& name, std::st
     }
   }
   std::erase_if(out, [](const NamedTrajectory& t) { return t.steps.empty(); });
-  if (out.empty()) throw Error(fmt::format("{}: holds no steps", name));
+  if (out.empty()) throw Error(fmt::format("{}: contains no steps", name));
   return out;
 }
 

@@ -211,7 +211,7 @@ void FamilyRenderer::refuse(size_t message, const std::string& why) const {
 }
 
 void FamilyRenderer::refuse_null(const TemplateInput& c, size_t i) const {
-  if (c[i].content_is_null) refuse(i, "the template takes no null content; give a string");
+  if (c[i].content_is_null) refuse(i, "the template does not accept null content; use a string");
 }
 
 const std::string& FamilyRenderer::arguments_json(size_t i, const ToolCall& call) const {
