@@ -42,7 +42,7 @@ std::vector<Contender> with_threads(const std::string& name, int cores,
 // The gradients of one optimizer step: forward, head and backward.
 class LeewayTraining {
  public:
-  LeewayTraining(ThreadPool& pool, const Model& model, const PackedBatch& batch)
+  LeewayTraining(ThreadPool& pool, const Model& model, const PackedWorkload& batch)
       : pool_(pool),
         model_(model),
         batch_(batch),
@@ -79,7 +79,7 @@ class LeewayTraining {
  private:
   ThreadPool& pool_;
   const Model& model_;
-  const PackedBatch& batch_;
+  const PackedWorkload& batch_;
   LossSpec spec_;
   Parameters gradients_;
   Activations activations_;
@@ -308,7 +308,7 @@ void train(Report& report, ThreadPool& pool, const std::vector<Model>& models, i
        {"activation_mb", "kept MB", 8, 1}});
   for (const Model& model : models) {
     for (const auto& [name, lengths] : {std::pair{"mixed", mixed}, std::pair{"equal", equal}}) {
-      const PackedBatch batch = training_batch(pool, model, lengths);
+      const PackedWorkload batch = training_batch(pool, model, lengths);
       LeewayTraining leeway(pool, model, batch);
       std::vector<Contender> contenders;
       std::vector<double> computed, kept;
@@ -409,7 +409,7 @@ class Checks {
 
 #ifdef LEEWAY_HAS_TORCH
   void training(const Model& model) {
-    const PackedBatch batch = training_batch(pool_, model, mixed_lengths(12));
+    const PackedWorkload batch = training_batch(pool_, model, mixed_lengths(12));
     const auto trained = static_cast<double>(batch.rows.size());
     LeewayTraining leeway(pool_, model, batch);
     PlainDecoder plain(model.parameters);
@@ -446,7 +446,7 @@ class Checks {
   // training path.
   double difference(const Model& model, const std::vector<std::vector<int32_t>>& sequences,
                     std::span<const float> logprobs) {
-    const PackedBatch batch = pack(sequences);
+    const PackedWorkload batch = pack(sequences);
     const std::vector<float> all = logprobs_of(pool_, model, batch);
     double largest = 0.0;
     for (size_t i = 0; i < logprobs.size(); ++i) {

@@ -35,7 +35,7 @@ Model make_model(const std::string& name, ModelConfig config) {
   return model;
 }
 
-PaddedBatch pad(const PackedBatch& batch, std::span<const int64_t> sequences) {
+PaddedBatch pad(const PackedWorkload& batch, std::span<const int64_t> sequences) {
   PaddedBatch padded;
   padded.rows = static_cast<int64_t>(sequences.size());
   for (int64_t s : sequences) padded.columns = std::max(padded.columns, batch.length(s));
@@ -83,7 +83,7 @@ std::vector<int32_t> random_ids(const Model& model, int64_t count, Rng& rng) {
   return ids;
 }
 
-double PackedBatch::mean_keys() const {
+double PackedWorkload::mean_keys() const {
   double sum = 0.0;
   for (int64_t s = 0; s < sequences(); ++s) {
     sum += 0.5 * static_cast<double>(length(s) * (length(s) + 1));
@@ -91,8 +91,8 @@ double PackedBatch::mean_keys() const {
   return sum / static_cast<double>(count());
 }
 
-PackedBatch pack(const std::vector<std::vector<int32_t>>& sequences) {
-  PackedBatch batch;
+PackedWorkload pack(const std::vector<std::vector<int32_t>>& sequences) {
+  PackedWorkload batch;
   for (const std::vector<int32_t>& sequence : sequences) {
     for (size_t t = 0; t < sequence.size(); ++t) {
       batch.tokens.push_back(sequence[t]);
@@ -103,12 +103,12 @@ PackedBatch pack(const std::vector<std::vector<int32_t>>& sequences) {
   return batch;
 }
 
-PackedBatch training_batch(ThreadPool& pool, const Model& model,
+PackedWorkload training_batch(ThreadPool& pool, const Model& model,
                            const std::vector<int64_t>& lengths) {
   Rng rng(7);
   std::vector<std::vector<int32_t>> sequences;
   for (int64_t length : lengths) sequences.push_back(random_ids(model, length, rng));
-  PackedBatch batch = pack(sequences);
+  PackedWorkload batch = pack(sequences);
   batch.rollout = logprobs_of(pool, model, batch);
   for (float& value : batch.rollout) value += static_cast<float>(0.1 * rng.normal());
   for (int64_t length : lengths) {
@@ -133,7 +133,7 @@ std::vector<int64_t> mixed_lengths(int64_t sequences) {
   return lengths;
 }
 
-std::vector<PaddedBatch> padded_batches(const PackedBatch& batch, bool sorted, int64_t at_once) {
+std::vector<PaddedBatch> padded_batches(const PackedWorkload& batch, bool sorted, int64_t at_once) {
   std::vector<int64_t> order(static_cast<size_t>(batch.sequences()));
   std::iota(order.begin(), order.end(), 0);
   if (sorted) {
@@ -148,7 +148,7 @@ std::vector<PaddedBatch> padded_batches(const PackedBatch& batch, bool sorted, i
   return parts;
 }
 
-HeadProblem head_problem(const Model& model, const PackedBatch& batch, const float* hidden) {
+HeadProblem head_problem(const Model& model, const PackedWorkload& batch, const float* hidden) {
   const ModelConfig& config = model.parameters.config();
   HeadProblem problem;
   problem.tokens = batch.count();
@@ -160,7 +160,7 @@ HeadProblem head_problem(const Model& model, const PackedBatch& batch, const flo
   return problem;
 }
 
-std::vector<float> logprobs_of(ThreadPool& pool, const Model& model, const PackedBatch& batch) {
+std::vector<float> logprobs_of(ThreadPool& pool, const Model& model, const PackedWorkload& batch) {
   const int64_t width = model.parameters.config().hidden_size;
   AlignedVector<float> hidden(static_cast<size_t>(batch.count() * width));
   training_forward(pool, model.parameters, batch.packed(), {}, hidden, nullptr);

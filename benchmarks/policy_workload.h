@@ -30,7 +30,7 @@ std::vector<Model> benchmark_models();
 
 std::vector<int32_t> random_ids(const Model& model, int64_t count, Rng& rng);
 
-struct PackedBatch {
+struct PackedWorkload {
   std::vector<int32_t> tokens;
   std::vector<int64_t> cu_seqlens{0};
   std::vector<int64_t> targets;  // the token after each; 0 after the last
@@ -49,22 +49,22 @@ struct PackedBatch {
   double mean_keys() const;  // seen by a token
 };
 
-PackedBatch pack(const std::vector<std::vector<int32_t>>& sequences);
+PackedWorkload pack(const std::vector<std::vector<int32_t>>& sequences);
 
 // Random tokens. The second half of each sequence is trained; rollouts come from a slightly
 // different policy.
-PackedBatch training_batch(ThreadPool& pool, const Model& model,
+PackedWorkload training_batch(ThreadPool& pool, const Model& model,
                            const std::vector<int64_t>& lengths);
 
 // Skewed like real completions: the median is about 120, and a few reach the limit of 512.
 std::vector<int64_t> mixed_lengths(int64_t sequences);
 
 // In the given order, or shortest first to reduce padding, `at_once` sequences at a time.
-std::vector<PaddedBatch> padded_batches(const PackedBatch& batch, bool sorted, int64_t at_once);
+std::vector<PaddedBatch> padded_batches(const PackedWorkload& batch, bool sorted, int64_t at_once);
 
-HeadProblem head_problem(const Model& model, const PackedBatch& batch, const float* hidden);
+HeadProblem head_problem(const Model& model, const PackedWorkload& batch, const float* hidden);
 
 // The policy's logprob of each target, by Leeway's training path.
-std::vector<float> logprobs_of(ThreadPool& pool, const Model& model, const PackedBatch& batch);
+std::vector<float> logprobs_of(ThreadPool& pool, const Model& model, const PackedWorkload& batch);
 
 }  // namespace leeway

@@ -34,7 +34,8 @@ class PolicySnapshot {
  public:
   PolicySnapshot(std::shared_ptr<const Parameters> host, PolicyVersion version);
   PolicySnapshot(Parameters host, PolicyVersion version);
-  PolicySnapshot(ModelConfig config, std::unique_ptr<const DeviceWeights> device, PolicyVersion version);
+  PolicySnapshot(ModelConfig config, std::unique_ptr<const DeviceWeights> device,
+                 PolicyVersion version);
   // Of weights that belong to somebody else, who keeps them as they are while the snapshot lives.
   static PolicySnapshot view_of(const Parameters& host, PolicyVersion version);
 

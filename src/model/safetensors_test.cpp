@@ -120,9 +120,9 @@ TEST(Safetensors, AFileThatShrinksWhileItIsOpenIsAnError) {
     const SafetensorsFile file(path);
     std::filesystem::resize_file(path, count * size / 2);
     std::vector<float> values(count);
-    expect_refused([&] { copy_as_float(file.tensors()[0], path, values); }, {path, "shortened"});
+    expect_refused([&] { copy_as_float(file.tensors()[0], path, values); }, {path, "truncated"});
     std::filesystem::resize_file(path, 0);
-    expect_refused([&] { file.tensors()[0].bytes(); }, {path, "shortened"});
+    expect_refused([&] { file.tensors()[0].bytes(); }, {path, "truncated"});
   }
 }
 

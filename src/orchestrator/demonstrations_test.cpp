@@ -54,7 +54,7 @@ TEST(Demonstrations, ThatCannotBeReadAreNamedByFileAndLine) {
   const std::vector<Case> cases = {
       {"{\"prompt\": ", {"JSON"}},
       {"nonsense", {"JSON"}},
-      {"[1, 2]", {"no JSON object"}},
+      {"[1, 2]", {"not a JSON object"}},
       {"{}", {"\"prompt\"", "\"messages\""}},
       {R"({"prompt": "a"})", {"\"completion\""}},
       {R"({"completion": "a"})", {"\"prompt\""}},

@@ -166,7 +166,8 @@ TEST(PolicyEvaluation, WithOneEngineForAllWeightsFindsWhatNewEnginesFind) {
   const auto second = std::make_shared<const PolicySnapshot>(std::move(changed), 1);
   const EvalTable& table = setup.config.run.eval;
   PolicyEvaluator evaluator(setup);
-  const auto found = [&](PolicyEvaluator& with, const std::shared_ptr<const PolicySnapshot>& weights) {
+  const auto found = [&](PolicyEvaluator& with,
+                         const std::shared_ptr<const PolicySnapshot>& weights) {
     EvaluationResult result = with.evaluate(weights, table);
     return std::pair(result.tokens, without_times(result.metrics));
   };

@@ -44,8 +44,9 @@ void RunSaving::write_checkpoint(int64_t step, const TrainingState& trained,
 }
 
 void RunSaving::save_weights_beside(int64_t step, std::shared_ptr<const PolicySnapshot> weights) {
-  writer_.start(fmt::format("weights of step {}", step),
-                [this, step, weights = std::move(weights)] { save_weights(step, weights->host()); });
+  writer_.start(
+      fmt::format("weights of step {}", step),
+      [this, step, weights = std::move(weights)] { save_weights(step, weights->host()); });
 }
 
 std::string RunSaving::save_weights(int64_t step, const Parameters& weights) const {

@@ -13,7 +13,7 @@ struct RunState {
   double sft_seconds = 0.0;
   uint32_t initial_checksum = 0;  // of the policy at step 0, where the loss needs it
   int64_t course_begin = 0;       // optimizer steps taken before the learning rate's schedule began
-  Metrics before;              // the evaluation before RL
+  Metrics before;                 // the evaluation before RL
 };
 
 std::string run_state_json(const RunState& state);

@@ -20,7 +20,7 @@ struct RunSummary {
   double sampler_busy = 0.0, trainer_busy = 0.0;  // shares of the loop's wall time
   ScheduleTotals totals;                          // where rollouts went
   int64_t running = 0;                            // rollouts in flight at the end
-  Metrics before, after;                       // evaluations
+  Metrics before, after;                          // evaluations
   std::string weights;           // folder of the last weights; empty: they could not be saved
   bool finished_before = false;  // there was nothing to resume, and nothing was done
 };

@@ -116,19 +116,19 @@ TEST(TrainerState, ThatIsBrokenIsRefusedAndChangesNothing) {
          config.num_hidden_layers = 3;
          save_state(f.path(), testing::small_parameters(config), AdamW(config));
        },
-       {"another model"}},
+       {"different model"}},
       {[](const TestFolder& f) {  // the same shapes, cut into other heads
          ModelConfig config = testing::small_config(Family::llama);
          config.num_attention_heads = 8, config.num_key_value_heads = 4, config.head_dim = 4;
          save_state(f.path(), testing::small_parameters(config), AdamW(config));
        },
-       {"another model"}},
+       {"different model"}},
       {[](const TestFolder& f) {
          ModelConfig config = testing::small_config(Family::llama);
          config.rope_theta = 5e5;
          save_state(f.path(), testing::small_parameters(config), AdamW(config));
        },
-       {"another model"}},
+       {"different model"}},
   };
   Trainer control(policy, spec_of("icepop"), small_table());
   control.train_batch(rolled_out(policy, 1, 8));
