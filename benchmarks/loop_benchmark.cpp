@@ -44,7 +44,9 @@ class InstantSampler : public Sampler {
     }
     return results;
   }
-  void update_weights(const PolicyWeights&, PolicyVersion version) override { version_ = version; }
+  void update_weights(std::shared_ptr<const PolicySnapshot>, PolicyVersion version) override {
+    version_ = version;
+  }
 
  private:
   std::deque<SampledSequence> waiting_;
