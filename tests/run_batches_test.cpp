@@ -146,7 +146,8 @@ TEST_F(RunBatches, RolloutsSayOfEachTokenWhatTheTrainerDidWithIt) {
         "trainer.optimizer_steps=minibatch"}},
       {"never",
        {"trainer.loss.preset=grpo", "trainer.loss.eps_low=0.01", "trainer.loss.eps_high=0.01",
-        "trainer.prox_forward=never", "orchestrator.max_off_policy_steps=2"}}};
+        "trainer.prox_forward=never", "orchestrator.max_off_policy_steps=2",
+        "orchestrator.schedule=lockstep"}}};
   for (const auto& [folder, settings] : runs) {
     std::vector<std::string> sets = settings;
     sets.insert(sets.end(),
