@@ -41,7 +41,8 @@ TEST_F(FromRunTest, ACourseOfTheRateThatEndsWithTheStepsFollowsTheNewEnd) {
   ASSERT_EQ(train({"trainer.schedule=linear", "trainer.max_steps=4"}).code, 0);
   const RunResult result = resume({"trainer.max_steps=8"});
   ASSERT_EQ(result.code, 0) << result;
-  EXPECT_TRUE(contains(result.err, "from here on the learning rate follows the course to the new"))
+  EXPECT_TRUE(
+      contains(result.err, "from here on the learning rate follows the schedule to the new"))
       << result.err;
   std::vector<double> rates;
   for (const std::string& line : lines_of(file("run/metrics.jsonl"))) {
@@ -104,7 +105,7 @@ TEST_F(FromRunTest, MomentsAreKeptWhereTheyAreAskedForAndTheRateBeginsAnew) {
   EXPECT_NEAR(json_of(rows[2])["learning_rate"].GetDouble(), 3e-3, 1e-12);
   fs::remove_all(path("run/checkpoints"));
   expect_mistake(from({"--keep-optimizer"}), {"--from run", "leave --keep-optimizer out"});
-  expect_mistake(leeway({"train", "run.toml", "--keep-optimizer"}), {"goes with --from RUN"});
+  expect_mistake(leeway({"train", "run.toml", "--keep-optimizer"}), {"needs --from RUN"});
 }
 
 TEST_F(FromRunTest, ASupervisedRunAndAnotherConfiguration) {

@@ -56,7 +56,7 @@ TEST_F(DamageTest, ADamagedCheckpointIsNamedAndTheOneBeforeIsUsed) {
       damage(path("run/checkpoints/step_12/" + name));
       const RunResult result = resume();
       ASSERT_EQ(result.code, 0) << result;
-      EXPECT_TRUE(contains(result.err, "checkpoint of step 12 is passed over")) << result.err;
+      EXPECT_TRUE(contains(result.err, "checkpoint of step 12 is skipped")) << result.err;
       // A manifest may be readable but wrong about another file.
       EXPECT_TRUE(contains(result.err,
                            "checkpoints/step_12/" + (name == "manifest.json" ? "" : name + ": ")))
@@ -134,7 +134,7 @@ TEST_F(DamageTest, AFinishedRunWithoutWholeCheckpointsIsLeftAsItIs) {
     const RunResult result = resume();
     EXPECT_EQ(result.code, 0) << result;
     EXPECT_TRUE(contains(result.err, "the run has finished, all of its 12 steps")) << result.err;
-    EXPECT_EQ(contains(result.err, "checkpoint of step 12 is passed over"), !removed);
+    EXPECT_EQ(contains(result.err, "checkpoint of step 12 is skipped"), !removed);
     EXPECT_STREQ(json_of(result.out)["weights"].GetString(), "run/weights/step_12");
     EXPECT_GT(json_of(result.out)["before"].MemberCount(), 0u);
     EXPECT_GT(json_of(result.out)["account"]["admitted"].GetInt(), 0);

@@ -114,8 +114,8 @@ TEST_F(ResumeTest, WithoutACheckpointTheRunIsRefusedAndNothingIsTouched) {
     fs::resize_file(path("run/checkpoints/" + step + "/optimizer.safetensors"), 100);
   }
   before = content_of(path("run"));
-  expect_mistake(resume(), {"checkpoint of step 12 is passed over", "optimizer.safetensors",
-                            "checkpoint of step 10 is passed over", "leeway train --from run"});
+  expect_mistake(resume(), {"checkpoint of step 12 is skipped", "optimizer.safetensors",
+                            "checkpoint of step 10 is skipped", "leeway train --from run"});
   EXPECT_TRUE(content_of(path("run")) == before);
 }
 

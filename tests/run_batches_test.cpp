@@ -235,7 +235,7 @@ TEST_F(RunBatches, DamagedRolloutsAreNamedByFileAndLine) {
     return line.replace(at, from.size(), to);
   };
   const std::vector<std::pair<std::string, std::string>> damaged = {
-      {"[]", "is no object"},
+      {"[]", "is not an object"},
       {"{\"advantage\": 1}", "samples"},
       {with("\"advantage\": ", "\"advantage\": \"x\", \"a\": "), "advantage"},
       {with("\"pi\": [", "\"pi\": [0, "), "pi"},

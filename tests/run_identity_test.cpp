@@ -27,8 +27,8 @@ TEST_F(IdentityTest, ACheckpointOfAnotherRunIsPassedOver) {
            fs::copy_options::recursive);
   const RunResult result = resume();
   ASSERT_EQ(result.code, 0) << result;
-  EXPECT_TRUE(contains(result.err, "checkpoint of step 12 is passed over")) << result.err;
-  EXPECT_TRUE(contains(result.err, "is of another run, ")) << result.err;
+  EXPECT_TRUE(contains(result.err, "checkpoint of step 12 is skipped")) << result.err;
+  EXPECT_TRUE(contains(result.err, "belongs to another run, ")) << result.err;
   EXPECT_TRUE(contains(result.err, "resumed from step 10")) << result.err;
   expect_same(outcome(), wanted);
 }

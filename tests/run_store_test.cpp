@@ -48,7 +48,7 @@ class CraftedTest : public ResumeFixture {
   void expect_passed_over(const RunResult& result, const std::string& name,
                           const std::string& word) const {
     ASSERT_EQ(result.code, 0) << result;
-    EXPECT_TRUE(contains(result.err, "checkpoint of step 12 is passed over")) << result.err;
+    EXPECT_TRUE(contains(result.err, "checkpoint of step 12 is skipped")) << result.err;
     EXPECT_TRUE(contains(result.err, "checkpoints/step_12/" + name)) << result.err;
     EXPECT_TRUE(contains(result.err, word)) << word << ": " << result.err;
     EXPECT_TRUE(contains(result.err, "resumed from step 10")) << result.err;

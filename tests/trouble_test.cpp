@@ -232,7 +232,7 @@ done
   EXPECT_GT(unasked, 0.0);
   const std::string log = text("log.txt");
   for (const char* words : {"rollouts failed (", "bad_answer ", "unasked answer: ",
-                            "a second answer to a turn", "that nothing had asked for"}) {
+                            "a second answer to a turn", "unsolicited answers"}) {
     EXPECT_TRUE(contains(log, words)) << "no \"" << words << "\" in " << log;
   }
   EXPECT_TRUE(contains(result.err, " failed")) << result;

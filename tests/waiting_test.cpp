@@ -63,7 +63,7 @@ TEST(Eval, SaysWhatPassAtKMeans) {
   const RunResult result = run_program({"eval", config});
   ASSERT_EQ(result.code, 0) << result;
   EXPECT_TRUE(contains(result.out, "pass@2")) << result;
-  EXPECT_TRUE(contains(result.out, "pass@k  chance that at least one of k answers")) << result;
+  EXPECT_TRUE(contains(result.out, "pass@k  probability that at least one of k answers")) << result;
 }
 
 // Runs `start` in the background with the program as $LEEWAY; sends SIGTERM once `seen` holds.
@@ -96,7 +96,7 @@ TEST(Train, SaysHowARunThatStoppedGoesOn) {
       stopped(folder, "\"$LEEWAY\" train config.toml", "[ -s 'a run/metrics.jsonl' ]");
   EXPECT_EQ(result.code, 0) << result;
   const std::string err = file_text(folder / "err");
-  const std::string words = "to go on:  leeway ";
+  const std::string words = "to continue:  leeway ";
   ASSERT_TRUE(contains(err, words + "train --resume 'a run'\n")) << err;
   // The printed command works as it is.
   const RunResult again =
@@ -115,7 +115,7 @@ TEST(Train, SaysHowARunThatGaveUpGoesOn) {
   const RunResult result = run_program(
       {"train", "config.toml"}, {.directory = folder.path().string(), .in_child = limit_files});
   EXPECT_EQ(result.code, 3) << result;
-  EXPECT_TRUE(contains(result.err, "to go on:  leeway train --resume 'a run'")) << result;
+  EXPECT_TRUE(contains(result.err, "to continue:  leeway train --resume 'a run'")) << result;
 }
 
 }  // namespace

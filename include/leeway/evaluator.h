@@ -11,9 +11,9 @@
 namespace leeway {
 
 // Evaluates any spec on float32 batches. Results depend on the batch and the SIMD level, not on the
-// number of threads. Buffers grow with the largest batch seen and are kept: a call of the same size
-// as an earlier one does not allocate (but for the extensions that sort the batch).
-// One call at a time per object.
+// number of threads. Buffers grow to the largest batch so far and are reused: a call of the same
+// size as an earlier one does not allocate (except for the extensions that sort the batch). One
+// call at a time per object.
 class Evaluator {
  public:
   // `threads` counts the caller; 0 means one per core.
@@ -35,8 +35,9 @@ class Evaluator {
   std::unique_ptr<Impl> impl_;
 };
 
-// The SIMD levels this machine can run, best first ("AVX3", "AVX2", "SSE4", ..), and a scope that
-// pins evaluation to one of them, for tests. Pins are process-wide: do not nest or run in parallel.
+// The SIMD levels that this machine supports, best first ("AVX3", "AVX2", "SSE4", ..), and a scope
+// that pins evaluation to one of them, for tests. Pins are process-wide: do not nest or run in
+// parallel.
 std::vector<std::string> simd_levels();
 class PinSimdLevel {
  public:

@@ -102,7 +102,7 @@ class MetricSums {
 struct MetricInfo {
   const char* name;
   const char* definition;  // one sentence with its formula, for docs and `explain`
-  // Whether the metric means something for this spec on a batch with these streams.
+  // Whether the metric is defined for this spec on a batch with these streams.
   bool (*applies)(const LossSpec& spec, bool has_rollout, bool has_ref, bool has_teacher);
   double (*compute)(const MetricSums& sums);  // NaN where undefined (no such token)
 };

@@ -1,5 +1,5 @@
 // The commands of the program, one file each. `add_*` registers a command; its callback sets
-// `exit_code` and throws leeway::Error for the user's mistakes.
+// `exit_code` and throws leeway::Error for user errors.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,7 +16,7 @@ struct Program {
 };
 
 // `--set a=1 b=2 FILE`: a list option takes every word after it. A word without an equals sign is
-// no assignment, so it is the positional argument that is still missing.
+// not an assignment, so it must be the missing positional argument.
 inline void reclaim_positional(std::vector<std::string>& sets, std::string& positional) {
   for (auto word = sets.begin(); word != sets.end() && positional.empty(); ++word) {
     if (word->find('=') != std::string::npos) continue;

@@ -25,18 +25,18 @@ void add_config(CLI::App& app, Program& program) {
     const bool overridden = !options->sets.empty() || !options->unsets.empty();
     if (options->reference) {
       if (!options->file.empty() || overridden || options->json || options->example) {
-        throw Error("config: --reference stands alone");
+        throw Error("config: --reference takes no other options");
       }
       return print(configuration_markdown(program.catalog));
     }
     if (!options->example) reclaim_file(*options);
     if (options->file.empty() && !options->example) {
-      throw Error("config: name a TOML file, or ask for --example or --reference");
+      throw Error("config: give a TOML file, --example or --reference");
     }
     if (!options->file.empty() && options->example) {
       throw Error("config: --example takes no file");
     }
-    // As it is written, with its comments, unless something is asked of it.
+    // Printed verbatim, with its comments, unless it is modified or JSON is requested.
     if (options->example && !overridden && !options->json) {
       return print(quick_start_config());
     }

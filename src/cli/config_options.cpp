@@ -14,12 +14,13 @@ namespace leeway {
 
 void add_override_options(CLI::App& command, ConfigSource& options) {
   command
-      .add_option("--set", options.sets,
-                  "table.key=value, over the file; may be repeated, the last of a key counts")
+      .add_option(
+          "--set", options.sets,
+          "table.key=value, overrides the file; may be repeated, the last value of a key wins")
       ->type_name("KEY=VALUE");
   command
       .add_option("--unset", options.unsets,
-                  "Leaves out a key or table of the file, such as sft; may be repeated")
+                  "Removes a key or table of the file, such as sft; may be repeated")
       ->type_name("KEY")
       ->allow_extra_args(false);
 }

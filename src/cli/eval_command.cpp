@@ -40,7 +40,7 @@ EvaluationResult evaluate(const RunSetup& setup, const std::string& model) {
 
 void run(Program& program, Options options) {
   reclaim_file(options);
-  if (options.file.empty()) throw Error("eval: name a TOML file with an [[environment]]");
+  if (options.file.empty()) throw Error("eval: give a TOML file with an [[environment]]");
   const RunSetup setup(load_config(program.catalog, options));
   const EvaluationResult result = evaluate(setup, options.model);
   if (result.failed > 0) say("leeway: " + failures_text(result));

@@ -55,7 +55,7 @@ void run(const Options& options) {
   check_sampling(options.sampling);
   check_device(options.device, "--device cuda");
   if (options.device == Device::cuda && options.engine.precision == Precision::int8) {
-    throw Error("--precision int8: is of the CPU alone; with --device cuda take bf16 or float32");
+    throw Error("--precision int8: works on the CPU only; with --device cuda use bf16 or float32");
   }
   const Parameters parameters = load_parameters(options.model);
   const auto prompts = read_token_lists(options.tokens, parameters.config());
@@ -73,7 +73,7 @@ void run(const Options& options) {
     }
     stop_ids.insert(stop_ids.end(), eos.begin(), eos.end());
   }
-  // Each prompt draws from its own stream, whatever the others are.
+  // Each prompt has its own random stream, independent of the others.
   for (size_t i = 0; i < prompts.size(); ++i) {
     try {
       engine.submit({.prompt = prompts[i],
@@ -123,7 +123,9 @@ void add_generate(CLI::App& app, Program&) {
       ->required();
   command->add_option("--tokens", options->tokens, "JSON file with prompts, or - for stdin")
       ->required();
-  command->add_option("--max-new-tokens", options->max_new_tokens, "Tokens to sample, at most")
+  command
+      ->add_option("--max-new-tokens", options->max_new_tokens,
+                   "Maximum number of tokens to sample")
       ->required()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
   command->add_option("--temperature", options->sampling.temperature, "0: greedy")
@@ -134,16 +136,17 @@ void add_generate(CLI::App& app, Program&) {
   command->add_option("--seed", options->seed, "Prompt i uses seed + i: same seed, same tokens")
       ->check(not_negative())
       ->capture_default_str();
-  command->add_option("--samples", options->samples, "Completions of each prompt")
+  command->add_option("--samples", options->samples, "Completions per prompt")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
   command->add_option("--stop-id", options->stop_ids, "Ids that end a completion");
   command->add_flag("--stop-at-eos", options->stop_at_eos, "End at the model's eos_token_id");
-  add_choice(*command, "--precision", options->engine.precision, "Of the weights while sampling");
-  add_choice(*command, "--device", options->device, "What computes; cuda needs a GPU");
+  add_choice(*command, "--precision", options->engine.precision,
+             "Dtype of the weights while sampling");
+  add_choice(*command, "--device", options->device, "Device to run on; cuda needs a GPU");
   command
       ->add_option("--kv-bytes", options->engine.kv_bytes,
-                   "Memory for keys and values; requests beyond it wait")
+                   "Memory for the KV cache; requests beyond it wait")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 50))
       ->capture_default_str();
   command->add_option("--threads", options->engine.threads, "0: one per core")

@@ -50,11 +50,11 @@ void add_init(CLI::App& app, Program&) {
   auto options = std::make_shared<Options>();
   command->add_option("--config", options->config, "A config.json (Qwen3, Qwen2, Llama)")
       ->required();
-  command->add_option("--output", options->output, "Folder to make")->required();
-  command->add_option("--seed", options->seed, "Of the weights")
+  command->add_option("--output", options->output, "Folder to create")->required();
+  command->add_option("--seed", options->seed, "Seed of the weights")
       ->check(not_negative())
       ->capture_default_str();
-  command->add_option("--shard-bytes", options->shard_bytes, "Most bytes of one weight file")
+  command->add_option("--shard-bytes", options->shard_bytes, "Maximum bytes of one weight file")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 50))
       ->capture_default_str();
   command->callback([options] { run(*options); });

@@ -62,7 +62,7 @@ bool Interrupt::asked() {
     sigaction(SIGTERM, &action, &previous_term);
     sigaction(SIGHUP, nullptr, &previous_hup);
     action.sa_handler = on_hangup;
-    // Under nohup the run goes on.
+    // Under nohup the run continues.
     if (previous_hup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
   }
   return asked_to_stop != 0 || hung_up != 0;

@@ -29,8 +29,8 @@ struct Options {
 
 constexpr int64_t kPassTokens = 4096;
 
-// Sequences side by side, as many as fit a pass, beginning with list `next`, which is moved on.
-// Row t gives log p(token t+1 | tokens to t); a sequence's last row is not asked for.
+// Packs as many sequences as fit a pass, starting with list `next`, which is advanced. Row t gives
+// log p(token t+1 | tokens up to t); a sequence's last row is not requested.
 MicroBatch pack(const std::vector<std::vector<int32_t>>& lists, size_t& next) {
   MicroBatch batch;
   batch.cu_seqlens.push_back(0);
@@ -48,7 +48,7 @@ MicroBatch pack(const std::vector<std::vector<int32_t>>& lists, size_t& next) {
   return batch;
 }
 
-// On the CPU, without the memory that training takes.
+// On the CPU, without the memory that training needs.
 std::vector<float> score(ThreadPool& pool, const Parameters& parameters, const MicroBatch& batch,
                          const TrainingOptions& options) {
   const ModelConfig& config = parameters.config();
@@ -67,7 +67,7 @@ std::vector<float> score(ThreadPool& pool, const Parameters& parameters, const M
 
 void check_options(const Options& options) {
   if (options.device == Device::cpu && options.precision == TrainingPrecision::bf16) {
-    throw Error("--precision bf16: is of the GPU alone; the CPU computes in float32");
+    throw Error("--precision bf16: works on the GPU only; the CPU computes in float32");
   }
   check_device(options.device, "--device cuda");
 }
@@ -136,8 +136,8 @@ void add_logprobs(CLI::App& app, Program&) {
       ->required();
   add_choice(*command, "--numerics", options->numerics,
              "On the CPU. exact: bit for bit what sampling records; fast: products by the BLAS");
-  add_choice(*command, "--device", options->device, "What computes; cuda needs a GPU");
-  add_choice(*command, "--precision", options->precision, "Of the passes on cuda",
+  add_choice(*command, "--device", options->device, "Device to run on; cuda needs a GPU");
+  add_choice(*command, "--precision", options->precision, "Dtype of the passes on cuda",
              {"float32", "bf16"});
   command->add_option("--threads", options->threads, "0: one per core")
       ->check(CLI::Range(0, 1024))

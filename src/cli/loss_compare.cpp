@@ -23,7 +23,7 @@ PresetRequest parse_request(const std::string& text) {
   PresetRequest request{text.substr(0, colon), {}};
   if (colon == std::string::npos) return request;
   if (colon + 1 == text.size()) {
-    throw Error(fmt::format("--preset {}: nothing stands after the colon", text));
+    throw Error(fmt::format("--preset {}: nothing follows the colon", text));
   }
   std::string part;
   for (const char c : text.substr(colon + 1) + ",") {
@@ -50,7 +50,8 @@ double parse_share(const std::string& text) {
   const std::string rest = end;
   if (rest == "%") value /= 100.0;
   if (end == text.c_str() || (!rest.empty() && rest != "%") || !(value >= 0.0 && value < 1.0)) {
-    throw Error(fmt::format("--target-masked {}: write a share like 0.5% or 0.005, below 1", text));
+    throw Error(
+        fmt::format("--target-masked {}: write a fraction like 0.5% or 0.005, below 1", text));
   }
   return value;
 }
@@ -104,7 +105,7 @@ void add_loss_compare(CLI::App& loss, Program& program) {
     std::vector<PresetRequest> requests;
     for (const std::string& preset : options->presets) requests.push_back(parse_request(preset));
     if (requests.empty()) requests = default_requests(program.catalog, file.batch);
-    // A misspelt preset must not wait for the ones before it.
+    // Report a misspelt preset before evaluating the ones in front of it.
     for (const PresetRequest& r : requests) {
       const LossSpec spec = program.catalog.make_spec(r.preset, r.settings);
       for (const std::string& warning : spec.warnings) warn(r.preset + ": " + warning);

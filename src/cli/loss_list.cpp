@@ -8,7 +8,7 @@
 namespace leeway {
 namespace {
 
-// Parentheses, not quotes, around keys with their defaults: they are read as one line.
+// Parentheses, not quotes, around keys with their defaults, so that they read as one line.
 std::string keys_text(std::span<const KeyInfo> keys) {
   std::vector<std::string> parts;
   for (const KeyInfo& key : keys)
@@ -61,7 +61,7 @@ std::string list_json(const Catalog& catalog) {
   return json.text() + "\n";
 }
 
-// docs/losses.md, whole: the tables below are its only source.
+// The whole of docs/losses.md: the tables below are its only source.
 std::string list_markdown(const Catalog& catalog) {
   std::string out =
       "# Losses, corrections and metrics\n\n"

@@ -23,7 +23,7 @@ namespace {
 struct Place {
   const CLI::App* command;
   std::string path;     // "leeway loss"
-  std::string problem;  // a word that is no command, and the nearest that is one
+  std::string problem;  // a word that is not a command, and the nearest one that is
 };
 Place place_of(const CLI::App& app, const std::vector<std::string>& words) {
   Place place{&app, app.get_name(), ""};
@@ -51,7 +51,7 @@ Place place_of(const CLI::App& app, const std::vector<std::string>& words) {
 
 // `leeway help loss eval` is `leeway loss eval --help`.
 void add_help(CLI::App& app) {
-  auto* command = app.add_subcommand("help", "Says what a command does and takes");
+  auto* command = app.add_subcommand("help", "Shows what a command does and its options");
   auto words = std::make_shared<std::vector<std::string>>();
   command->add_option("command", *words, "Such as train or loss eval; without one: all commands")
       ->type_name("COMMAND");
@@ -63,7 +63,7 @@ void add_help(CLI::App& app) {
   });
 }
 
-// Runs the command. What --help and --version print is a result like others.
+// Runs the command. The output of --help and --version is a result like any other.
 void parse(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);

@@ -23,7 +23,7 @@ void print(std::string_view text) {
 void warn(std::string_view text) { say(fmt::format("leeway: warning: {}", text)); }
 
 void say(std::string_view text) {
-  // A stderr that cannot be written must not change what the program does.
+  // Failing to write to stderr must not change what the program does.
   const std::string line = printable(text) + "\n";
   (void)std::fwrite(line.data(), 1, line.size(), stderr);
 }

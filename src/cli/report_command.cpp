@@ -13,7 +13,7 @@ namespace leeway {
 
 void add_report(CLI::App& app, Program&) {
   auto* command = app.add_subcommand(
-      "report", "One HTML page of a run, or of several over each other, that opens offline");
+      "report", "One HTML page of a run, or of several overlaid, that opens offline");
   struct Options {
     std::vector<std::string> runs;
     std::string output;

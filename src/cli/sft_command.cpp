@@ -45,7 +45,7 @@ void add_sft(CLI::App& app, Program& program) {
   add_config_options(*command, *options);
   command
       ->add_option("--resume", options->resume,
-                   "A run folder of leeway sft: goes on from its newest checkpoint")
+                   "A run folder of leeway sft: continues from its newest checkpoint")
       ->type_name("RUN");
   command->add_flag("--json", options->json, "Print the summary as JSON");
   command->callback([&program, options] { run(program, *options); });

@@ -21,7 +21,7 @@ struct Options {
   bool json = false, markdown = false, dry_run = false;
 };
 
-// `--only a b SWEEP.toml`: the option takes every word after it. Names have no dot, files have one.
+// `--only a b SWEEP.toml`: the option takes every word after it. Names have no dot, files do.
 void reclaim_file(Options& options) {
   for (auto word = options.only.begin(); word != options.only.end(); ++word) {
     if (!options.file.empty() || word->find('.') == std::string::npos) continue;
@@ -77,8 +77,8 @@ void run(Program& program, Options options) {
 void add_sweep(CLI::App& app, Program& program) {
   auto* command = app.add_subcommand(
       "sweep",
-      "Trains every row of every table of a sweep file with every seed, in processes side by\n"
-      "side, and prints the tables. Run again, it goes on with what is not finished.");
+      "Trains every row of every table of a sweep file with every seed, in parallel processes,\n"
+      "and prints the tables. Run again, it continues with what is not finished.");
   auto options = std::make_shared<Options>();
   command
       ->add_option("sweep", options->file, "A TOML file, such as examples/02_off_policy/sweep.toml")

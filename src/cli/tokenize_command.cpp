@@ -30,7 +30,7 @@ std::string decode_line(const Tokenizer& tokenizer, const rapidjson::Document& j
     if (!item.IsInt()) throw Error("a line must be a JSON list of ids");
     ids.push_back(item.GetInt());
   }
-  // Whole characters only: JSON cannot carry half of one.
+  // Whole characters only: JSON cannot contain part of one.
   IncrementalDecoder decoder(tokenizer);
   std::string text;
   for (int32_t id : ids) text += decoder.push(id);

@@ -23,8 +23,8 @@ struct Options : ConfigSource {
   bool json = false;
 };
 
-// What to do after the quick start. The commands work as they stand, one after the other: each run
-// has a name of its own.
+// Suggestions after the quick start. The commands work as printed, one after the other: each run
+// has its own name.
 std::string suggestions(const std::string& folder) {
   const std::string run = shell_word(folder), stale = shell_word(folder + "-stale");
   const std::string sweep = "examples/02_off_policy/sweep.toml";
@@ -32,7 +32,7 @@ std::string suggestions(const std::string& folder) {
       {"config --example > my.toml", "the configuration of this run"},
       {fmt::format("train --set output_dir={} --set orchestrator.max_off_policy_steps=8", stale),
        "older rollouts"},
-      {fmt::format("report {} {}", run, stale), "both runs over each other"},
+      {fmt::format("report {} {}", run, stale), "both runs in one report"},
       {fmt::format("train --set output_dir={} --set trainer.loss.preset=reinforce --set "
                    "trainer.epochs=8",
                    shell_word(folder + "-reused")),
@@ -89,7 +89,7 @@ void show(Program& program, const RunSummary& summary, const Options& options) {
 void run(Program& program, Options options) {
   reclaim_file(options);
   if (options.keep_optimizer && options.from.empty()) {
-    throw Error("--keep-optimizer: goes with --from RUN, whose moments it keeps");
+    throw Error("--keep-optimizer: needs --from RUN, whose optimizer moments it keeps");
   }
   const ResumedSummary done = train(program.catalog, options);
   if (const auto* summary = std::get_if<RunSummary>(&done)) {
@@ -111,7 +111,7 @@ void add_train(CLI::App& app, Program& program) {
   add_config_options(*command, *options);
   command
       ->add_option("--resume", options->resume,
-                   "A run folder: goes on from its newest checkpoint, with its configuration")
+                   "A run folder: continues from its newest checkpoint, with its configuration")
       ->type_name("RUN");
   command
       ->add_option("--from", options->from,
@@ -120,7 +120,7 @@ void add_train(CLI::App& app, Program& program) {
       ->type_name("RUN")
       ->excludes("--resume");
   command->add_flag("--keep-optimizer", options->keep_optimizer,
-                    "With --from: start with its optimizer's moments, too");
+                    "With --from: also start with its optimizer moments");
   command->add_flag("--json", options->json, "Print the summary as JSON");
   command->callback([&program, options] { run(program, *options); });
 }

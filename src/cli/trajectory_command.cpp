@@ -19,7 +19,7 @@ struct SplitRollout {
   SplitTrajectory split;
 };
 
-// A token as a person reads it: its text, quoted, or its number.
+// A token for display: its text, quoted, or its number.
 std::string token_text(const Tokenizer* tokenizer, int32_t id) {
   if (id < 0) return "(end)";
   if (tokenizer == nullptr || id >= tokenizer->vocab_size()) return fmt::format("{}", id);
@@ -28,7 +28,7 @@ std::string token_text(const Tokenizer* tokenizer, int32_t id) {
   return fmt::format("{} {}", id, quoted.text());
 }
 
-// Up to `count` tokens before `position`, for the eye.
+// Up to `count` tokens before `position`, for display.
 std::string context_text(const Tokenizer* tokenizer, const std::vector<int32_t>& ids,
                          size_t position, size_t count) {
   const size_t first = position > count ? position - count : 0;

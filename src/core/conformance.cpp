@@ -99,7 +99,7 @@ Fixture read_fixture(const Json& json) {
   return fixture;
 }
 
-// Which advantage stream a case is about: what its config says, else what its family uses.
+// Which advantage stream a case uses: what its config says, else what its family uses.
 bool uses_token_advantages(const std::string& name, const Json* config) {
   if (config != nullptr) {
     if (const Json* adv = member(*config, "adv"); adv != nullptr && adv->IsString()) {

@@ -12,8 +12,8 @@ template <class T>
 std::vector<uint8_t> select_by_covariance(const LossSpec& spec, const BatchView<T>& batch,
                                           std::span<const uint8_t> trained);
 
-// Divides all weights by their mean, as spec.weight_normalisation says. A mean of (almost) zero
-// leaves them alone.
+// Divides all weights by their mean, according to spec.weight_normalisation. A mean of (almost)
+// zero leaves them unchanged.
 template <class T>
 void normalise_weights(const LossSpec& spec, const BatchView<T>& batch,
                        std::span<const uint8_t> trained, std::span<T> weights);

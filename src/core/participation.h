@@ -14,7 +14,7 @@ inline constexpr double kRatioSumCap = 1e18;
 bool uses_ratio_of(const LossSpec& spec);
 bool has_clip(const LossSpec& spec);
 
-// A weight of 0 takes a position out of everything, also of what looks past the mask.
+// A weight of 0 excludes a position from everything, even from what looks past the mask.
 template <class T>
 bool has_weight(const BatchView<T>& batch, size_t i) {
   return batch.weights.empty() || batch.weights[i] != T(0);
@@ -49,7 +49,7 @@ void check_streams(const LossSpec& spec, const BatchView<T>& batch);
 template <class T>
 void check_finite(const LossSpec& spec, const BatchView<T>& batch);
 
-// Throws: the loss of this token is not finite although its inputs are.
+// Throws Error: the loss of this token is not finite although its inputs are.
 [[noreturn]] void throw_overflow(int64_t sequence, int64_t position, double ratio);
 
 // The spans of sequence s, from its first position; `mask` is a whole-batch mask.
@@ -76,7 +76,7 @@ template <class T>
 double count_denominator(const LossSpec& spec, const BatchView<T>& batch,
                          std::span<const uint8_t> counted);
 
-// What each sequence's token losses are multiplied by; `denominator` is the global one, at least 1.
+// The factor for each sequence's token losses; `denominator` is the global one, at least 1.
 template <class T>
 std::vector<double> sequence_scales(const LossSpec& spec, const BatchView<T>& batch,
                                     std::span<const uint8_t> counted, double denominator);

@@ -8,8 +8,8 @@
 
 namespace leeway {
 
-// Bounds are compared in float32: what equals a bound in the precision that log-probabilities are
-// recorded in is kept, although the same test in double might fall either way.
+// Bounds are compared in float32: a value equal to a bound in the precision of recorded logprobs is
+// kept, although the same comparison in double might go either way.
 inline bool above(double value, double bound) {
   return static_cast<float>(value) > static_cast<float>(bound);
 }
@@ -25,7 +25,7 @@ inline double limit(double value, const Bounds& bounds) {
 // e^x - 1 - x, without cancellation near zero.
 inline double k3(double x) { return std::expm1(x) - x; }
 
-// log(1 - e^x) for x <= 0; -infinity at 0. Log-probabilities above 0 count as certainty.
+// log(1 - e^x) for x <= 0; -infinity at 0. Logprobs above 0 count as certainty.
 inline double log_one_minus_exp(double x) {
   if (x >= 0.0) return -kInfinity;
   return x > -0.6931471805599453 ? std::log(-std::expm1(x)) : std::log1p(-std::exp(x));

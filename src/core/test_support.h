@@ -1,4 +1,4 @@
-// What the tests of this folder share: random batches and the list of everything that can be
+// Shared by the tests of this folder: random batches and the list of everything that can be
 // evaluated.
 #pragma once
 
@@ -13,7 +13,8 @@
 namespace leeway::testing {
 
 // A batch with every stream, ragged masks, advantages of both signs and exact zeros, and ratios
-// from tiny to large. Masked positions hold garbage, NaN and infinities among it, unless `clean`.
+// from tiny to large. Masked positions contain garbage, including NaN and infinities, unless
+// `clean`.
 inline Batch random_batch(uint64_t seed, const std::vector<int>& lengths, bool clean = false) {
   Rng rng(seed);
   Batch batch;
@@ -48,7 +49,7 @@ inline Batch random_batch(uint64_t seed, const std::vector<int>& lengths, bool c
   return batch;
 }
 
-// The same batch with prompts of garbage before its sequences, all weight taken from them.
+// The same batch with garbage prompts of weight 0 before its sequences.
 inline Batch behind_prompts(const Batch& batch) {
   Batch out = batch;
   out.offsets = {0};
@@ -75,7 +76,7 @@ inline Batch behind_prompts(const Batch& batch) {
   return out;
 }
 
-// The numbers that float32 keeps of a batch.
+// The batch rounded to float32.
 inline Batch rounded(Batch batch) {
   for (auto* values : {&batch.pi, &batch.prox, &batch.rollout, &batch.ref, &batch.teacher,
                        &batch.advantages, &batch.weights}) {

@@ -1,4 +1,4 @@
-// What the tests that run on a GPU share. Without one they are skipped with a word.
+// Shared by the tests that run on a GPU. Without one they are skipped with a message.
 #pragma once
 
 #include <cublas_v2.h>
@@ -22,8 +22,8 @@ inline bool has_gpu() {
 #define LEEWAY_NEEDS_GPU() \
   if (!has_gpu()) GTEST_SKIP() << "no GPU: the kernels were compiled, not run"
 
-// An array on the device. Memory that nothing was copied to holds NaN, so that what a kernel
-// forgets to write shows.
+// An array on the device. Memory that was not copied to contains NaN, so that forgotten writes of a
+// kernel show.
 template <class T>
 class DeviceArray {
  public:

@@ -22,7 +22,7 @@ namespace cg = cooperative_groups;
 
 constexpr int64_t kSharedBytes = 224 << 10;  // that a block of Hopper may have for rows
 
-// What a row gives, whoever wants it.
+// Writes the requested values of a row.
 __device__ void write_values(const RowChunk& chunk, const RowPlace& place, const Softmax& all,
                              float logprob, float entropy) {
   if (chunk.logprobs == nullptr) return;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void wait_copy(uint64_t* barrier) {
       : "memory");
 }
 
-// Where g comes from.
+// The source of g.
 struct GivenGradient {
   const float* g;
   const float* g_entropy;
@@ -170,7 +170,7 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kThreads)
   float32::TokenIn token;
   bool takes_part = false;
   if constexpr (kWithLoss) {
-    // While the copy is under way.
+    // Done while the copy is in flight.
     if (threadIdx.x == 0) takes_part = load_token_of(source, place.token, token);
   }
   __syncthreads();
@@ -181,10 +181,10 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kThreads)
     const Softmax sums =
         join_block(sum_part<T, 1>(from, part.size, target, place.scale), place.scale, shared);
     if (threadIdx.x == 0) mine = sums;
-    cluster.sync();  // also: nobody reads this row's memory any longer
+    cluster.sync();  // also: no thread reads this row's memory any more
     if (threadIdx.x < 32) {
       Softmax of_lane;
-      // Each lane fetches one block's numbers, so that they travel side by side.
+      // Each lane fetches one block's numbers, so that the transfers overlap.
       if (threadIdx.x < kParts) {
         of_lane = *cluster.map_shared_rank(&mine, static_cast<int>(threadIdx.x));
       }
@@ -204,7 +204,7 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kThreads)
       }
     }
   } else if constexpr (!std::is_same_v<T, Out>) {
-    cluster.sync();  // the gradient is written where other blocks' logits were
+    cluster.sync();  // the gradient overwrites the memory of other blocks' logits
   }
   if (threadIdx.x == 0) {
     if constexpr (!kWithLoss) {

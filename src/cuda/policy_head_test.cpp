@@ -1,4 +1,4 @@
-// The head on a GPU against the slow way: every logit in double.
+// The head on a GPU against a slow reference with all logits in double.
 
 #include "cuda/policy_head.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 using testing::Head;
 
-// One handle for all tests: making one takes a second.
+// One handle for all tests: creating one takes a second.
 cublasHandle_t blas() {
   static cublasHandle_t handle = [] {
     cublasHandle_t made = nullptr;

@@ -15,13 +15,13 @@ namespace leeway {
 // first trained token on are.
 struct Sample {
   std::vector<int32_t> ids;
-  std::vector<uint8_t> loss_mask;  // 1: trained. The first token has nothing to predict it: 0
+  std::vector<uint8_t> loss_mask;  // 1: trained. 0 for the first token, which nothing predicts
   std::vector<float> advantages;
-  std::vector<float> rollout;           // optional: log-probabilities when sampled
+  std::vector<float> rollout;           // optional: logprobs when sampled
   std::vector<PolicyVersion> versions;  // optional: of the policy that sampled a token
   std::vector<int32_t> step;            // optional: the rollout's turn that sampled a token, or -1
-  float temperature = 1.0f;             // that it was sampled at; log-probabilities are taken there
-  int32_t rollout_id = -1;              // samples of one rollout share it; -1: one of its own
+  float temperature = 1.0f;             // at which it was sampled; logprobs are computed at it
+  int32_t rollout_id = -1;              // shared by the samples of one rollout; -1: unique
 
   float advantage(size_t token) const { return advantages[advantages.size() == 1 ? 0 : token]; }
 };
@@ -38,7 +38,7 @@ using TokenValues = std::vector<std::vector<float>>;
 // Yes (1) or no (0) for samples' tokens, in the same form.
 using TokenFlags = std::vector<std::vector<uint8_t>>;
 
-// The samples' numbers, those of a rollout together, in the order of each rollout's first.
+// The samples' indices grouped by rollout, in the order of each rollout's first sample.
 std::vector<std::vector<size_t>> samples_by_rollout(std::span<const Sample> samples);
 
 }  // namespace leeway

@@ -1,7 +1,7 @@
-// What runs the passes of an engine: a decoder with its weights, keys and values on some device,
-// and the drawing of tokens from its logits. The engine plans passes and knows no device.
+// Runs the passes of an engine: a decoder with its weights and KV cache on some device, and the
+// drawing of tokens from its logits. The engine plans passes and is independent of the device.
 //
-// One thread, the one that steps the engine, calls everything here.
+// Everything here is called by one thread, the one that steps the engine.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class SamplingBackend {
  public:
   virtual ~SamplingBackend() = default;
 
-  // Blocks of keys and values that there is memory for, and what one takes in all layers.
+  // The number of KV-cache blocks that fit in memory, and the size of one in all layers.
   virtual int64_t blocks() const = 0;
   virtual int64_t block_bytes() const = 0;
 
@@ -29,17 +29,17 @@ class SamplingBackend {
   // first pass and then between passes. They are of the config the backend was made for. The
   // snapshot may go when this returns.
   virtual void load(const PolicySnapshot& weights) = 0;
-  // One pass: forward over all rows, keys and values into the blocks, then one token for each draw.
-  // drawn[i] belongs to pass.draws[i]. Takes one number from each draw's random numbers; a row that
-  // is no distribution is a failure of its draws, not an exception.
+  // One pass: forward over all rows, with keys and values written to the blocks, then one token per
+  // draw; drawn[i] belongs to pass.draws[i]. Takes one number from each draw's random stream. A row
+  // that is not a distribution is a failure of its draws, not an exception.
   virtual void run(const StepRows& pass, std::vector<Drawn>& drawn) = 0;
-  // Before the next pass, in order.
+  // Called before the next pass, in order.
   virtual void copy_blocks(std::span<const BlockCopy> copies) = 0;
 };
 
-// Makes a backend with as many blocks as options.kv_bytes pays for there, at most `most_blocks`
-// (see block_count in checks.h). The options have been checked. Throws Error where the device or
-// its memory is missing.
+// Makes a backend with as many blocks as options.kv_bytes allows, at most `most_blocks` (see
+// block_count in checks.h). The options have been checked. Throws Error if the device or its memory
+// is not available.
 using MakeSamplingBackend = std::function<std::unique_ptr<SamplingBackend>(
     const ModelConfig& config, const EngineOptions& options, int64_t most_blocks)>;
 

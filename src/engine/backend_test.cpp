@@ -1,4 +1,4 @@
-// The engine over a backend that is not the CPU's: what it asks of it, and when.
+// The engine with a backend other than the CPU's: what it asks of it, and when.
 
 #include "engine/backend.h"
 
@@ -16,7 +16,7 @@ struct Calls {
   int64_t made = 0, loads = 0, passes = 0, copies = 0, most_blocks = 0;
 };
 
-// The CPU's, with everything counted, and no more blocks than `blocks`.
+// The CPU backend with everything counted, and at most `blocks` blocks.
 class CountingBackend final : public SamplingBackend {
  public:
   CountingBackend(std::unique_ptr<SamplingBackend> inner, int64_t blocks, Calls& calls)

@@ -33,20 +33,20 @@ struct Engine::Impl {
   const EngineOptions options;
   const ModelConfig config;
 
-  // The stepping thread's own, like those below.
+  // Used by the stepping thread only, like those below.
   const std::unique_ptr<SamplingBackend> backend;
   const RequestLimits limits;
 
-  // What other threads hand in and take out.
+  // Shared with other threads.
   mutable std::mutex mutex;
   int64_t next_id = 0;
   std::vector<Arrival> arrivals;
   std::vector<int64_t> cancels;
   std::shared_ptr<const PolicySnapshot> new_weights;
-  std::unordered_map<int64_t, int64_t> open;  // request: samples that have not ended
+  std::unordered_map<int64_t, int64_t> open;  // request: unfinished samples
   std::vector<SampledSequence> finished;
 
-  // The stepping thread's own.
+  // Used by the stepping thread only.
   Scheduler scheduler;
   PolicyVersion version;
   std::vector<Arrival> taken_arrivals;
@@ -88,7 +88,7 @@ void Engine::Impl::take_what_came_in() {
   if (options.kv_after_swap == KvAfterSwap::recompute) scheduler.restart();
 }
 
-// Empty when every draw gave a token.
+// Empty if every draw gave a token.
 std::string Engine::Impl::failure(const StepRows& pass) const {
   std::string message;
   const ScheduledRequest* last = nullptr;
@@ -111,7 +111,7 @@ void Engine::Impl::publish() {
   const std::lock_guard lock(mutex);
   for (SampledSequence& result : ended) {
     const auto left = open.find(result.request);
-    LEEWAY_CHECK(left != open.end(), "a sample ended that was never asked for");
+    LEEWAY_CHECK(left != open.end(), "a sample ended that was never requested");
     if (--left->second == 0) open.erase(left);
     finished.push_back(std::move(result));
   }
@@ -166,7 +166,7 @@ bool Engine::cancel(int64_t request) {
 }
 
 void Engine::update_weights(std::shared_ptr<const PolicySnapshot> weights) {
-  LEEWAY_CHECK(weights != nullptr, "weights are needed");
+  LEEWAY_CHECK(weights != nullptr, "weights must not be null");
   check_same_network(impl_->config, weights->config());
   const std::lock_guard lock(impl_->mutex);
   impl_->new_weights = std::move(weights);

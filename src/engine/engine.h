@@ -28,7 +28,7 @@ namespace leeway {
 struct EngineOptions {
   Precision precision = Precision::float32;
   int threads = 0;                      // 0: one per core
-  int64_t kv_bytes = int64_t{1} << 30;  // memory for keys and values
+  int64_t kv_bytes = int64_t{1} << 30;  // memory for the KV cache
   int64_t max_rows_per_step = 512;      // prompt and decode rows of one pass
   int64_t max_sequences = 256;          // samples running at a time
   KvAfterSwap kv_after_swap = KvAfterSwap::keep;

@@ -1,6 +1,5 @@
-// The engine against a loop that knows no cache: for each token the whole sequence is computed
-// again in one pass. Tokens and log-probabilities must agree bit for bit, whatever runs beside
-// them.
+// The engine against a loop without a KV cache, which recomputes the whole sequence in one pass for
+// each token. Tokens and logprobs must agree bit for bit, whatever else is running.
 
 #include "engine/engine.h"
 
@@ -307,7 +306,7 @@ TEST(Engine, KeptStatesGoOnWithTheNewWeights) {
     const std::vector<float> by_old = old_pass.logprobs(requests[0], result, 0);
     const std::vector<float> by_new = new_pass.logprobs(requests[0], result, 0);
     for (size_t i = 0; i < 30; ++i) {
-      // Beyond the swap neither policy alone gives the logits: the states are of both.
+      // After the swap neither policy alone gives the logits: the states come from both.
       EXPECT_EQ(result.raw_logprobs[i] == by_old[i], i < 10) << i;
       EXPECT_NE(result.raw_logprobs[i], by_new[i]) << i;
     }
@@ -337,7 +336,7 @@ TEST(Engine, TheLastOfSeveralUpdatesCountsAndForeignOnesAreRefused) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// What is refused
+// Refusals
 
 TEST(Engine, RefusesARequestAtOnceAndGoesOn) {
   const Parameters weights = tiny_weights(Family::llama, 1);
@@ -363,7 +362,7 @@ TEST(Engine, RemovesARequestWithoutADistributionAndGoesOnWithTheOthers) {
   const std::vector<Request> requests{make_request(6, 12, 1, 1), make_request(7, 12, 3, 2),
                                       make_request(8, 12, 2, 3)};
   const Results undisturbed = run_all(weights, options_of(64), requests);
-  // A token that none of the others meets has no finite embedding.
+  // A token that occurs in none of the others has a non-finite embedding.
   std::set<int32_t> met;
   for (const Request& request : requests) met.insert(request.prompt.begin(), request.prompt.end());
   for (const auto& [key, result] : undisturbed) met.insert(result.ids.begin(), result.ids.end());

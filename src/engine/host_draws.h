@@ -1,4 +1,4 @@
-// Draws tokens from logits that lie in the host's memory, with all threads of a pool.
+// Draws tokens from logits in host memory, with all threads of a pool.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace leeway {
 
 class HostDraws {
  public:
-  // The pool must live as long.
+  // The pool must outlive this object.
   explicit HostDraws(ThreadPool& pool);
 
   // drawn[i] from row draws[i].logits of `logits` [rows, vocabulary]. Which thread draws which

@@ -24,7 +24,8 @@ int64_t blocks_for(int64_t positions) { return (positions + kBlockKeys - 1) / kB
 BlockNeed block_need(const Request& request) {
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   BlockNeed need;
-  // A sample of one token writes nothing of its own: even a block half full is shared.
+  // A sample of one token writes no keys or values of its own, so even a partly filled block is
+  // shared.
   need.shared = request.max_new_tokens == 1 ? blocks_for(prompt) : prompt / kBlockKeys;
   need.own = blocks_for(prompt + request.max_new_tokens - 1) - need.shared;
   return need;
@@ -57,7 +58,7 @@ void check_request(const Request& request, const RequestLimits& limits) {
   const int64_t blocks = block_need(request).of(request.samples);
   if (blocks > limits.blocks) {
     throw Error(fmt::format(
-        "the request needs {} blocks of keys and values ({} bytes: prompt of {} tokens, "
+        "the request needs {} KV-cache blocks ({} bytes: prompt of {} tokens, "
         "max_new_tokens {}, samples {}), but there are {} ({} bytes): raise kv_bytes or ask for "
         "less",
         blocks, blocks * limits.block_bytes, prompt, request.max_new_tokens, request.samples,

@@ -8,7 +8,7 @@
 namespace leeway {
 
 // Blocks that a request holds from its admission on. The last token of a sample is never fed back
-// and needs no place.
+// and needs no position.
 struct BlockNeed {
   int64_t shared = 0;  // by all samples: those that the prompt fills
   int64_t own = 0;     // of each sample

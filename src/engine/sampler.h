@@ -1,12 +1,12 @@
-// From a row of logits to a token.
+// Turns a row of logits into a token.
 //
 // The order of the filters is that of transformers: temperature, then top-k, then top-p, then
-// min-p. (vLLM puts min-p first, so that there top-p counts the mass that min-p has left.) In
-// detail:
+// min-p. (vLLM applies min-p first, so its top-p refers to the mass that min-p leaves.) In detail:
 // - top-k keeps the k largest logits; ties at the k-th place are all kept.
 // - top-p keeps the most likely tokens, one by one, until their share of what top-k has left
-//   reaches top_p; reaching it exactly is enough. Of equal logits the lower id comes first.
-// - min-p keeps what is at least min_p times as likely as the most likely token.
+// reaches
+//   top_p; reaching it exactly is enough. Among equal logits the lower id comes first.
+// - min-p keeps tokens that are at least min_p times as likely as the most likely one.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ namespace leeway {
 // Throws Error naming the setting and its value.
 void check_sampling(const SamplingSettings& settings);
 
-// The random numbers of one sample of a request, the n-th for its n-th token. They depend on
-// nothing else, so that sample i of a request is the same however many samples were asked for.
+// The random stream of one sample of a request: the n-th number is for its n-th token. It depends
+// on nothing else, so sample i of a request is the same however many samples were requested.
 Rng sample_stream(uint64_t seed, int64_t sample);
 
 // One sampled token. The two log-probabilities belong to two distributions:
@@ -46,8 +46,8 @@ class TokenSampler {
   SampledToken sample(std::span<const float> logits, const SamplingSettings& settings, Rng& rng);
 
  private:
-  // Kept tokens are a beginning of the order "larger logits first, of equals lower ids first":
-  // those up to and with this place.
+  // Kept tokens are a prefix of the order "larger logits first, lower ids first among equals", up
+  // to and including this position.
   struct Cut {
     float logit;
     int64_t id;

@@ -12,8 +12,8 @@ int64_t prompt_length(const ScheduledRequest& request) {
   return static_cast<int64_t>(request.request.prompt.size());
 }
 
-// Positions whose tokens are known but whose keys and values are not there: the prompt's until that
-// is done, then the sample's own.
+// Positions whose tokens are known but whose keys and values are not computed yet: the prompt's
+// until it is done, then the sample's own.
 int64_t pending(const ScheduledRequest& request, const ScheduledSample& sample) {
   const int64_t own =
       request.prompt_done ? static_cast<int64_t>(sample.result.ids.size()) : int64_t{0};
@@ -27,7 +27,7 @@ SampledSequence begun_sample(int64_t request, int64_t sample) {
   return result;
 }
 
-// Enough for most samples without growing; long ones grow by doubling.
+// Enough for most samples without growing.
 constexpr int64_t kUsualTokens = 256;
 
 }  // namespace
@@ -114,7 +114,7 @@ void Scheduler::add_rows(ScheduledRequest& request, ScheduledSample& sample, int
     pass_.tokens.push_back(position < prompt ? request.request.prompt[position]
                                              : sample.result.ids[position - prompt]);
   }
-  // Logits are wanted of the last known token; a prompt computed again has been drawn from before.
+  // Logits are needed for the last known token; a recomputed prompt has been drawn from before.
   const bool starts = !request.prompt_done && sample.result.ids.empty();
   if (rows < pending(request, sample) || !(request.prompt_done || starts)) return;
   const int64_t logits = static_cast<int64_t>(pass_.logit_rows.size());
@@ -177,7 +177,7 @@ void Scheduler::accept(const Draw& draw, const SampledToken& token, PolicyVersio
   }
 }
 
-// The prompt is there: all samples go on from its end, each in a last block of its own.
+// The prompt is done: all samples continue from its end, each with its own last block.
 void Scheduler::fork(ScheduledRequest& request) {
   const int64_t prompt = prompt_length(request);
   const ScheduledSample& leader = request.samples[request.leader];
@@ -191,7 +191,7 @@ void Scheduler::fork(ScheduledRequest& request) {
 
 std::span<const BlockCopy> Scheduler::commit(std::span<const Drawn> drawn, PolicyVersion version,
                                              std::vector<SampledSequence>& ended) {
-  LEEWAY_CHECK(drawn.size() == pass_.draws.size(), "each draw has its token");
+  LEEWAY_CHECK(drawn.size() == pass_.draws.size(), "each draw must have a token");
   for (size_t i = 0; i < drawn.size(); ++i) {
     if (!drawn[i].failure.empty()) pass_.draws[i].request->failed = true;
   }
@@ -231,7 +231,7 @@ void Scheduler::end_request(ScheduledRequest& request, std::vector<SampledSequen
   }
 }
 
-// Gives back what ended samples held.
+// Releases what ended samples held.
 void Scheduler::sweep() {
   if (!std::exchange(to_sweep_, false)) return;
   for (const auto& request : requests_) {

@@ -1,6 +1,6 @@
-// The scheduler with a model made of hashes: a position's key tells its token, its position and the
-// weights it was computed with, and the logits of a row tell all keys that it can see. A wrong
-// block, a missing copy or a stale key cannot stay unseen.
+// The scheduler with a model made of hashes: a position's key encodes its token, its position and
+// the weights it was computed with, and the logits of a row encode all keys that it sees. A wrong
+// block, a missing copy or a stale key is always detected.
 
 #include "engine/scheduler.h"
 
@@ -49,7 +49,7 @@ class HashModel {
     return digests;
   }
 
-  // What a row must see after these tokens, if all of them were computed with today's weights.
+  // What a row must see after these tokens, if all of them were computed with the current weights.
   uint64_t expected(const std::vector<int32_t>& prompt, const std::vector<int32_t>& ids) const {
     uint64_t digest = 0;
     int64_t position = 0;
@@ -148,7 +148,7 @@ struct World {
     }
   }
 
-  // Every sample asked for ended once, with as many tokens as its end says.
+  // Every requested sample ended once, with as many tokens as its finish reason implies.
   void check_end() const {
     std::set<std::pair<int64_t, int64_t>> seen;
     for (const SampledSequence& result : ended) {

@@ -1,4 +1,4 @@
-// Small models, requests of all kinds, and a loop that samples without a cache.
+// Small models, requests of all kinds, and a loop that samples without a KV cache.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ inline EngineOptions options_of(int64_t rows, int threads = 1) {
   return options;
 }
 
-// Room for this many blocks.
+// Memory for this many blocks.
 inline int64_t bytes_of(const Parameters& weights, int64_t blocks) {
   return blocks * static_cast<int64_t>(KvStore::block_bytes(weights.config()));
 }
@@ -59,7 +59,7 @@ inline Request make_request(int64_t prompt, int64_t tokens, int64_t samples, uin
   return request;
 }
 
-// Requests of all kinds, the same for the same seed.
+// Requests of all kinds, determined by the seed.
 inline std::vector<Request> assorted(int count, uint64_t seed) {
   const std::vector<SamplingSettings> settings{{},
                                                {.temperature = 0.0f},

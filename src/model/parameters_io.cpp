@@ -290,7 +290,7 @@ void remove_stale(const std::string& folder, const FileSums& written) {
 
 std::string not_finite_text(const std::string& name, const std::vector<int64_t>& shape,
                             std::span<const float> values) {
-  // Numbers with all bits of the exponent set, counted without a branch: one fast pass.
+  // Counts numbers with all exponent bits set, without a branch: one fast pass.
   constexpr uint32_t kExponent = 0x7f800000u;
   uint32_t found = 0;
   for (const float value : values) {

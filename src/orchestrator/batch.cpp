@@ -11,7 +11,7 @@
 namespace leeway {
 namespace {
 
-// Mean, largest and smallest of what was added.
+// Mean, maximum and minimum of the values added.
 struct Statistic {
   double sum = 0.0, most = 0.0, least = 0.0;
   int64_t count = 0;
@@ -30,7 +30,7 @@ struct Tally {
   std::map<std::string, Statistic> parts;
 };
 
-// Everything that is counted while a batch is made.
+// Everything counted while a batch is prepared.
 class Summary {
  public:
   explicit Summary(const std::vector<std::string>& ids) : ids_(ids), by_environment_(ids.size()) {}

@@ -1,4 +1,4 @@
-// From finished groups to what the learner is given, and what is known of the batch.
+// Turns finished groups into a batch for the learner, with its metrics.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct BatchOptions {
   float temperature = 1.0f;
 };
 
-// A batch with everything that was put into it. Rollouts are numbered through all groups.
+// A batch with everything it was made from. Rollouts are numbered across all groups.
 struct PreparedBatch {
   TrainingBatch learner;
   std::vector<Group> groups;
@@ -25,12 +25,12 @@ struct PreparedBatch {
   std::vector<size_t> first_sample;  // [rollouts + 1] into learner.samples; filtered ones have none
   Metrics metrics;                   // reward/*, off_policy_level/*, .. (docs/runs.md)
   int64_t sampled_tokens = 0;
-  int64_t filtered_rollouts = 0;  // left out of the update
+  int64_t filtered_rollouts = 0;  // excluded from the update
 };
 
-// Splits each rollout into training samples and gives it its group's advantage. `step` is the
-// number of the update (1, 2, ..), made by weights of version step - 1; `ids` are the
-// environments'.
+// Splits each rollout into training samples and assigns its group's advantage. `step` is the number
+// of the update (1, 2, ..), computed with weights of version step - 1; `ids` are the environments'
+// ids.
 PreparedBatch prepare_batch(int64_t step, std::vector<Group> groups,
                             const std::vector<std::string>& ids, const BatchOptions& options);
 

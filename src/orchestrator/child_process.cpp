@@ -22,17 +22,17 @@ namespace {
 
 constexpr size_t kReadSize = 1 << 16;
 constexpr int kReadsAtOnce = 32;       // so that endless output does not block the caller
-constexpr size_t kLoggedLines = 1000;  // between two looks; earlier ones go
+constexpr size_t kLoggedLines = 1000;  // kept between two calls; earlier ones are dropped
 constexpr size_t kKeptLines = 20, kKeptColumns = 500, kQuotedBytes = 200;
 constexpr size_t kMostReports = 4096;  // bytes
-constexpr int kAboveStreams = 16;      // files that must not be where a child wants its streams
+constexpr int kAboveStreams = 16;      // keeps files away from the child's standard streams
 constexpr int kKeeperControl = 3, kKeeperProgram = 4;  // in the child
 
 [[noreturn]] void fail(const char* what) {
   throw Error(fmt::format("cannot {}: {}", what, std::strerror(errno)));
 }
 
-// The same file under a high number.
+// The same file under a high descriptor.
 OpenFile out_of_the_way(OpenFile file) {
   OpenFile high(::fcntl(file.get(), F_DUPFD_CLOEXEC, kAboveStreams));
   if (!high.open()) fail("open a file");
@@ -51,7 +51,7 @@ struct Pipe {
 
 void never_wait(const OpenFile& file) { ::fcntl(file.get(), F_SETFL, O_NONBLOCK); }
 
-// write(), but a reader that is gone is EPIPE and no signal.
+// Like write(), but a closed reader gives EPIPE without a signal.
 ssize_t write_quietly(int file, std::string_view bytes) {
   sigset_t pipe, pending, before;
   sigemptyset(&pipe);
@@ -100,7 +100,7 @@ OpenFile make_keeper_file() {
     if (put <= 0) fail("write a file in memory");
     done += static_cast<size_t>(put);
   }
-  // A file that is open for writing may not be run.
+  // A file that is open for writing cannot be executed.
   OpenFile readable(
       ::open(fmt::format("/proc/self/fd/{}", file.get()).c_str(), O_RDONLY | O_CLOEXEC));
   return out_of_the_way(std::move(readable.open() ? readable : file));
@@ -121,7 +121,7 @@ ChildProcess::ChildProcess(const std::string& command, const ProcessLimits& limi
                                    cpu.c_str(),     processes.c_str(), nullptr};
   keeper_ = ::fork();
   if (keeper_ == 0) {
-    // Only what is safe in a copy of one thread of many.
+    // Only async-signal-safe calls: this is a fork of a multithreaded process.
     ::setpgid(0, 0);
     if (::dup2(in.read.get(), 0) < 0 || ::dup2(out.write.get(), 1) < 0 ||
         ::dup2(err.write.get(), 2) < 0 || ::dup2(theirs.get(), kKeeperControl) < 0 ||
@@ -168,7 +168,7 @@ void ChildProcess::flush() {
     } else if (put < 0 && errno == EINTR) {
       continue;
     } else {
-      if (errno != EAGAIN) input_.close();  // its end is seen where its output is read
+      if (errno != EAGAIN) input_.close();  // its end is detected where its output is read
       return;
     }
   }
@@ -200,7 +200,7 @@ bool ChildProcess::exited() const {
 bool ChildProcess::end() {
   if (!waited_for_) {
     read_reports();
-    // The keeper is never killed: it is what knows the others.
+    // The keeper itself is never killed: only it knows the other processes.
     if (control_.open()) ::shutdown(control_.get(), SHUT_WR);
     waited_for_ = ::waitpid(keeper_, &status_, WNOHANG) != 0;
     if (waited_for_) read_reports();
@@ -221,10 +221,11 @@ std::string ChildProcess::end_text() const {
                        limits_.max_cpu_seconds);
   }
   if (limit_ == "keeper") {
-    return "could not be started: this system runs no program from memory (memfd_create), which "
-           "environments of the kind process need";
+    return "could not be started: this system cannot run programs from memory (memfd_create), "
+           "which "
+           "process environments need";
   }
-  // A program that asks for more than it may have ends in a way of its own.
+  // A program that exceeds its memory limit fails in its own way.
   const bool failed = WIFSIGNALED(status_) || WEXITSTATUS(status_) != 0;
   const std::string memory =
       failed && limits_.max_memory_bytes > 0

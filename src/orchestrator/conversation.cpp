@@ -41,7 +41,7 @@ Conversation::Conversation(const Tokenizer& tokenizer, const Renderer* renderer,
   if (!stop.empty()) add(tokenizer_.encode(stop, SpecialTokens::recognise).back());
   if (stop_ids_.empty()) {
     throw Error(
-        "nothing ends a reply: give rollout.stop (\"\\n\"), a renderer, or a model whose "
+        "nothing ends a reply: set rollout.stop (\"\\n\"), a renderer, or a model whose "
         "config.json has an eos_token_id");
   }
 }
@@ -51,7 +51,7 @@ bool Conversation::ends_reply(int32_t id) const {
 }
 
 std::vector<int32_t> Conversation::first_prompt(const Example& example) const {
-  LEEWAY_CHECK(!example.messages.empty(), "an example begins with a message");
+  LEEWAY_CHECK(!example.messages.empty(), "an example must start with a message");
   if (renderer_ != nullptr) {
     return renderer_->render(example.messages, options_of(example, true)).ids;
   }
@@ -80,7 +80,7 @@ std::vector<int32_t> Conversation::next_prompt(std::span<const int32_t> prompt,
                                                const std::vector<Message>& messages,
                                                const Example& example) const {
   if (renderer_ == nullptr) {
-    throw Error("the environment goes on with messages, which needs orchestrator.renderer.name");
+    throw Error("the environment replied with messages, which requires orchestrator.renderer.name");
   }
   const RenderOptions options = options_of(example, true);
   if (auto bridged = renderer_->bridge_to_next_turn(prompt, completion, messages, options)) {
@@ -90,7 +90,7 @@ std::vector<int32_t> Conversation::next_prompt(std::span<const int32_t> prompt,
 }
 
 Sample Conversation::demonstration(const Example& example) const {
-  LEEWAY_CHECK(!example.demonstration.empty(), "the example has a demonstration");
+  LEEWAY_CHECK(!example.demonstration.empty(), "the example must have a demonstration");
   Sample sample;
   if (renderer_ != nullptr) {
     std::vector<Message> messages = example.messages;

@@ -1,7 +1,8 @@
-// Between an environment's messages and the policy's tokens.
+// Translates between an environment's messages and the policy's tokens.
 //
-// With a renderer, messages are rendered as its family does it. Without one, the first message's
-// content is the prompt, byte for byte, and a reply is text: enough for tasks of one turn.
+// With a renderer, messages are rendered in its family's chat format. Without one, the first
+// message's content is the prompt, byte for byte, and a reply is plain text, which is enough for
+// single-turn tasks.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +16,11 @@
 
 namespace leeway {
 
-// Immutable; may be used by several threads. The tokenizer and renderer must outlive it.
+// Immutable and thread-safe. The tokenizer and renderer must outlive it.
 class Conversation {
  public:
-  // `renderer` may be null. `stop`: text whose last token ends a reply, beside the renderer's stop
-  // tokens and `eos`. Throws Error if then nothing ends a reply.
+  // `renderer` may be null. `stop`: text whose last token ends a reply, in addition to the
+  // renderer's stop tokens and `eos`. Throws Error if nothing would end a reply.
   Conversation(const Tokenizer& tokenizer, const Renderer* renderer, const std::string& stop,
                std::span<const int32_t> eos);
 
@@ -28,21 +29,22 @@ class Conversation {
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
 
   std::vector<int32_t> first_prompt(const Example& example) const;
-  // Without a renderer, the content is the text, but for a special token that ended the reply.
+  // Without a renderer, the content is the text, without a special token that ended the reply.
   Reply read(std::span<const int32_t> completion, bool truncated, const Example& example) const;
 
-  // The prompt after `messages` follow a turn. `history` holds everything said so far, the reply
-  // and `messages` among it. Extends the sampled tokens where that is provable, and renders the
-  // history again otherwise (a new training sample then begins). Throws Error without a renderer.
+  // The prompt after `messages` follow a turn. `history` contains everything so far, including the
+  // reply and `messages`. Extends the sampled tokens where that is provably correct; otherwise
+  // renders the history again (which starts a new training sample). Throws Error without a
+  // renderer.
   std::vector<int32_t> next_prompt(std::span<const int32_t> prompt,
                                    std::span<const int32_t> completion,
                                    const std::vector<Message>& history,
                                    const std::vector<Message>& messages,
                                    const Example& example) const;
 
-  // Prompt and demonstration as one training sample, with loss on what the policy would sample:
-  // ids and loss_mask alone are filled. Without a renderer, a demonstration that no stop token ends
-  // gets the first of them. Throws Error for several messages without a renderer.
+  // Prompt and demonstration as one training sample, with loss on what the policy would sample;
+  // only ids and loss_mask are filled. Without a renderer, a demonstration that does not end with a
+  // stop token gets the first of them. Throws Error for several messages without a renderer.
   Sample demonstration(const Example& example) const;
 
  private:
@@ -53,7 +55,7 @@ class Conversation {
   std::vector<int32_t> stop_ids_;
 };
 
-// The assistant's message that a reply amounts to.
+// A reply as an assistant message.
 Message message_of(const Reply& reply);
 
 }  // namespace leeway

@@ -30,7 +30,8 @@ Estimate estimate(const std::vector<double>& per_prompt) {
     const double half = n > 1 ? kQuantile * std::sqrt(squares / (n - 1) / n) : 0.0;
     return {mean, mean - half, mean + half};
   }
-  // Of zeros and ones: n itself. Equal values are compared as such: their squares may be dust.
+  // For zeros and ones: n itself. Equal values are compared directly, since their squared
+  // differences may be rounding noise.
   const double effective =
       *least < *most ? std::max(1.0, mean * (1.0 - mean) / (squares / n / n)) : n;
   const double z = kQuantile * kQuantile / effective;
@@ -44,7 +45,7 @@ Estimate estimate(const std::vector<double>& per_prompt) {
 double pass_at_k(int64_t n, int64_t successes, int64_t k) {
   LEEWAY_CHECK(k >= 1 && k <= n && successes >= 0 && successes <= n, "k samples out of n");
   if (n - successes < k) return 1.0;
-  double none = 1.0;  // that k of n samples are all wrong
+  double none = 1.0;  // probability that all k of n samples are wrong
   for (int64_t i = 0; i < k; ++i) {
     none *= static_cast<double>(n - successes - i) / static_cast<double>(n - i);
   }

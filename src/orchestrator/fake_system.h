@@ -1,5 +1,5 @@
-// A sampler, a learner and environments for tests, on a clock that moves only when someone waits.
-// What they do follows from seeds and scripts; what was asked of them is recorded.
+// A sampler, a learner and environments for tests, on a virtual clock that advances only when
+// someone waits. Their behaviour follows from seeds and scripts; requests to them are recorded.
 #pragma once
 
 #include <fmt/format.h>
@@ -131,7 +131,7 @@ class FakeSampler : public Sampler {
     result.finish = stopped ? Finish::stop : Finish::length;
     return result;
   }
-  // A token at the very time of a swap was there before it.
+  // A token sampled exactly at the time of a swap counts as before it.
   PolicyVersion version_at(double time) const {
     PolicyVersion version = 0;
     for (const auto& [begin, swapped] : swaps_) {
@@ -200,7 +200,7 @@ class FakeEnvironment : public Environment {
   std::optional<uint64_t> train_size, held_out_size;
   bool needs_a_renderer = false;
   std::function<void(const Example&)> on_start = [](const Example&) {};  // may throw
-  // Seconds for which an answer is pending, by a clock that must be given then; infinity: for ever.
+  // Seconds for which an answer is pending, by a clock that must then be set; infinity: forever.
   std::function<double(const Reply& reply, int64_t turn)> wait_of;
   const Clock* clock = nullptr;
 
@@ -258,8 +258,8 @@ inline Turn question_turn(const std::string& words) {
   return {.kind = Turn::Kind::messages, .messages = {{.role = Role::user, .content = words}}};
 }
 
-// The first letter of a reply decides: F fails, X throws, N earns no number, T is asked for more;
-// others earn 1 if there is an a among them, else 0.
+// The first letter of a reply decides: F fails, X throws, N gives no number, T asks for another
+// turn; others earn 1 if the reply contains an a, else 0.
 inline Turn respond_by_letter(const Reply& reply, int64_t turn) {
   const std::string& text = reply.response.content;
   switch (text.empty() ? ' ' : text.front()) {
@@ -295,8 +295,8 @@ struct FakeTalk {
   Conversation conversation;
 };
 
-// Words of a, b and c that follow from the request's seed alone, after times that follow from
-// `delays` and the request's number. `trouble` is the share of each kind of failure.
+// Words of a, b and c that depend only on the request's seed, after delays that depend on `delays`
+// and the request's number. `trouble` is the fraction of each kind of failure.
 struct RandomPolicy {
   const FakeTalk& talk;
   uint64_t delays = 0;

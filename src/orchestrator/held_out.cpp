@@ -13,7 +13,7 @@
 namespace leeway {
 namespace {
 
-constexpr double kSlice = 0.05;           // seconds between two looks
+constexpr double kSlice = 0.05;           // seconds between two polls
 constexpr double kLongestBackoff = 60.0;  // seconds
 
 // How many prompts of each environment, by weight; largest remainders first.
@@ -94,7 +94,7 @@ class HeldOutSampling {
       const Attempt& attempt = rollouts_[static_cast<size_t>(rollout)];
       const size_t e = result_.prompts[attempt.prompt].environment;
       const Environment& environment = *mix_.members()[e].environment;
-      // Each attempt has a seed of its own, whichever others failed with it.
+      // Each attempt has its own seed, whichever others failed with it.
       driver_.start(
           environment, environment.example(Split::held_out, attempt.example), {rollout},
           mixed_seed({options_.seed, e, attempt.example, static_cast<uint64_t>(attempt.failures),

@@ -8,7 +8,7 @@
 namespace leeway {
 namespace {
 
-constexpr double kSamplingSlice = 0.005;  // seconds between two looks at the learner
+constexpr double kSamplingSlice = 0.005;  // seconds between two polls of the learner
 constexpr double kWaitSlice = 0.05;       // seconds for which an idle loop waits for the learner
 
 class Loop {
@@ -45,7 +45,7 @@ class Loop {
         return result;
       }
       if (!stop && !checkpoint_due_) start_learner();
-      // A checkpoint waits for the sampler to have the newest weights.
+      // A checkpoint waits until the sampler has the newest weights.
       if (!stop || checkpoint_due_) sample();
       if (const std::string reason = scheduler_.dead_end(); !reason.empty() && !in_progress_) {
         return give_up(result, reason);
@@ -108,7 +108,7 @@ class Loop {
     add_metrics(record);
     const bool last = step_ >= options_.max_steps || events_.should_stop();
     checkpoint_due_ = last || events_.wants_checkpoint(step_);
-    // The learner does not wait for whatever is done with the record.
+    // The learner starts before the record is processed.
     if (!checkpoint_due_) start_learner();
     events_.on_step(record);
   }
@@ -182,7 +182,7 @@ class Loop {
   int64_t saved_;  // the step of the last checkpoint
   bool checkpoint_due_ = false;
   double wait_ = 0.0, sampling_ = 0.0;
-  int64_t sampled_before_;  // tokens; a run that goes on has some already
+  int64_t sampled_before_;  // tokens sampled before a resume
 };
 
 }  // namespace

@@ -31,7 +31,7 @@ FakeSystem::MakePolicy random_policy(uint64_t delays, double trouble, double slo
   return [=](const FakeTalk& talk) { return RandomPolicy{talk, delays, trouble, 0.0, slowest}; };
 }
 
-// A loop that turns without end is stopped after many looks, which no test expects.
+// A loop that never ends is stopped after many polls, which fails the test.
 Played play(FakeSystem& system, int64_t steps, const std::function<bool()>& stop = {}) {
   Played out;
   int64_t looks = 0;

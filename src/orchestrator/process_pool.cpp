@@ -21,16 +21,16 @@ using Kind = JsonValue::Kind;
 constexpr int kProtocol = 1;
 constexpr const char* kGreeting = "{\"type\": \"hello\", \"protocol\": 1}";
 
-// Many rollouts poll in turn: one look at the processes serves all of them.
+// Many rollouts poll in turn: one check of the processes serves them all.
 constexpr auto kPumpSlice = std::chrono::microseconds(200);
-constexpr auto kLastGrace = milliseconds(1000);    // to end by itself, once its input is closed
-constexpr auto kStatusGrace = milliseconds(200);   // between the end of output and the exit
+constexpr auto kLastGrace = milliseconds(1000);    // grace period after closing its input
+constexpr auto kStatusGrace = milliseconds(200);   // between end of output and exit
 constexpr auto kFirstBackoff = milliseconds(100);  // after a process that answered nothing
 constexpr auto kLongestBackoff = milliseconds(5000);
 constexpr int kReadsAtOnce = 32;  // so that endless output of one program does not block the others
-constexpr int kStartsInVain = 3;  // before a program counts as one that cannot start
+constexpr int kStartsInVain = 3;  // before a program is considered unable to start
 
-// Nobody can tell the next one: a program answers what it has been asked. Exact as a double.
+// A random id, so that a program can only answer what it has been asked. Exact as a double.
 uint64_t unguessable_id() {
   uint64_t bits = 0;
   while (bits == 0) {
@@ -42,24 +42,24 @@ uint64_t unguessable_id() {
 
 }  // namespace
 
-// An answer to what the process was not asked.
+// An answer that was not asked for.
 struct ProcessPool::Unasked : Error {
   using Error::Error;
 };
 
-// Where a process is, or will be once one is needed.
+// A slot for a process, which is started when needed.
 struct ProcessPool::Place {
   enum class State { empty, greeting, idle, busy };
   State state = State::empty;
   std::unique_ptr<ChildProcess> child;
-  uint64_t request = 0;  // what it is started for or at work on; 0: nothing
-  uint64_t id = 0;       // of what it is at work on
-  uint64_t last_id = 0;  // of what it has answered last
+  uint64_t request = 0;  // the request it works on or is started for; 0: none
+  uint64_t id = 0;       // id of the current turn
+  uint64_t last_id = 0;  // id of the last turn it answered
   Time since;            // greeting, busy: when that began
   std::optional<Time> output_end;
-  bool answered = false;  // anything at all
+  bool answered = false;  // whether it has answered anything
   int starts_in_vain = 0;
-  Time not_before;  // of the next start
+  Time not_before;  // of the next start attempt
 };
 
 ProcessPool::ProcessPool(ProcessPoolSettings settings, ReadAnswer read_answer)
@@ -80,7 +80,7 @@ ProcessPool::~ProcessPool() {
   const Time deadline = std::chrono::steady_clock::now() + kLastGrace;
   while (!left.empty() && std::chrono::steady_clock::now() < deadline) {
     std::erase_if(left, [](ChildProcess* child) {
-      // What it still has to say must not be in its way.
+      // Drain its output, so that a full pipe does not block it.
       for (int i = 0; i < kReadsAtOnce && child->receive(); ++i) {
         while (child->next_line()) {
         }
@@ -170,7 +170,7 @@ void ProcessPool::pump_if_due(Time now) {
 }
 
 void ProcessPool::pump(Time now) {
-  // While nobody calls, no request can be handed out: those that wait are not late for it.
+  // While nobody polls, no request can be assigned, so waiting ones do not time out.
   const bool unwatched = now - last_pump_ > timeout_ / 4;
   if (unwatched) last_answer_ = now;
   last_pump_ = now;
@@ -184,7 +184,7 @@ void ProcessPool::pump(Time now) {
 
 void ProcessPool::serve(Place& place, Time now) {
   ChildProcess& child = *place.child;
-  const bool exited = child.exited();  // first: all that it wrote is read after it
+  const bool exited = child.exited();  // checked before reading, so that no output is missed
   child.flush();
   for (int i = 0; i < kReadsAtOnce && child.receive(); ++i) {
     if (!take_lines(place, now)) return;
@@ -214,7 +214,7 @@ void ProcessPool::serve(Place& place, Time now) {
   }
 }
 
-// False: the process is gone.
+// Returns false if the process is gone.
 bool ProcessPool::take_lines(Place& place, Time now) {
   const auto most = static_cast<size_t>(settings_.max_output_bytes);
   const auto too_long = [&](const std::string& line) {
@@ -306,7 +306,7 @@ void ProcessPool::send(Place& place, Time now) {
   place.since = now;
 }
 
-// The next request that is still wanted; 0: none. It stays in the queue.
+// The next request that is still wanted, or 0. It stays in the queue.
 uint64_t ProcessPool::next_in_queue() {
   while (!queue_.empty() && !requests_.contains(queue_.front())) queue_.pop_front();
   return queue_.empty() ? 0 : queue_.front();
@@ -354,7 +354,7 @@ void ProcessPool::expire_queue(Time now) {
   }
 }
 
-// Nothing happens for a request that was withdrawn.
+// Does nothing for a withdrawn request.
 void ProcessPool::finish(uint64_t request, Turn result) {
   const auto found = requests_.find(request);
   if (found == requests_.end()) return;

@@ -45,7 +45,7 @@ ProcessPoolSettings settings(const std::string& command, int64_t processes = 1,
   return {.command = command, .processes = processes, .turn_timeout = turn_timeout};
 }
 
-// Nothing is left of any test: no process, no zombie, no open file.
+// Nothing is left behind by any test: no process, no zombie, no open file.
 class ProcessPoolTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -70,8 +70,8 @@ class ProcessPoolTest : public ::testing::Test {
           << "no \"" << word << "\" in: " << turn.failure;
     }
   }
-  // A program that does `what` for requests with "bad" in them: they fail so, and the request after
-  // is answered by another process.
+  // A program that does `what` for requests with "bad" in them: these fail, and the next request is
+  // answered by another process.
   static void expect_replaced(const std::string& what, FailureKind kind,
                               const std::vector<std::string>& words, double turn_timeout = 10.0) {
     ProcessPool pool(
@@ -84,7 +84,7 @@ class ProcessPoolTest : public ::testing::Test {
     const Turn after = ask(pool);
     ASSERT_EQ(after.kind, Turn::Kind::reward) << after.failure;
     EXPECT_NE(before.failure, after.failure) << "the same process";
-    // Nor is anything left that it started. What is killed takes a moment to go.
+    // Nor is anything left that it started. Killed processes take a moment to disappear.
     const std::string started = std::string("sleep") + '\0' + kForever;
     for (int i = 0; i < 1000 && count_running(started) > 0; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -137,7 +137,7 @@ TEST_F(ProcessPoolTest, AProcessThatEndsCostsOneRequest) {
   expect_replaced("echo oh no >&2; exit 3", FailureKind::environment_error,
                   {"exit status 3", "before it answered", "oh no"});
   expect_replaced("kill -9 $$", FailureKind::environment_error, {"signal 9"});
-  // Somebody else has its output still open.
+  // Another process still has its output open.
   expect_replaced("sleep " + kForever + " & exit 4", FailureKind::environment_error,
                   {"exit status 4"});
   expect_replaced("exec >&-; sleep " + kForever, FailureKind::environment_error,
@@ -181,7 +181,7 @@ TEST_F(ProcessPoolTest, AnAnswerThatNobodyAskedForIsCountedNamedAndReplacesThePr
   struct Case {
     std::string more, words;
   };
-  // After its answer a program says more: anything, the same again, or a guess at the next turn.
+  // After its answer a program writes more: anything, the same again, or a guess at the next turn.
   for (const Case& c : std::vector<Case>{
            {"echo more", "more"},
            {kReward, "a second answer to a turn"},
@@ -193,7 +193,7 @@ TEST_F(ProcessPoolTest, AnAnswerThatNobodyAskedForIsCountedNamedAndReplacesThePr
     int answered = 0, failed = 0;
     for (int i = 0; i < 4; ++i) {
       const Turn turn = ask(pool);
-      // What is said late is taken for an answer to the next turn, which fails: a guess is none.
+      // A late line is taken as an answer to the next turn, which fails: a guess does not count.
       if (turn.kind == Turn::Kind::reward) {
         EXPECT_EQ(turn.rewards.at(0).value, 1.0);
         EXPECT_TRUE(pids.insert(turn.failure).second) << "the same process";
@@ -234,11 +234,11 @@ TEST_F(ProcessPoolTest, IdsCannotBeGuessed) {
 }
 
 TEST_F(ProcessPoolTest, NoDescendantGetsAway) {
-  // In a session of its own, with a parent that is gone, deaf to everything that can be ignored.
+  // In its own session, with its parent gone, ignoring every signal that can be ignored.
   const std::string daemon = "setsid sh -c 'trap \"\" TERM HUP INT; setsid sleep " + kForever +
                              " & sleep " + kForever + "' </dev/null >/dev/null 2>&1 & ";
   const std::string started = std::string("sleep") + '\0' + kForever;
-  // Of a program that ends, that hangs, and that is still there at the end.
+  // For a program that ends, one that hangs, and one that is still running at the end.
   expect_replaced(daemon + "sleep 0.1; exit 3", FailureKind::environment_error, {"exit status 3"});
   expect_replaced(daemon + "sleep " + kForever, FailureKind::timeout, {"environment.turn_timeout"},
                   0.3);
@@ -287,7 +287,7 @@ TEST_F(ProcessPoolTest, GreetSaysWhetherAProgramStarts) {
   expect_words(greeting("sleep " + kForever, 0.2), "no hello within 0.2 s");
   expect_words(greeting("echo '{\"type\": \"hello\", \"protocol\": 2}'; sleep " + kForever),
                "protocol \"2\"");
-  // One that starts at the second attempt is one that starts.
+  // A program that starts at the second attempt is accepted.
   const TestFolder folder;
   EXPECT_EQ(greeting("[ -e " + folder.at("there") + " ] || { touch " + folder.at("there") +
                      "; exit 1; }; " + answering(kReward)),
@@ -458,7 +458,7 @@ TEST_F(ProcessPoolTest, NothingWaitsForAProcessButTheEnd) {
   double longest = 0.0;
   const auto begin = SteadyClock::now();
   {
-    // Stubborn: deaf to SIGTERM and to the end of its input.
+    // Stubborn: ignores SIGTERM and the end of its input.
     ProcessPool pool(
         settings("trap '' TERM; " + answering(kReward + "; while :; do sleep 0.02; done")),
         read_reward);
@@ -503,7 +503,7 @@ TEST_F(ProcessPoolTest, ThreadsMayShareItAndComeAndGo) {
       pids.insert(turn.failure);
     }
   };
-  // A process must not end with the thread that happened to need it first.
+  // A process must not end with the thread that happened to start it.
   for (int round = 0; round < 3; ++round) {
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) threads.emplace_back(work);

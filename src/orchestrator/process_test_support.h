@@ -1,4 +1,4 @@
-// Small programs for the tests of process environments, and what is left of them afterwards.
+// Small programs for the tests of process environments, and checks for what is left of them.
 #pragma once
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ inline std::string answering(const std::string& body) {
          body + "; done";
 }
 
-// A command that prints the request's answer: {"id": .., MEMBERS}. $variables are put in.
+// A command that prints the request's answer: {"id": .., MEMBERS}, with $variables expanded.
 inline std::string answer(const std::string& members) {
   std::string escaped;
   for (const char c : members) escaped += c == '"' ? std::string("\\\"") : std::string(1, c);
@@ -49,7 +49,7 @@ inline std::string text_of_file(const std::filesystem::path& path) {
   return text.str();
 }
 
-// `file` of every process there is; empty where one ends meanwhile.
+// `file` of every process; empty if one ends meanwhile.
 inline std::vector<std::string> of_all_processes(const std::string& file) {
   std::vector<std::string> texts;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -60,7 +60,7 @@ inline std::vector<std::string> of_all_processes(const std::string& file) {
   return texts;
 }
 
-// Processes whose parent this is, zombies among them.
+// Children of this process, including zombies.
 inline int count_children() {
   int count = 0;
   for (const std::string& stat : of_all_processes("stat")) {
@@ -71,7 +71,7 @@ inline int count_children() {
   return count;
 }
 
-// Processes, of anyone, whose command line holds `text`.
+// Processes of any user whose command line contains `text`.
 inline int count_running(const std::string& text) {
   int count = 0;
   for (const std::string& line : of_all_processes("cmdline")) {

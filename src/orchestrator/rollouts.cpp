@@ -12,8 +12,8 @@
 namespace leeway {
 namespace {
 
-constexpr double kEnvironmentSlice = 0.001;  // seconds of sampling while others wait
-constexpr double kDeadlineSlice = 0.1;       // seconds between two looks at deadlines
+constexpr double kEnvironmentSlice = 0.001;  // seconds of sampling while environments are pending
+constexpr double kDeadlineSlice = 0.1;       // seconds between checks of deadlines
 
 }  // namespace
 
@@ -45,7 +45,7 @@ const char* name_of(FailureKind kind) {
 
 struct RolloutDriver::Running {
   int64_t rollout = 0;
-  uint64_t seed = 0;  // of its own, for turns after the first
+  uint64_t seed = 0;  // for turns after the first
   Example example;
   std::unique_ptr<Episode> episode;
   std::vector<Message> history;
@@ -216,7 +216,7 @@ void RolloutDriver::advance(Running& running, const Turn& turn) {
   const auto turns = static_cast<int64_t>(running.result.steps.size());
   const std::vector<int32_t> prompt = conversation_.next_prompt(
       step.prompt, step.completion, running.history, turn.messages, running.example);
-  // A rollout that would go on without room for it has not done its task: no reward.
+  // A rollout that should continue but has no room left has not completed its task: no reward.
   const bool room = static_cast<int64_t>(prompt.size()) < settings_.max_length;
   if (turns >= settings_.max_turns || !room) return complete(running, {}, true);
   submit({running.rollout}, prompt, running.seed + static_cast<uint64_t>(turns));
@@ -228,7 +228,7 @@ void RolloutDriver::complete(Running& running, const std::vector<RewardPart>& re
   running.result.rewards = rewards;
   running.result.truncated = truncated;
   for (const RewardPart& part : rewards) running.result.reward += part.weight * part.value;
-  // What is trained on is a float32. NaN is not within it either.
+  // Training uses float32. The comparison also rejects NaN.
   if (!(std::abs(running.result.reward) <= std::numeric_limits<float>::max())) {
     return fail(running.rollout, FailureKind::bad_answer,
                 fmt::format("the reward is {}: it must be a number that a float32 can hold, at "

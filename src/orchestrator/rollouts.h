@@ -2,7 +2,7 @@
 // environment ends them.
 //
 // Invariant: every rollout that is started gives exactly one RolloutOutcome: completed, failed or
-// cancelled. A failure keeps its real message and is never a reward.
+// cancelled. A failure keeps its original message and never becomes a reward.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct Rollout {
 
 enum class Outcome { completed, failed, cancelled };
 struct RolloutOutcome {
-  int64_t rollout = 0;  // what `start` was told
+  int64_t rollout = 0;  // the number passed to `start`
   Outcome outcome = Outcome::completed;
   Rollout result;  // completed
   FailureKind kind = FailureKind::environment_error;
@@ -50,23 +50,24 @@ struct RolloutSettings {
   double timeout = 0.0;    // seconds from start to end, sampling and environment together; 0: none
 };
 
-// Used by one thread. Everything it is made with must outlive it.
+// Not thread-safe. Everything it is constructed with must outlive it.
 class RolloutDriver {
  public:
   RolloutDriver(const Conversation& conversation, Sampler& sampler, Clock& clock,
                 const RolloutSettings& settings);
   ~RolloutDriver();
 
-  // Starts rollouts of one example, whose first replies come from one prompt; `rollouts` are the
-  // caller's numbers, none of which may be in progress. What they sample follows from `seed` and
-  // their place in the list.
+  // Starts rollouts of one example, whose first replies share one prompt; `rollouts` are the
+  // caller's numbers, none of which may be in progress. What they sample is determined by `seed`
+  // and their position in the list.
   void start(const Environment& environment, const Example& example,
              const std::vector<int64_t>& rollouts, uint64_t seed);
   // Ends a rollout as cancelled; unknown or finished: false. Members of a request that others
   // still use are sampled to their end and dropped.
   bool cancel(int64_t rollout, const std::string& reason);
 
-  // Outcomes since the last call; lets the sampler and environments work for up to about `seconds`.
+  // Returns outcomes since the last call; lets the sampler and environments work for up to about
+  // `seconds`.
   std::vector<RolloutOutcome> poll(double seconds);
   int64_t running() const { return static_cast<int64_t>(rollouts_.size()); }
 
@@ -91,8 +92,8 @@ class RolloutDriver {
   Sampler& sampler_;
   Clock& clock_;
   RolloutSettings settings_;
-  double next_look_ = 0.0;     // at deadlines
-  std::set<int64_t> pending_;  // rollouts whose environment is at work
+  double next_look_ = 0.0;     // next check of deadlines
+  std::set<int64_t> pending_;  // rollouts waiting for their environment
   std::map<int64_t, std::unique_ptr<Running>> rollouts_;
   std::map<int64_t, Wait> waits_;  // by request
   std::vector<RolloutOutcome> outcomes_;

@@ -10,8 +10,8 @@
 namespace leeway {
 namespace {
 
-// Every draw up to the next one is made again when a run goes on: what takes longer than seconds is
-// no run's.
+// On resume all draws up to the next one are repeated; a count that would take longer than seconds
+// is not from a real run.
 constexpr int64_t kMostDraws = int64_t{1} << 28;
 
 class Checker {
@@ -93,7 +93,7 @@ class Checker {
       for (const auto* ids : {&step.prompt, &step.completion}) {
         for (const int32_t id : *ids) {
           if (id < 0 || id >= vocabulary_) {
-            refuse(fmt::format("{} is no token of a vocabulary of {}", id, vocabulary_));
+            refuse(fmt::format("{} is not a token of a vocabulary of {}", id, vocabulary_));
           }
         }
       }

@@ -120,9 +120,9 @@ TEST(ScheduleChecks, NamesWhatCannotBe) {
       {[](ScheduleState& s) { s.finished.back().number = s.next_group; }, "was not drawn"},
       {[](ScheduleState& s) { s.finished[0].rollouts[0].reward = std::nan(""); }, "\"reward\""},
       {[](ScheduleState& s) { s.finished[0].rollouts[0].steps[0].completion[0] = -1; },
-       "-1 is no token"},
+       "-1 is not a token"},
       {[](ScheduleState& s) { s.finished[0].rollouts[0].steps[0].prompt = {kVocabulary}; },
-       "1048576 is no token"},
+       "1048576 is not a token"},
       {[](ScheduleState& s) { s.finished[0].rollouts[0].steps[0].versions[0] = 9; },
        "\"versions\" holds 9"},
   };

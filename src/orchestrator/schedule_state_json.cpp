@@ -14,7 +14,7 @@ namespace {
 
 using Json = rapidjson::Value;
 
-// Every counter under its name, once for writing and reading.
+// Lists every counter with its name, for both writing and reading.
 template <class State, class Each>
 void for_each_number(State& state, Each&& each) {
   each("version", state.version);
@@ -129,12 +129,12 @@ class Reader {
 
   ScheduleState read(const Json& root) const {
     ScheduleState state;
-    if (!root.IsObject() || integer(root, "format") != 1) fail("is no schedule of format 1");
+    if (!root.IsObject() || integer(root, "format") != 1) fail("is not a schedule in format 1");
     for_each_number(state, [&](const char* key, auto& to) {
       using Number = std::remove_cvref_t<decltype(to)>;
       const int64_t value = integer(root, key);
       if (value > std::numeric_limits<Number>::max()) {
-        fail(fmt::format("\"{}\" = {} is no count", key, value));
+        fail(fmt::format("\"{}\" = {} is not a count", key, value));
       }
       to = static_cast<Number>(value);
     });
@@ -143,7 +143,7 @@ class Reader {
       const int64_t number = integer(open, "number");
       if (number >= state.next_group ||
           (!state.open.empty() && number <= state.open.back().first)) {
-        fail(fmt::format("\"open\": group {} is no group that was drawn, or out of order", number));
+        fail(fmt::format("\"open\": group {} was not drawn, or is out of order", number));
       }
       state.open.emplace_back(number, integer(open, "failed_rounds"));
     }
@@ -152,7 +152,7 @@ class Reader {
       state.prompt_failures[{from, example(prompt, from)}] = integer(prompt, "groups");
     }
     state.counts = ScheduleCounts(mix_.members().size());
-    // States of earlier versions of the program have no counts.
+    // States written by earlier versions have no counts.
     if (root.HasMember("counts")) read_counts(root["counts"], state.counts);
     return state;
   }
@@ -167,7 +167,7 @@ class Reader {
   }
   double number(const Json& object, const char* key) const {
     const Json& value = member(object, key);
-    if (!value.IsNumber()) fail(fmt::format("\"{}\" is no number", key));
+    if (!value.IsNumber()) fail(fmt::format("\"{}\" is not a number", key));
     return value.GetDouble();
   }
   int64_t integer(const Json& object, const char* key) const {
@@ -179,7 +179,7 @@ class Reader {
   }
   rapidjson::GenericArray<true, Json> list(const Json& object, const char* key) const {
     const Json& value = member(object, key);
-    if (!value.IsArray()) fail(fmt::format("\"{}\" is no list", key));
+    if (!value.IsArray()) fail(fmt::format("\"{}\" is not a list", key));
     return value.GetArray();
   }
   bool flag(const Json& object, const char* key) const {
@@ -189,7 +189,7 @@ class Reader {
   }
   std::string text(const Json& object, const char* key) const {
     const Json& value = member(object, key);
-    if (!value.IsString()) fail(fmt::format("\"{}\" is no text", key));
+    if (!value.IsString()) fail(fmt::format("\"{}\" is not a string", key));
     return {value.GetString(), value.GetStringLength()};
   }
   size_t environment(const Json& object) const {
@@ -212,19 +212,20 @@ class Reader {
     for (const FailureKind each : kFailureKinds) {
       if (name == name_of(each)) return each;
     }
-    fail(fmt::format("\"kind\" = \"{}\" is no kind of failure", name));
+    fail(fmt::format("\"kind\" = \"{}\" is not a kind of failure", name));
   }
-  // Of T alone: a cast of any other number has no meaning.
+  // Only for values that fit T: casting any other number is undefined.
   template <class T>
   std::vector<T> numbers(const Json& object, const char* key) const {
     std::vector<T> values;
     for (const Json& value : list(object, key)) {
-      if (!value.IsNumber()) fail(fmt::format("\"{}\" holds something that is no number", key));
+      if (!value.IsNumber())
+        fail(fmt::format("\"{}\" contains something that is not a number", key));
       const double number = value.GetDouble();
       const bool inside = number >= static_cast<double>(std::numeric_limits<T>::lowest()) &&
                           number <= static_cast<double>(std::numeric_limits<T>::max());
       if (!inside || (std::is_integral_v<T> && number != std::floor(number))) {
-        fail(fmt::format("\"{}\" holds {}, which cannot be", key, number));
+        fail(fmt::format("\"{}\" contains {}, which is impossible", key, number));
       }
       values.push_back(static_cast<T>(number));
     }
@@ -232,7 +233,7 @@ class Reader {
   }
 
   void read_counts(const Json& json, ScheduleCounts& counts) const {
-    if (!json.IsObject()) fail("\"counts\" is no object");
+    if (!json.IsObject()) fail("\"counts\" is not an object");
     for_each_count(counts, [&](const char* key, int64_t& to) { to = integer(json, key); });
     for (const Json& failure : list(json, "failures")) {
       counts.failures[kind(failure)] = integer(failure, "rollouts");

@@ -14,11 +14,11 @@ namespace leeway {
 namespace {
 
 constexpr double kLongestBackoff = 60.0;  // seconds
-constexpr int64_t kMostDraws = 100000;    // quarantined prompts in a row that are passed over
+constexpr int64_t kMostDraws = 100000;    // consecutive quarantined prompts that are skipped
 
 void add_failures(ScheduleCounts& counts, size_t environment, FailureKind kind, int64_t number) {
   (kind == FailureKind::empty ? counts.empty : counts.errored)[environment] += number;
-  // A kind is listed when there is one of it.
+  // A kind is listed only while its count is not zero.
   if ((counts.failures[kind] += number) == 0) counts.failures.erase(kind);
 }
 
@@ -122,7 +122,7 @@ void RolloutScheduler::wait_for_retries(double seconds) {
 
 std::string RolloutScheduler::dead_end() const {
   const double most = table_.zero_progress_batches * static_cast<double>(batch_places());
-  // Rollouts that were under way before the failures began may still complete.
+  // Rollouts that started before the failures began may still complete.
   const bool older_rollouts_run = !places_.empty() && places_.begin()->first < streak_begin_;
   if (static_cast<double>(totals_.failures_in_a_row) >= most && !older_rollouts_run) {
     return fmt::format(
@@ -164,7 +164,7 @@ void RolloutScheduler::dispatch(Open& open) {
     driver_.start(environment, open.group.example, rollouts, mixed_seed({seed_, group}));
     return;
   }
-  // Each retry has a seed of its own, whichever others fail with it.
+  // Each retry has its own seed, whichever others fail with it.
   for (size_t i = 0; i < members.size(); ++i) {
     const uint64_t seed = mixed_seed(
         {seed_, group, static_cast<uint64_t>(open.round), static_cast<uint64_t>(members[i])});
@@ -185,7 +185,7 @@ void RolloutScheduler::take(RolloutOutcome&& outcome) {
   ++(completed ? totals_.completed : totals_.failed);
   if (completed) totals_.sampled_tokens += outcome.result.sampled_tokens();
   const auto group = open_.find(place.group);
-  if (group == open_.end()) {  // given up before this one was looked at
+  if (group == open_.end()) {  // given up before this outcome was processed
     totals_.dropped += completed ? 1 : 0;
     return;
   }
@@ -212,8 +212,8 @@ void RolloutScheduler::finish(Open& open) {
   lost_in_a_row_ = 0;
 }
 
-// Rounds with a failure are counted, not failures: one bad moment that takes several rollouts of a
-// group with it is one.
+// Counts rounds with a failure, not failures: one incident that hits several rollouts of a group
+// counts once.
 void RolloutScheduler::finish_failed(Open& open, const Place& place,
                                      const RolloutOutcome& outcome) {
   const size_t environment = open.group.environment;
@@ -315,10 +315,10 @@ void RolloutScheduler::swap_weights() {
   if (lockstep()) {
     const int64_t most = std::min(table_.max_off_policy_steps + version_ + 1, max_batches_);
     const bool more = places_taken() < most * batch_places() && !no_prompt_left_;
-    if (!open_.empty() || more) return;  // this version has rollouts to give
+    if (!open_.empty() || more) return;  // this version still has rollouts to produce
   }
   if (!lockstep()) offered_.erase(offered_.begin(), offered_.end() - 1);  // the newest
-  // Stale work ends before the swap: it must not take a step with the new weights.
+  // Stale work is cancelled before the swap: it must not take a step with the new weights.
   std::vector<int64_t> stale;
   for (const auto& [number, open] : open_) {
     if (too_old(open.started_version)) stale.push_back(number);
@@ -358,7 +358,7 @@ ScheduleState RolloutScheduler::state() const {
     // Finished members of an unfinished group are sampled again with it.
     state.totals.dropped += open.finished;
     --state.totals.groups_opened;
-    // In lockstep a group begins anew, with the seeds and so the failures of before.
+    // In lockstep a group restarts with the same seeds, and therefore the same failures.
     state.open.emplace_back(number, lockstep() ? 0 : open.failed_rounds);
     if (!lockstep()) continue;
     for (const auto& [kind, failures] : open.failures) {

@@ -56,12 +56,12 @@ struct DroppedGroup {
   int64_t number = 0;
   size_t environment = 0;
   uint64_t example = 0;
-  int64_t survivors = 0;  // finished rollouts, trained if they are enough
+  int64_t survivors = 0;  // finished rollouts; trained if there are enough
   bool trained = false;
   std::string message;  // of its last failure
 };
 
-// Counts since the last `take_counts`, by environment where a vector stands.
+// Counts since the last `take_counts`; vectors are indexed by environment.
 struct ScheduleCounts {
   explicit ScheduleCounts(size_t environments = 0)
       : errored(environments),
@@ -69,11 +69,11 @@ struct ScheduleCounts {
         dropped_groups(environments),
         unasked_answers(environments) {}
   std::vector<int64_t> errored, empty, dropped_groups;
-  std::vector<int64_t> unasked_answers;  // of the environments' programs; filled when taken
+  std::vector<int64_t> unasked_answers;  // of the environments' programs; filled by take_counts
   std::map<FailureKind, int64_t> failures;
   int64_t cancelled_stale = 0, cancelled_dropped = 0;
   int64_t partial_groups = 0;     // given up, and trained with their survivors
-  int64_t quarantined_draws = 0;  // prompts passed over
+  int64_t quarantined_draws = 0;  // prompts skipped
   std::vector<DroppedGroup> given_up;
 };
 
@@ -92,44 +92,46 @@ struct ScheduleTotals {
 // Which prompt: environment (member of the mix) and example.
 using PromptKey = std::pair<size_t, uint64_t>;
 
-// What a scheduler needs to go on where another one stopped.
+// What a scheduler needs to continue where another one stopped.
 struct ScheduleState {
-  PolicyVersion version = 0;  // of the weights that sample
+  PolicyVersion version = 0;  // of the weights used for sampling
   int64_t batches_taken = 0, next_group = 0, next_rollout = 0;
   ScheduleTotals totals;
   std::vector<Group> finished;
-  // Groups that were not finished: their rollouts are sampled again. With the failed rounds so far.
+  // Unfinished groups with their failed rounds so far; their rollouts are sampled again.
   std::vector<std::pair<int64_t, int64_t>> open;
   std::map<PromptKey, int64_t> prompt_failures;
-  // Not taken yet; vectors without elements are zeros. In lockstep without the failures of open
-  // groups, which happen again.
+  // Counts not taken yet; empty vectors mean zeros. In lockstep without the failures of open
+  // groups, which will repeat.
   ScheduleCounts counts;
 };
 
-// Used by one thread. What it is made with must outlive it.
+// Not thread-safe. Everything it is constructed with must outlive it.
 class RolloutScheduler {
  public:
   RolloutScheduler(const OrchestratorTable& table, uint64_t seed, int64_t max_batches,
                    EnvironmentMix& mix, RolloutDriver& driver, Sampler& sampler, Clock& clock);
 
-  // Complete when the learner rests and the sampler has its newest weights; what runs is left out
-  // of the totals, as it will be admitted again.
+  // Complete when the learner is idle and the sampler has the newest weights; running rollouts are
+  // excluded from the totals, since they will be admitted again.
   ScheduleState state() const;
-  // Instead of a start from nothing; the sampler has the weights of state.version.
+  // Call instead of starting from scratch; the sampler must have the weights of state.version.
   void restore(const ScheduleState& state);
 
-  // Admits what may be admitted, lets the sampler work for up to about `seconds`, takes outcomes.
+  // Admits what may be admitted, lets the sampler work for up to about `seconds`, and processes
+  // outcomes.
   void pump(double seconds);
 
   // The next batch, when enough groups have finished.
   std::optional<std::vector<Group>> take_batch();
 
-  // New weights from the learner; they are swapped in as the schedule says. Versions rise by one.
+  // New weights from the learner; the schedule decides when they are swapped in. Versions increase
+  // by one.
   void offer_weights(std::shared_ptr<const PolicySnapshot> weights, PolicyVersion version);
-  // Of the weights that sample.
+  // Version of the weights used for sampling.
   PolicyVersion version() const { return version_; }
 
-  // Rollouts of batches that were left out of the update.
+  // Counts rollouts of batches that were excluded from the update.
   void note_filtered(int64_t rollouts) { totals_.filtered += rollouts; }
 
   ScheduleCounts take_counts();
@@ -137,7 +139,7 @@ class RolloutScheduler {
   int64_t running() const { return driver_.running(); }
   // Message of the last failure, for messages. May be empty.
   const std::string& last_failure() const { return last_failure_; }
-  // Not empty: no further batch will come, and why.
+  // If not empty, no further batch will come, for this reason.
   std::string dead_end() const;
 
  private:
@@ -167,13 +169,13 @@ class RolloutScheduler {
   void take(RolloutOutcome&& outcome);
   void finish_failed(Open& open, const Place& place, const RolloutOutcome& outcome);
   void give_up(Open& open);
-  void finish(Open& open);  // it can be trained
+  void finish(Open& open);  // called when it can be trained
   Open& open_group(int64_t number, const EnvironmentMix::Draw& draw);
   bool quarantined(const PromptKey& prompt) const;
-  // The draw of group next_group_, which is one higher then; nothing: all prompts are quarantined.
+  // Draws group next_group_ and increments that; nothing if all prompts are quarantined.
   std::optional<EnvironmentMix::Draw> next_prompt();
   void wait_for_retries(double seconds);
-  // Cancels what runs of a group; how many rollouts that were.
+  // Cancels the running rollouts of a group and returns their number.
   int64_t cancel_running(Open& open, const std::string& reason);
   void swap_weights();
   bool too_old(PolicyVersion oldest_version) const;

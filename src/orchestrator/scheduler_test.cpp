@@ -26,7 +26,7 @@ OrchestratorTable small_table(RolloutSchedule schedule, int64_t off_policy, int6
 
 using Batches = std::vector<std::vector<Group>>;
 
-// A run of scheduler and learner in random order, with what must hold looked at all the time.
+// A run of scheduler and learner in random order, with invariants checked throughout.
 class History {
  public:
   History(const OrchestratorTable& table, int64_t batches, uint64_t seed, uint64_t delays,
@@ -196,8 +196,8 @@ TEST(Scheduler, GivesTheSameBatchesInLockstepWhateverTheDelays) {
   }
 }
 
-// Replies "abc" but where the script says: request and sample to the failure. Requests of one
-// prompt follow each other: the first is the group's, others are retries.
+// Replies "abc" unless the script makes it fail, by request and sample. Requests of one prompt
+// follow each other: the first is the group's, later ones are retries.
 FakeSystem::MakePolicy scripted(std::function<bool(int64_t request, int64_t sample)> fails,
                                 double stagger = 0.0) {
   return [=](const FakeTalk& talk) {
@@ -439,7 +439,7 @@ TEST(Scheduler, SwapsToTheNewestWeightsWhenFree) {
   EXPECT_EQ(system.sampler.swaps().size(), 3u);
 }
 
-// Printed for people; nothing is asserted of the time.
+// Prints the time for information; asserts nothing about it.
 TEST(Scheduler, TellsWhatItCostsWithAThousandRollouts) {
   OrchestratorTable table = small_table(RolloutSchedule::free, 0, 125, 8);
   FakeSystem system({.table = table, .max_batches = 5}, [](const FakeTalk& talk) {

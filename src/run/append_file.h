@@ -1,4 +1,4 @@
-// Files that grow line by line while a run goes on.
+// Files that grow line by line during a run.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace leeway {
 class AppendFile {
  public:
   AppendFile() = default;
-  explicit AppendFile(const std::string& path);  // made if it is not there
+  explicit AppendFile(const std::string& path);  // created if missing
   ~AppendFile();
   AppendFile(AppendFile&& other) noexcept;
   AppendFile& operator=(AppendFile&& other) noexcept;
@@ -19,7 +19,7 @@ class AppendFile {
   bool is_open() const { return file_ >= 0; }
   void append(const std::string& line);  // without its line break
   int64_t size() const;
-  // Whether the path names another file by now, or none: what is appended would be lost.
+  // Whether the path now names another file, or none: appended lines would be lost.
   bool is_gone() const;
 
  private:
@@ -41,7 +41,7 @@ class LogFile {
   AppendFile file_;
 };
 
-// Removes files step_N.jsonl of a folder but for the first and the newest, `keep` in all; 0 keeps
+// Removes step_N.jsonl files of a folder except the first and the newest, `keep` in total; 0 keeps
 // all. Other files are left alone.
 void keep_step_files(const std::string& folder, int64_t keep);
 

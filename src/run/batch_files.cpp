@@ -45,18 +45,18 @@ class RolloutReader {
   void add(const std::string& place, std::string_view line) {
     place_ = place;
     const rapidjson::Document rollout = parse_json(place, line);
-    if (!rollout.IsObject()) fail("is no object");
+    if (!rollout.IsObject()) fail("is not an object");
     const double advantage = number(rollout, "advantage");
     const auto samples = rollout.FindMember("samples");
     if (samples == rollout.MemberEnd() || !samples->value.IsArray()) {
-      fail("has no list \"samples\"");
+      fail("\"samples\" is missing or not a list");
     }
     const auto group = rollout.FindMember("group");
     const std::string label = group != rollout.MemberEnd() && group->value.IsNumber()
                                   ? fmt::format("{}", group->value.GetDouble())
                                   : "";
     for (const auto& sample : samples->value.GetArray()) {
-      if (!sample.IsObject()) fail("a sample is no object");
+      if (!sample.IsObject()) fail("a sample is not an object");
       add_sample(sample, advantage);
       batch_.groups.push_back(label);
       batch_.rollout_ids.push_back(static_cast<int32_t>(*file_.rollouts));
@@ -64,7 +64,7 @@ class RolloutReader {
     if (rollout.HasMember("batch_rollouts")) {
       constexpr double kMost = 1e9;
       const double all = number(rollout, "batch_rollouts");
-      if (!(all >= 0.0 && all <= kMost)) fail("\"batch_rollouts\" is no count of rollouts");
+      if (!(all >= 0.0 && all <= kMost)) fail("\"batch_rollouts\" is not a count of rollouts");
       file_.batch_rollouts = static_cast<size_t>(all);
     }
     ++*file_.rollouts;
@@ -78,7 +78,7 @@ class RolloutReader {
   double number(const rapidjson::Value& from, const char* key) const {
     const auto found = from.FindMember(key);
     if (found == from.MemberEnd() || !found->value.IsNumber()) {
-      fail(fmt::format("has no number \"{}\"", key));
+      fail(fmt::format("\"{}\" is missing or not a number", key));
     }
     return found->value.GetDouble();
   }
@@ -87,12 +87,12 @@ class RolloutReader {
   std::vector<double> list(const rapidjson::Value& sample, const char* key, size_t count) const {
     const auto found = sample.FindMember(key);
     if (found == sample.MemberEnd() || !found->value.IsArray()) {
-      fail(fmt::format("a sample has no list \"{}\"", key));
+      fail(fmt::format("\"{}\" of a sample is missing or not a list", key));
     }
     std::vector<double> values;
     for (const auto& value : found->value.GetArray()) {
       if (!value.IsNumber() && !value.IsNull()) {
-        fail(fmt::format("\"{}\" of a sample holds what is no number", key));
+        fail(fmt::format("\"{}\" of a sample contains something that is not a number", key));
       }
       values.push_back(value.IsNull() ? std::nan("") : value.GetDouble());
     }
@@ -110,12 +110,12 @@ class RolloutReader {
     const std::vector<double> rollout = list(sample, "rollout", n);
     std::vector<uint8_t> mask;
     for (const double value : list(sample, "loss_mask", n)) {
-      if (value != 0.0 && value != 1.0) fail("\"loss_mask\" holds what is neither 0 nor 1");
+      if (value != 0.0 && value != 1.0) fail("\"loss_mask\" contains something other than 0 and 1");
       mask.push_back(value == 1.0);
     }
     for (const double value : list(sample, "versions", n)) {
       if (!(std::abs(value) <= 2147483647.0) || value != std::floor(value)) {
-        fail("\"versions\" holds what is no whole number");
+        fail("\"versions\" contains something that is not an integer");
       }
       batch_.versions.push_back(static_cast<int32_t>(value));
     }
@@ -146,11 +146,11 @@ BatchFile read_rollouts(const std::string& name, std::string_view text) {
     }
     text.remove_prefix(std::min(end + 1, text.size()));
   }
-  if (file.batch.pi.empty()) throw Error(fmt::format("{}: holds no trained rollout", name));
+  if (file.batch.pi.empty()) throw Error(fmt::format("{}: contains no trained rollout", name));
   return file;
 }
 
-// Steps N of a folder's files step_N.EXTENSION, rising.
+// Steps N of a folder's files step_N.EXTENSION, in ascending order.
 std::vector<int64_t> steps_in(const std::string& folder, std::string_view extension) {
   std::vector<int64_t> steps;
   std::error_code missing;
@@ -166,7 +166,7 @@ std::vector<int64_t> steps_in(const std::string& folder, std::string_view extens
   return steps;
 }
 
-// "1, 10, 20 .. 300": the last of many.
+// "1, 10, 20 .. 300": shortened if there are many.
 std::string steps_text(const std::vector<int64_t>& steps) {
   constexpr size_t kMost = 12;
   if (steps.empty()) return "none";
@@ -229,7 +229,7 @@ std::string batch_file_of_run(const std::string& run, std::optional<int64_t> ste
       if (fs::exists(name, missing)) return name;
     }
   }
-  if (!fs::is_directory(run)) throw Error(fmt::format("--run {}: is no folder", run));
+  if (!fs::is_directory(run)) throw Error(fmt::format("--run {}: is not a folder", run));
   throw Error(
       fmt::format("--run {}: {}; whole batches are there of steps: {}; rollouts of steps: {} "
                   "(output.batches_every and output.rollouts_every say which are kept)",

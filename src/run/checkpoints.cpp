@@ -49,7 +49,8 @@ std::string manifest_of(Phase phase, int64_t step, const std::string& folder, Fi
   return json.end_object().text() + "\n";
 }
 
-// Throws Error for a checkpoint that is not of this run. Older ones do not say whose they are.
+// Throws Error for a checkpoint of another run. Older checkpoints do not say which run they belong
+// to.
 void verify_identity(const std::string& name, const rapidjson::Value& manifest,
                      const RunIdentity& identity) {
   if (!manifest.HasMember("run_id")) return;
@@ -58,19 +59,19 @@ void verify_identity(const std::string& name, const rapidjson::Value& manifest,
   };
   const rapidjson::Value& id = manifest["run_id"];
   if (!id.IsString() || id.GetString() != identity.run_id) {
-    throw Error(fmt::format("{}: is of another run, {}; this one is {}", name,
+    throw Error(fmt::format("{}: belongs to another run, {}; this one is {}", name,
                             id.IsString() ? id.GetString() : "?", identity.run_id));
   }
   const auto is_now = [&](uint32_t known) { return hash("config_hash") == known; };
   if (std::none_of(identity.config_hashes.begin(), identity.config_hashes.end(), is_now)) {
-    throw Error(name + ": is of another configuration than the run's");
+    throw Error(name + ": was written with a different configuration");
   }
   if (hash("data_hash") != identity.data_hash()) {
-    throw Error(name + ": is of a run on other data");
+    throw Error(name + ": was written by a run on different data");
   }
 }
 
-// Throws Error saying what is wrong with a checkpoint.
+// Throws Error if there is something wrong with a checkpoint.
 void verify(const Checkpoint& checkpoint, const std::optional<RunIdentity>& identity) {
   const std::string name = checkpoint.folder + "/" + kManifest;
   const auto manifest = parse_json(name, read_file(name));
@@ -80,14 +81,14 @@ void verify(const Checkpoint& checkpoint, const std::optional<RunIdentity>& iden
     }
     return manifest[key].GetDouble();
   };
-  if (number("format") != 1.0) throw Error(name + ": is of another format");
+  if (number("format") != 1.0) throw Error(name + ": has another format");
   if (number("step") != static_cast<double>(checkpoint.step)) {
-    throw Error(name + ": is of another step");
+    throw Error(name + ": belongs to another step");
   }
-  // Older ones are all of RL.
+  // Older checkpoints are all from RL.
   const bool says = manifest.HasMember("phase") && manifest["phase"].IsString();
   if ((says ? manifest["phase"].GetString() : "rl") != std::string(name_of(checkpoint.phase))) {
-    throw Error(name + ": is of another phase");
+    throw Error(name + ": belongs to another phase");
   }
   if (!manifest.HasMember("files")) throw Error(name + ": lists no files");
   if (identity) verify_identity(name, manifest, *identity);
@@ -209,7 +210,7 @@ std::optional<Checkpoint> CheckpointStore::newest(
       return *checkpoint;
     } catch (const Error& error) {
       notes.push_back(
-          fmt::format("checkpoint of {} is passed over: {}", checkpoint->name(), error.what()));
+          fmt::format("checkpoint of {} is skipped: {}", checkpoint->name(), error.what()));
     }
   }
   return std::nullopt;

@@ -35,8 +35,8 @@ struct Checkpoint {
   std::string name() const;  // "step 12", "supervised step 3"
 };
 
-// Takes over the id and the configuration that a checkpoint was written with, where it says them:
-// for a folder whose identity.json is gone.
+// Takes over the id and the configuration that a checkpoint was written with, if it has them, for a
+// folder whose identity.json is lost.
 void adopt_identity(const Checkpoint& checkpoint, RunIdentity& identity);
 
 class CheckpointStore {
@@ -56,13 +56,13 @@ class CheckpointStore {
   void save(Phase phase, int64_t step,
             const std::function<FileSums(const std::string& folder)>& fill) const;
 
-  // Whether there is one, whole or not.
+  // Whether there is any checkpoint, valid or not.
   bool any() const { return !all().empty(); }
-  // The newest checkpoint that is whole, of this run, and that `check` finds no fault with; `notes`
-  // says what was passed over and why. `check` throws Error.
+  // The newest checkpoint that is complete, belongs to this run, and passes `check`; `notes` says
+  // what was skipped and why. `check` throws Error.
   std::optional<Checkpoint> newest(std::vector<std::string>& notes,
                                    const std::function<void(const Checkpoint&)>& check = {}) const;
-  std::vector<Checkpoint> all() const;  // oldest first, whole or not
+  std::vector<Checkpoint> all() const;  // oldest first, valid or not
 
  private:
   void remove_half_written() const;

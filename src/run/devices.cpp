@@ -14,7 +14,7 @@
 namespace leeway {
 namespace {
 
-// The library for GPUs beside the program, or why there is none.
+// The GPU library next to the program, or why there is none.
 struct LoadedBackends {
   const CudaBackends* backends = nullptr;
   std::string problem;
@@ -31,11 +31,12 @@ LoadedBackends load_backends() {
             "(docs/dependencies.md)"};
   }
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return {nullptr, fmt::format("{} does not load: {}", path, ::dlerror())};
+  if (library == nullptr)
+    return {nullptr, fmt::format("{} cannot be loaded: {}", path, ::dlerror())};
   const auto entry = reinterpret_cast<CudaBackendsEntry>(::dlsym(library, kCudaBackendsEntry));
   const CudaBackends* backends = entry == nullptr ? nullptr : entry();
   if (backends == nullptr || std::string_view(backends->version) != LEEWAY_VERSION) {
-    return {nullptr, path + " is of another build than the program; build both again"};
+    return {nullptr, path + " belongs to another build of the program; rebuild both"};
   }
   return {backends, backends->why_no_cuda()};
 }
@@ -51,12 +52,12 @@ const LoadedBackends& cuda_backends() {
 void check_device(Device device, const std::string& where) {
   if (device != Device::cuda) return;
   const std::string& problem = cuda_backends().problem;
-  if (!problem.empty()) throw Error(fmt::format("{}: {}, or take \"cpu\"", where, problem));
+  if (!problem.empty()) throw Error(fmt::format("{}: {}, or use \"cpu\"", where, problem));
 }
 
 void check_device(const Config& config) {
   const Device device = config.run.model.device;
-  if (device == Device::cuda) make_complete_plan(config.loss_spec);  // or says why there is none
+  if (device == Device::cuda) make_complete_plan(config.loss_spec);  // throws if unsupported
   check_device(device, fmt::format("model.device = \"{}\"", name_of(device)));
 }
 

@@ -1,5 +1,4 @@
-// The engine of this process as the orchestrator's sampler. Its passes run on the thread that
-// polls.
+// The in-process engine as the orchestrator's sampler. Its passes run on the polling thread.
 #pragma once
 
 #include <map>

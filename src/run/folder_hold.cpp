@@ -24,7 +24,7 @@ bool is_there(const std::string& path) {
   return fs::exists(path, ignored);
 }
 
-// Whether the path still names the open folder.
+// Whether the path still refers to the open folder.
 bool stands_at(int file, const std::string& folder) {
   struct stat open = {}, there = {};
   return ::fstat(file, &open) == 0 && ::stat(folder.c_str(), &there) == 0 &&
@@ -77,8 +77,8 @@ ClaimedFolder claim_folder(const std::string& wanted) {
     const std::string folder = n == 1 ? plain : fmt::format("{}-{}", plain, n);
     if (holds_a_run(folder)) continue;
     make_folder(folder, wanted);
-    // Whoever has the lock and sees no run is the one who begins one: others that looked at the
-    // same moment are refused the lock, or find a run once they have it.
+    // Whoever holds the lock and sees no run may start one: others that checked at the same moment
+    // are refused the lock, or find a run once they have it.
     std::optional<FolderHold> hold = FolderHold::attempt(folder);
     if (hold && !holds_a_run(folder)) return {folder, std::move(*hold)};
   }

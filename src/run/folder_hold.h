@@ -1,4 +1,4 @@
-// A folder that one process works on, and the name that a new run gets.
+// Locks a folder for one process, and chooses the name of a new run.
 #pragma once
 
 #include <optional>
@@ -12,10 +12,10 @@ namespace leeway {
 // system without locks nothing is locked.
 class FolderHold {
  public:
-  // Throws Error: the folder cannot be opened, or another process holds it; `work` says what that
-  // process is busy with ("another process is at work on this run").
+  // Throws Error if the folder cannot be opened, or if another process holds it; `work` says what
+  // that process does ("another process is at work on this run").
   FolderHold(const std::string& folder, const std::string& work);
-  // Nothing: another process holds it.
+  // Returns nothing if another process holds it.
   static std::optional<FolderHold> attempt(const std::string& folder);
 
   ~FolderHold();
@@ -29,16 +29,16 @@ class FolderHold {
 
 inline constexpr const char* kAtWorkOnRun = "another process is at work on this run";
 
-// Whether the folder is that of a run, however early it ended.
+// Whether the folder contains a run, however early it ended.
 bool holds_a_run(const std::string& folder);
 
 struct ClaimedFolder {
   std::string name;
   FolderHold hold;
 };
-// A folder for a new run: `wanted`, or the first of NAME-2, NAME-3, .. that neither holds a run nor
-// is held by another process. It is made where it is not there. Processes that start at the same
-// moment each get one of their own. Throws Error where it cannot be made.
+// A folder for a new run: `wanted`, or the first of NAME-2, NAME-3, .. that neither contains a run
+// nor is held by another process. It is created if missing. Processes that start at the same moment
+// get different folders. Throws Error if it cannot be created.
 ClaimedFolder claim_folder(const std::string& wanted);
 
 }  // namespace leeway

@@ -108,7 +108,8 @@ std::string evaluation_table(const EvaluationResult& result, const std::vector<s
   if (ids.size() > 1) add("all");
   for (const std::string& id : ids) add(id);
   return format_table({"environment", "metric", "mean", "95 % interval"}, rows) +
-         "\npass@k  chance that at least one of k answers to a prompt is right: its first reward "
+         "\npass@k  probability that at least one of k answers to a prompt is right: its first "
+         "reward "
          "is 1 or more\n";
 }
 

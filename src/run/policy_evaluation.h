@@ -53,7 +53,7 @@ class PolicyEvaluator {
 // "5 of 248 rollouts failed, the last: ..", "all 248 rollouts failed, ..", or nothing.
 std::string failures_text(const EvaluationResult& result);
 
-// What an evaluation found, in a line for people.
+// The result of an evaluation as a line of text.
 std::string evaluation_line(int64_t step, const EvaluationResult& result);
 
 // Reward, pass@k and greedy reward of each environment with their intervals, as `leeway eval`

@@ -21,7 +21,7 @@ std::string shell_word(const std::string& word) {
 
 std::string resume_hint(const std::string& run_folder) {
   if (!CheckpointStore(run_folder, {}, {}).any()) return "";
-  return "to go on:  leeway train --resume " + shell_word(run_folder);
+  return "to continue:  leeway train --resume " + shell_word(run_folder);
 }
 
 }  // namespace leeway

@@ -1,4 +1,4 @@
-// How a run that ended early goes on.
+// How to continue a run that ended early.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@ namespace leeway {
 // The command that goes on with a run, in a line for people; empty if it has no checkpoint.
 std::string resume_hint(const std::string& run_folder);
 
-// A word as a shell reads it back: in quotes where it needs them.
+// A word quoted for a shell where necessary.
 std::string shell_word(const std::string& word);
 
 }  // namespace leeway

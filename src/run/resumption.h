@@ -1,4 +1,4 @@
-// What a run folder that is to go on holds.
+// What a run folder contains that is to be resumed.
 #pragma once
 
 #include <functional>
@@ -16,26 +16,25 @@ namespace leeway {
 struct Resumption {
   std::string folder;
   FolderHold hold;                      // taken before anything is read
-  std::optional<RunIdentity> identity;  // nothing: the folder is older than identities
-  std::optional<RunEnd> end;            // nothing: the run was killed, or is older than end.json
-  std::optional<Checkpoint> from;       // the newest checkpoint that is whole
-  std::vector<std::string> notes;       // what was passed over, and what is new
+  std::optional<RunIdentity> identity;  // nothing if the folder is older than identities
+  std::optional<RunEnd> end;            // nothing if the run was killed, or is older than end.json
+  std::optional<Checkpoint> from;       // the newest complete checkpoint
+  std::vector<std::string> notes;       // what was skipped, and what has changed
 
   bool supervised() const { return identity && identity->job == "sft"; }  // `leeway sft`
 };
 
-// Looks at a run folder and changes nothing. `check` throws Error for a checkpoint that is whole
-// and of no use all the same. Throws Error where another process is at work on the run.
+// Inspects a run folder without changing anything. `check` throws Error for a checkpoint that is
+// complete but unusable. Throws Error if another process is working on the run.
 Resumption look_at_run(const std::string& folder,
                        const std::function<void(const Checkpoint&)>& check);
 
-// Whether there is nothing left to do: the run has finished `max_steps` steps, and what it made is
-// there, or cannot be made again. The second case, and checkpoints that cannot be read, are told in
-// `notes`.
+// Whether there is nothing left to do: the run has finished `max_steps` steps, and its results
+// exist or cannot be recreated. The latter, and unreadable checkpoints, are reported in `notes`.
 bool has_finished(Resumption& resumption, int64_t max_steps);
 
-// Throws Error, with the remedy, where the run cannot go on to `max_steps` steps: there is no
-// checkpoint, or it is past them already.
+// Throws Error with the remedy if the run cannot continue to `max_steps` steps: there is no
+// checkpoint, or it is already past them.
 void refuse_without_checkpoint(const Resumption& resumption);
 void refuse_fewer_steps(const Resumption& resumption, const char* key, int64_t max_steps);
 

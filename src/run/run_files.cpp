@@ -33,7 +33,7 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Of a line of a JSONL file. Nothing: the line is damaged, as a power cut leaves it.
+// The step of a JSONL line, or nothing if the line is damaged, for example by a power failure.
 std::optional<int64_t> step_of(const std::string& line) {
   try {
     const rapidjson::Document row = parse_json("", line);
@@ -81,7 +81,7 @@ void RunFiles::begin(const Config& config, const std::string& objective, const s
 
 RunFiles::RunFiles(const Config& config, const std::string& objective, Resumption resumption)
     : folder_(resumption.folder), hold_(std::move(resumption.hold)) {
-  LEEWAY_CHECK(resumption.from.has_value(), "a run goes on from a checkpoint");
+  LEEWAY_CHECK(resumption.from.has_value(), "a resumed run needs a checkpoint");
   if (resumption.identity) {
     identity_ = *resumption.identity;
     const uint32_t now = configuration_hash(config, false);
@@ -103,14 +103,14 @@ void RunFiles::set_aside_after(const Checkpoint& from) {
     if (!from.before(each)) continue;
     superseded.move("checkpoints/" + fs::path(each.folder).filename().string());
   }
-  // RL has not begun where the supervised training goes on.
+  // If the supervised training is being resumed, RL has not begun.
   const int64_t last = supervised ? -1 : from.step;
   for (const char* name : {"metrics.jsonl", "eval.jsonl", "given_up.jsonl"}) {
     set_aside_lines(name, last, superseded);
   }
   if (supervised) set_aside_lines("sft.jsonl", from.step, superseded);
   for (const std::string parent : {"rollouts", "batches", "weights"}) {
-    // Weights of `leeway sft` are those of its own steps.
+    // Weights of `leeway sft` are numbered by its own steps.
     const int64_t kept = parent == "weights" && identity_.job == "sft" ? from.step : last;
     std::vector<std::string> later;
     std::error_code error;
@@ -125,7 +125,7 @@ void RunFiles::set_aside_after(const Checkpoint& from) {
     moved_ = fmt::format("what came after {} was moved to {}", from.name(), superseded.folder());
   }
   for (const std::string& name : superseded.left()) {
-    moved_ += fmt::format("{}{} lies behind a symbolic link and stays", moved_.empty() ? "" : "; ",
+    moved_ += fmt::format("{}{} is behind a symbolic link and stays", moved_.empty() ? "" : "; ",
                           path(name));
   }
 }
@@ -133,12 +133,11 @@ void RunFiles::set_aside_after(const Checkpoint& from) {
 void RunFiles::open(const Config& config, const std::string& objective) {
   for (const EnvironmentTable& table : config.run.environments)
     environment_ids_.push_back(table.id);
-  // A configuration that is all from this folder's file stays, with the origins it was written
-  // with.
+  // If all values come from this folder's file, it is kept, with the origins it was written with.
   const auto from_here = [&](const EffectiveValue& value) {
     return value.origin.starts_with(path("config.toml"));
   };
-  write_identity(folder_, identity_);  // before config.toml: it knows both configurations
+  write_identity(folder_, identity_);  // before config.toml: it covers both configurations
   if (!std::all_of(config.effective.begin(), config.effective.end(), from_here)) {
     write_file_atomically(path("config.toml"), config_toml(config));
   }
@@ -172,7 +171,7 @@ void RunFiles::set_aside_lines(const std::string& name, int64_t step, Superseded
   for (size_t start = 0; start < text.size();) {
     const size_t end = std::min(text.find('\n', start), text.size());
     const std::string line = text.substr(start, end - start);
-    const bool whole = end < text.size();  // else cut off when the run was killed
+    const bool whole = end < text.size();  // otherwise truncated when the run was killed
     start = end + 1;
     const auto row_step = whole ? step_of(line) : std::nullopt;
     (row_step && *row_step <= step ? kept : later) += line + "\n";
@@ -186,7 +185,7 @@ void RunFiles::append(AppendFile& file, const std::string& name, const std::stri
   // metrics.jsonl is open during the whole run: if it is gone, so is the folder.
   for (const AppendFile* each : {&metrics_, &file}) {
     if (!each->is_open() || !each->is_gone()) continue;
-    throw Error(fmt::format("{}: was deleted, moved or replaced while the run went on",
+    throw Error(fmt::format("{}: was deleted, moved or replaced during the run",
                             path(each == &file ? name : "metrics.jsonl")));
   }
   if (!file.is_open()) file = AppendFile(path(name));
@@ -256,7 +255,7 @@ void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup, i
   size_t rollout = 0;
   for (size_t g = 0; g < count; ++g) {
     const Group& group = batch.groups[g];
-    // Of `count` groups, `wanted` evenly spread ones.
+    // Selects `wanted` of `count` groups, evenly spread.
     const bool shown = (g * wanted) / count != ((g + 1) * wanted) / count;
     for (size_t r = 0; r < group.rollouts.size(); ++r, ++rollout) {
       if (!shown) continue;
@@ -342,7 +341,7 @@ std::optional<Evaluation> evaluation_of(const std::string& name, const std::stri
   return Evaluation(*step, std::move(metrics));
 }
 
-// Without the newline at its end. Nothing: the last line is cut off, or there is none.
+// Without the newline at its end. Nothing if the last line is truncated, or there is none.
 std::optional<std::string> evaluations_text(const std::string& name) {
   if (!is_present(name)) return std::nullopt;
   std::string text = read_file(name);

@@ -1,4 +1,4 @@
-// A run folder as it is written (docs/runs.md).
+// Writes a run folder (docs/runs.md).
 #pragma once
 
 #include <memory>
@@ -19,26 +19,26 @@ namespace leeway {
 
 class Superseded;
 
-// Holds its folder: while it lives, another one of the same folder, also of another process, is
-// refused with an Error. Used by one thread. Every method throws Error naming the file and the
-// reason if it cannot be written (a full disk), or is no longer the one that was opened: a run
-// whose files are deleted must not go on as if they were there.
+// Holds its folder: while this object lives, another one for the same folder, also in another
+// process, is refused with an Error. Not thread-safe. Every method throws Error naming the file and
+// the reason if it cannot be written (a full disk), or if it is no longer the file that was opened:
+// a run whose files are deleted must not continue as if they existed.
 class RunFiles {
  public:
-  // A folder that was claimed for a new run. `begin`, before anything but weights is written, gives
+  // A folder claimed for a new run. `begin`, called before anything but weights is written, gives
   // it an identity and writes identity.json, config.toml and objective.txt; `job` is "train" or
   // "sft".
   explicit RunFiles(ClaimedFolder claimed);
   void begin(const Config& config, const std::string& objective, const std::string& job);
-  // The folder of a run that goes on from its checkpoint `from`. Lines and files of later steps and
-  // checkpoints that were not taken are moved to RUN/superseded_K, with the report if there are
-  // any; `moved` says so. What a killed process left half written is removed, and end.json, which
-  // comes back when the run ends.
+  // The folder of a run that continues from its checkpoint `from`. Lines and files of later steps
+  // and unused checkpoints are moved to RUN/superseded_K, with the report if there is one; `moved`
+  // says so. Leftovers of a killed process are removed, and so is end.json, which is written again
+  // when the run ends.
   RunFiles(const Config& config, const std::string& objective, Resumption resumption);
 
   const std::string& folder() const { return folder_; }
   const RunIdentity& identity() const { return identity_; }
-  // What a resume has moved aside, in words; empty: nothing.
+  // What a resume moved aside, as text; empty: nothing.
   const std::string& moved() const { return moved_; }
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
 
@@ -52,10 +52,10 @@ class RunFiles {
   // Sample rollouts of a step: `groups` groups (0: all), evenly spread.
   void write_rollouts(const StepRecord& record, const RunSetup& setup, int64_t groups);
   void write_batch(const StepRecord& record);  // to batches/step_N.json, whole
-  // To weights/step_N, with the tokenizer beside them, so that the folder loads anywhere, and the
-  // sums of its files. Its name. From any thread, one call at a time.
+  // Saves to weights/step_N, with the tokenizer, so that the folder can be loaded anywhere, and
+  // with checksums. Returns its name. May be called from any thread, one call at a time.
   std::string save_weights(const Parameters& weights, int64_t step, const RunSetup& setup) const;
-  void write_report() const;  // report.html, of what the folder holds now
+  void write_report() const;  // report.html, from the current contents of the folder
 
  private:
   void open(const Config& config, const std::string& objective);

@@ -57,7 +57,7 @@ Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer) {
 }
 
 // A folder of weights knows the chat format it was trained with; a configuration that names none
-// takes it.
+// uses it.
 Config with_renderer_of_model(Config config) {
   if (config.run.model.path.empty() || !config.renderer.name.empty()) return config;
   const std::optional<PolicyCard> card = read_policy_card(config.run.model.path);
@@ -79,7 +79,7 @@ Config with_renderer_of_model(Config config) {
   return config;
 }
 
-// How text becomes tokens: the card of the policy's folders.
+// How text becomes tokens: the card for the policy's folders.
 PolicyCard make_card(const Config& config) {
   const ModelTable& model = config.run.model;
   PolicyCard card{.renderer = config.renderer};
@@ -88,8 +88,8 @@ PolicyCard make_card(const Config& config) {
   const bool named = !model.tokenizer.empty();
   card.byte = named ? model.tokenizer == "byte" : known ? known->byte : model.path.empty();
   if (!card.byte) return card;
-  // The ids of a model that was trained before are its own; a new model of bytes gets the control
-  // tokens of its chat format.
+  // A model that was trained before keeps its ids; a new byte-level model gets the control tokens
+  // of its chat format.
   if (known && known->byte) {
     card.control_tokens = known->control_tokens;
   } else if (!config.renderer.name.empty()) {

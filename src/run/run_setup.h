@@ -1,4 +1,4 @@
-// What a run is made of, from its configuration: model, tokenizer, renderer, environments.
+// The parts of a run, made from its configuration: model, tokenizer, renderer, environments.
 #pragma once
 
 #include <memory>
@@ -27,12 +27,12 @@ struct RunSetup {
   PolicyCard card;             // of the policy's folders
   std::string tokenizer_file;  // empty: bytes
   std::unique_ptr<Tokenizer> tokenizer;
-  Parameters weights;                  // of the policy before anything is trained
+  Parameters weights;                  // of the policy before training
   std::unique_ptr<Renderer> renderer;  // may be null
   std::unique_ptr<Conversation> conversation;
-  std::unique_ptr<EnvironmentMix> environments;  // null where none are configured
+  std::unique_ptr<EnvironmentMix> environments;  // null if none are configured
   std::vector<std::string> environment_ids;
-  std::vector<Sample> demonstrations;  // of the file sft.data; empty: the environments'
+  std::vector<Sample> demonstrations;  // from sft.data; empty: the environments provide them
 
   // `threads` where the table says 0.
   EngineOptions engine_options(int threads) const;

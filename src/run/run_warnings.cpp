@@ -9,13 +9,13 @@
 namespace leeway {
 namespace {
 
-constexpr size_t kSteps = 3;            // that a mean is taken over: one batch says little
+constexpr size_t kSteps = 3;            // averaged over, since one batch says little
 constexpr double kNearlyAll = 0.9;      // of the groups
 constexpr double kMost = 0.5;           // of the rollouts
-constexpr double kMaskedJump = 0.2;     // of the tokens, above the first step's
-constexpr double kMismatch = 0.1;       // k3, in nats a token, below which nothing is said
+constexpr double kMaskedJump = 0.2;     // of the tokens, above that of the first step
+constexpr double kMismatch = 0.1;       // k3, in nats per token, below which there is no warning
 constexpr double kMismatchJump = 10.0;  // times the first step's
-constexpr uint64_t kSaves = 3;          // that should still fit
+constexpr uint64_t kSaves = 3;          // saves that should still fit
 constexpr uint64_t kLeastFree = uint64_t{64} << 20;
 
 }  // namespace
@@ -37,8 +37,8 @@ std::vector<std::string> RunWarnings::on_step(const Metrics& metrics) {
                               static_cast<double>(std::max<int64_t>(1, groups_)));
   if (flat && *flat >= kNearlyAll) {
     warn(out, "flat",
-         fmt::format("{:.0f} % of the groups of the last {} steps have equal rewards and teach "
-                     "nothing; give easier or harder prompts, a finer reward, a larger "
+         fmt::format("{:.0f} % of the groups of the last {} steps have equal rewards and provide "
+                     "no signal; use easier or harder prompts, a finer reward, a larger "
                      "orchestrator.group_size or a higher rollout.temperature",
                      100 * *flat, kSteps));
   }
@@ -47,7 +47,7 @@ std::vector<std::string> RunWarnings::on_step(const Metrics& metrics) {
     warn(
         out, "truncated",
         fmt::format("{:.0f} % of the rollouts of the last {} steps were cut off by a length limit; "
-                    "raise rollout.max_new_tokens or orchestrator.max_turns, or look whether "
+                    "raise rollout.max_new_tokens or orchestrator.max_turns, or check that "
                     "rollout.stop is what ends a reply",
                     100 * *truncated, kSteps));
   }
@@ -56,7 +56,7 @@ std::vector<std::string> RunWarnings::on_step(const Metrics& metrics) {
     if (!first_masked_) first_masked_ = masked;
     if (masked >= *first_masked_ + kMaskedJump) {
       warn(out, "masked",
-           fmt::format("the loss leaves {:.0f} % of the tokens out, after {:.0f} % in the first "
+           fmt::format("the loss masks {:.0f} % of the tokens, up from {:.0f} % in the first "
                        "step; lower trainer.learning_rate or orchestrator.max_off_policy_steps",
                        100 * masked, 100 * *first_masked_));
     }
@@ -66,7 +66,7 @@ std::vector<std::string> RunWarnings::on_step(const Metrics& metrics) {
     if (!first_mismatch_) first_mismatch_ = mismatch;
     if (mismatch >= kMismatch && mismatch >= kMismatchJump * *first_mismatch_) {
       warn(out, "mismatch",
-           fmt::format("mismatch_kl is {:.2g}, after {:.2g} in the first step: the policy moves "
+           fmt::format("mismatch_kl is {:.2g}, up from {:.2g} in the first step: the policy moves "
                        "away from the rollouts it trains on; lower trainer.learning_rate, "
                        "trainer.epochs or orchestrator.max_off_policy_steps",
                        mismatch, *first_mismatch_));
@@ -82,11 +82,12 @@ std::vector<std::string> RunWarnings::on_evaluation(int64_t step, const Metrics&
   const double high = metric_of(now, "eval/all/reward/high");
   if (high < low) {
     warn(out, "worse",
-         fmt::format("the held-out reward at step {} is {:.3f}, surely below the {:.3f} of the "
-                     "start; lower trainer.learning_rate, or take earlier weights "
-                     "(output.weights_every keeps them)",
-                     step, metric_of(now, "eval/all/reward/mean"),
-                     metric_of(before, "eval/all/reward/mean")));
+         fmt::format(
+             "the held-out reward at step {} is {:.3f}, significantly below the {:.3f} at the "
+             "start; lower trainer.learning_rate, or use earlier weights "
+             "(output.weights_every keeps them)",
+             step, metric_of(now, "eval/all/reward/mean"),
+             metric_of(before, "eval/all/reward/mean")));
   }
   return out;
 }

@@ -18,15 +18,15 @@ class RunWarnings {
   // `groups`: prompts of a batch. `save_bytes`: what a checkpoint and a weights folder take.
   RunWarnings(int64_t groups, uint64_t save_bytes) : groups_(groups), save_bytes_(save_bytes) {}
 
-  // Of a step's metrics, as in metrics.jsonl. Steps come in order.
+  // From a step's metrics, as in metrics.jsonl. Steps come in order.
   std::vector<std::string> on_step(const Metrics& metrics);
-  // Of an evaluation, beside the one before RL; either may be without a reward.
+  // From an evaluation, compared with the one before RL; either may lack a reward.
   std::vector<std::string> on_evaluation(int64_t step, const Metrics& before, const Metrics& now);
-  // Of the bytes that are free where the run is written.
+  // From the free bytes where the run is written.
   std::vector<std::string> on_disk(uint64_t free_bytes);
 
  private:
-  // The mean of a metric over the last few steps; nothing until there are so many.
+  // The mean of a metric over the last few steps, once there are enough.
   struct Window {
     std::optional<double> add(double value);
     std::deque<double> values;

@@ -87,8 +87,8 @@ void StepReports::tell_failures(const StepRecord& record) {
   const double unasked = metric_of(record.metrics, "unasked_answers/all");
   if (unasked > 0.0) {
     files_.log(
-        fmt::format("step {}: {:.0f} answers of environments' programs that nothing had "
-                    "asked for; the lines are above",
+        fmt::format("step {}: {:.0f} unsolicited answers of environments' programs; the "
+                    "lines are above",
                     record.step, unasked));
   }
   if (failed == 0.0) return;

@@ -13,16 +13,16 @@ class Superseded {
  public:
   explicit Superseded(std::string run_folder) : run_(std::move(run_folder)) {}
 
-  // RUN/name, if it is there: a file, a folder, or a symbolic link, which is moved itself. What
-  // lies behind a link, as in a `weights/` that leads to another disk, belongs to another place: it
-  // stays, and `left` says so.
+  // Moves RUN/name, if it exists: a file, a folder, or a symbolic link, which is moved itself. What
+  // is behind a link, as in a `weights/` that points to another disk, stays where it is, and `left`
+  // lists it.
   void move(const std::string& name);
-  // Lines that are about to be taken out of RUN/name.
+  // Keeps lines that are about to be removed from RUN/name.
   void keep(const std::string& name, const std::string& lines);
 
   bool empty() const { return folder_.empty(); }
   const std::string& folder() const { return folder_; }
-  // Names that a link kept from being moved.
+  // Names that were not moved because of a link.
   const std::vector<std::string>& left() const { return left_; }
 
  private:

@@ -23,7 +23,7 @@ RunSetup setup_of(const Config& config) {
   return RunSetup(config, table.data.empty() || table.stop_at_reward > 0.0);
 }
 
-// Before anything is trained: a reward to stop at needs environments that work.
+// Before training: a reward to stop at needs environments that work.
 void check_reward(const RunSetup& setup) {
   if (setup.config.run.sft.stop_at_reward > 0.0) check_environments(*setup.environments);
 }
@@ -67,7 +67,7 @@ SupervisedSummary run(const Place& place, const std::optional<Checkpoint>& from,
                    .sft_seconds = result.state.seconds,
                    .loss = result.state.loss};
   files.log(run_end_line(end));
-  write_run_end(files.folder(), end);  // before the report, which tells it
+  write_run_end(files.folder(), end);  // before the report, which shows it
   files.write_report();
   return summary;
 }

@@ -1,4 +1,4 @@
-// One run of `leeway sft`: the supervised training alone, with its files.
+// One run of `leeway sft`: only the supervised training, with its files.
 #pragma once
 
 #include <string>
@@ -13,14 +13,14 @@ namespace leeway {
 
 struct SupervisedSummary {
   std::string end;     // "finished", "stopped" or "gave_up"
-  std::string reason;  // of "gave_up"
+  std::string reason;  // for "gave_up"
   std::string folder, weights;
   SftState state;
-  bool finished_before = false;  // there was nothing to resume, and nothing was done
+  bool finished_before = false;  // it had finished before, and nothing was done
 };
 
-// A new run, or one that goes on from its checkpoint. A finished one is left as it is. Throws Error
-// for the user's mistakes.
+// A new run, or one that continues from its checkpoint. A finished one is left as it is. Throws
+// Error for user errors.
 SupervisedSummary run_supervised(const Config& config, const Catalog& catalog, Progress& progress,
                                  const StopCondition& should_stop);
 SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog,

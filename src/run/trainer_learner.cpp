@@ -24,7 +24,7 @@ LearnerResult learn(Trainer& trainer, const TrainingBatch& batch, PolicyVersion 
     return result;
   }
   auto weights = trainer.snapshot(version);
-  // Finite gradients may make numbers that are not: a tiny epsilon divides by zero.
+  // Finite gradients can still produce weights that are not: a tiny epsilon divides by zero.
   if (const std::string bad = weights->not_finite_text(); !bad.empty()) {
     result.failure =
         fmt::format("step {}: the weights are not finite after the update: {}", batch.step, bad);

@@ -1,4 +1,4 @@
-// The trainer as the orchestrator's learner, on a thread of its own.
+// The trainer as the orchestrator's learner, on its own thread.
 #pragma once
 
 #include <condition_variable>
@@ -16,11 +16,11 @@ class TrainerLearner : public Learner {
   // `trainer` must outlive this object and must not be used elsewhere while an update goes on.
   // `version` batches of `trained_tokens` tokens were trained before.
   explicit TrainerLearner(Trainer& trainer, PolicyVersion version = 0, int64_t trained_tokens = 0);
-  ~TrainerLearner() override;  // waits for the update in progress
+  ~TrainerLearner() override;  // waits for the current update
 
   void start(TrainingBatch batch) override;
   std::optional<LearnerResult> poll(double seconds) override;
-  int64_t trained_tokens() const { return trained_tokens_; }  // in all; while no update goes on
+  int64_t trained_tokens() const { return trained_tokens_; }  // total; not during an update
 
  private:
   void work();

@@ -29,9 +29,9 @@
 namespace leeway {
 namespace {
 
-// Sampling on the calling thread and learning beside it share the cores by plan: where they take
-// turns each has all of them. The learner has more to do per token, so it may use every core; the
-// sampler's own thread then takes the one it needs.
+// Sampling on the calling thread and learning in the background share the cores; where they
+// alternate, each gets all of them. The learner has more work per token, so it may use every core;
+// the sampler's own thread then takes the one it needs.
 struct ThreadPlan {
   int sampler, trainer;
 };
@@ -42,12 +42,13 @@ ThreadPlan plan_threads(const RunConfig& run) {
           run.trainer.threads > 0 ? static_cast<int>(run.trainer.threads) : cores};
 }
 
-// What cannot be trained on: tokens of another distribution than the trainer's, or no draw at all.
+// Refuses sampling settings that cannot be trained on: tokens drawn from a different distribution
+// than the trainer computes, or greedy ones.
 void refuse_sampling(const RolloutTable& table) {
   if (table.temperature == 0.0) {
     throw Error(
         "rollout.temperature = 0: greedy rollouts of a prompt are all the same, so that there is "
-        "nothing to learn; give a temperature above 0");
+        "nothing to learn; set a temperature above 0");
   }
   const char* key = table.top_k > 0     ? "top_k"
                     : table.top_p < 1.0 ? "top_p"
@@ -96,7 +97,8 @@ class Run {
         files_(std::move(files)),
         progress_(host.progress, files_),
         saving_(setup, files_, progress_),
-        // A checkpoint holds the weights and two moments of each, a weights folder them alone.
+        // A checkpoint contains the weights and two moments of each, a weights folder only the
+        // weights.
         warnings_(run_.orchestrator.prompts_per_batch,
                   4 * sizeof(float) * static_cast<uint64_t>(setup.weights.count())),
         reports_(setup, files_, progress_, warnings_),
@@ -117,7 +119,7 @@ class Run {
     const double begin = clock_.now();
     summary_.folder = files_.folder();
     summary_.max_steps = run_.trainer.max_steps;
-    // A file that cannot be written, most often: the disk is full.
+    // Usually a full disk.
     attempt([&] {
       progress_.note(fmt::format("run folder {}", files_.folder()));
       from_ ? go_on() : begin_run();
@@ -137,7 +139,7 @@ class Run {
     summary_.seconds = clock_.now() - begin;
     attempt([&] { keep_end(); });
     if (!attempt([&] { files_.write_report(); })) {
-      // end.json must not say that all is well; it may not fit on the disk any more.
+      // end.json must not claim success; it may no longer fit on the disk.
       if (failure_in([&] { keep_end(); })) {
         static_cast<void>(failure_in([&] { remove_run_end(files_.folder()); }));
       }
@@ -154,7 +156,7 @@ class Run {
     return !failure;
   }
 
-  // The first reason is the one that counts.
+  // The first reason is kept.
   void give_up(const std::string& reason) {
     if (summary_.end != RunSummary::End::gave_up) summary_.reason = reason;
     summary_.end = RunSummary::End::gave_up;
@@ -166,7 +168,7 @@ class Run {
     summary_.reason = reason;
   }
 
-  // Why the run ended, in the log and in end.json, from where the report has it.
+  // Records why the run ended, in the log and in end.json, which the report reads.
   void keep_end() {
     const RunEnd end{.end = name_of(summary_.end),
                      .reason = summary_.reason,
@@ -254,7 +256,7 @@ class Run {
                          setup_.rollout_settings(static_cast<float>(run_.rollout.temperature)));
     RolloutScheduler scheduler(run_.orchestrator, static_cast<uint64_t>(run_.seed), table.max_steps,
                                *setup_.environments, driver, sampler, clock_);
-    // The reference is the policy at step 0, also of a run that goes on.
+    // The reference is the policy at step 0, also in a resumed run.
     Trainer trainer(from_ ? saving_.reference(*from_, state_) : std::move(weights),
                     setup_.config.loss_spec, table, training_backend(run_));
     load_optimizer(trainer);
@@ -278,7 +280,7 @@ class Run {
     const double blocked = evaluations_.blocked_seconds() - blocked_before;
     summary_.rl_seconds = clock_.now() - begin - blocked;
     summary_.rollouts = scheduler.totals().completed;
-    // Rates are of this session.
+    // Rates cover this session only.
     summary_.sampled_tokens = scheduler.totals().sampled_tokens - sampled_before;
     summary_.trained_tokens = std::max<int64_t>(0, reports_.trained_tokens() - trained_before);
     summary_.totals = scheduler.totals();

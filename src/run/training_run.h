@@ -27,7 +27,7 @@ struct NewRun {
 RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& start,
                         Progress& progress, const StopCondition& should_stop);
 
-// Goes on with a run from its checkpoint, as if it had not been interrupted.
+// Continues a run from its checkpoint as if it had not been interrupted.
 RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resumption resumption,
                            Progress& progress, const StopCondition& should_stop);
 

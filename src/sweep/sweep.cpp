@@ -35,7 +35,7 @@ std::string summary_file(const SweepRun& run) { return run.folder + ".summary.js
 std::string unfinished_summary(const SweepRun& run) { return summary_file(run) + ".tmp"; }
 std::string log_file(const SweepRun& run) { return run.folder + ".log"; }
 
-// FNV-1a: tells two texts apart, on every machine in the same way.
+// FNV-1a: distinguishes texts, in the same way on every machine.
 std::string hash_of(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
@@ -56,7 +56,7 @@ double number_in(const rapidjson::Value& object, const char* key) {
                                                                 : std::nan("");
 }
 
-// "finished", "stopped", "gave_up"; empty where there is no summary to read.
+// "finished", "stopped", "gave_up"; empty if there is no readable summary.
 std::string end_of(const std::string& summary) {
   if (!is_there(summary)) return "";
   try {
@@ -110,7 +110,7 @@ std::vector<std::string> threads_by_default(const Config& config) {
   return sets;
 }
 
-// Deletes what an earlier sweep left of a run and writes what this one asks for.
+// Deletes what an earlier sweep left of a run and writes the settings of this one.
 void prepare(const SweepPlan& plan, const SweepRun& run) {
   std::error_code error;
   // The settings go first: without them nothing that is left counts as finished.
@@ -134,7 +134,7 @@ std::string last_line(const std::string& text) {
   return last;
 }
 
-// Why the run is not finished; empty: it is, and its summary is in place.
+// Why the run is not finished; empty if it is, and its summary is in place.
 std::string failure_of(const SweepRun& run, int status) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
     if (end_of(unfinished_summary(run)) != "finished") return "was stopped before its last step";
@@ -213,13 +213,13 @@ SweepResult run_sweep(const SweepPlan& plan, int jobs, const SweepHost& host) {
   if (error) {
     throw Error(fmt::format("output_dir = \"{}\": {}", plan.config.output_dir, error.message()));
   }
-  // Two sweeps would delete and begin each other's runs.
+  // Two sweeps would delete and start each other's runs.
   const FolderHold hold(plan.config.output_dir, "another sweep is at work in this folder");
   SweepResult result;
   result.failures.resize(plan.runs.size());
   std::vector<size_t> waiting;  // the next one last
   for (size_t k = plan.runs.size(); k-- > 0;) {
-    // Looked at again: another sweep may have finished it before this one had the folder.
+    // Checked again: another sweep may have finished it before this one had the folder.
     if (!plan.runs[k].finished && !is_finished(plan, plan.runs[k])) waiting.push_back(k);
   }
   const size_t finished = plan.runs.size() - waiting.size();
@@ -271,7 +271,7 @@ SweepNumbers read_numbers(const SweepRun& run) {
   for (std::string line; std::getline(lines, line);) {
     const rapidjson::Document step =
         parse_json(fmt::format("{} step {}", metrics_name, ++steps), line);
-    // fmax takes the other number where one is NaN.
+    // fmax ignores NaN.
     numbers.max_mismatch_kl =
         std::fmax(numbers.max_mismatch_kl, number_in(step, "mismatch_kl/all/mean"));
     numbers.max_off_policy_level =
@@ -290,7 +290,7 @@ std::optional<std::string> write_sweep_report(const SweepPlan& plan, const Sweep
   for (size_t k = 0; k < plan.runs.size(); ++k) {
     const SweepRun& run = plan.runs[k];
     if (run.seed != plan.config.seeds.front() || !result.failures[k].empty()) continue;
-    // The seed is the same for all and tells nothing.
+    // The seed is the same for all and not informative.
     const std::string name = fs::path(run.name).parent_path().string();
     runs += (runs.empty() ? "" : ", ") + run_folder_json(run.folder, name);
   }

@@ -23,15 +23,15 @@
 namespace leeway {
 
 struct SweepRun {
-  size_t table = 0, row = 0;  // of SweepConfig
+  size_t table = 0, row = 0;  // index in SweepConfig
   int64_t seed = 0;
   std::string name;               // "reuse/icepop/seed_1"
   std::string folder;             // of the run: output_dir, slash, name
-  std::vector<std::string> sets;  // all but output_dir and `thread_sets`
-  // One thread for each side of the loop, where neither the base nor the sweep says how many. Used
-  // with several jobs. No part of the settings: results do not depend on threads.
+  std::vector<std::string> sets;  // all except output_dir and `thread_sets`
+  // One thread for each side of the loop, unless the base or the sweep sets the numbers. Used with
+  // several jobs. Not part of the settings: results do not depend on threads.
   std::vector<std::string> thread_sets;
-  int64_t steps = 0;      // that it is to train
+  int64_t steps = 0;      // number of steps to train
   bool finished = false;  // before anything is run
 };
 
@@ -39,7 +39,7 @@ struct SweepPlan {
   SweepConfig config;
   std::string base;            // path of the base file
   std::string base_hash;       // of its text
-  std::vector<SweepRun> runs;  // those that were selected, in the order of the file
+  std::vector<SweepRun> runs;  // the selected ones, in file order
 };
 
 // Reads the sweep file and its base and checks every run, selected or not. `only` are names of
@@ -49,7 +49,7 @@ SweepPlan plan_sweep(const Catalog& catalog, const std::string& file,
 
 struct SweepResult {
   bool interrupted = false;
-  std::vector<std::string> failures;  // one for each of the plan's runs; empty: it is finished
+  std::vector<std::string> failures;  // one per run of the plan; empty: it is finished
 };
 
 // What a sweep needs of the program around it. `wait` waits until a child process may have ended,
@@ -67,19 +67,19 @@ struct SweepHost {
 // no run outlives this call.
 SweepResult run_sweep(const SweepPlan& plan, int jobs, const SweepHost& host);
 
-// What a table says of a finished run. NaN: the run has no such number.
+// The numbers of a finished run for a table; NaN if it has no such number.
 struct SweepNumbers {
   double reward;                // held out, after the last step
-  double max_mismatch_kl;       // largest of the steps' mismatch_kl/all/mean
+  double max_mismatch_kl;       // maximum over steps of mismatch_kl/all/mean
   double dropped_share;         // 1 - kept_share, mean over steps
-  double max_off_policy_level;  // largest of all trained tokens
+  double max_off_policy_level;  // maximum over all trained tokens
   double seconds;
 };
-// Throws Error where a file is not as `leeway train` writes it.
+// Throws Error if a file is not as `leeway train` writes it.
 SweepNumbers read_numbers(const SweepRun& run);
 
-// Writes OUTPUT/report.html, the finished runs of the first seed over each other, and returns its
-// path; nothing where there is none. Throws Error.
+// Writes OUTPUT/report.html with the finished runs of the first seed overlaid, and returns its
+// path; nothing if there are none. Throws Error.
 std::optional<std::string> write_sweep_report(const SweepPlan& plan, const SweepResult& result);
 
 }  // namespace leeway

@@ -1,4 +1,4 @@
-// What a sweep says while its runs go on.
+// What a sweep reports while its runs are going.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,7 @@ class SweepProgress {
 
   void began(size_t run, const std::string& folder, int64_t steps);
   void ended(size_t run, const std::string& text);
-  // Call at any time, also when nothing happened.
+  // May be called at any time, even when nothing has happened.
   void show();
 
  private:
@@ -41,8 +41,8 @@ class SweepProgress {
   Time begin_;
 };
 
-// "3/12 runs done, 2 running, 28 %, 1.4 runs/min, 2 h 21 min left". `share`: of a run, what those
-// that are running have done together; `seconds` is what it took to do all but `before` runs.
+// "3/12 runs done, 2 running, 28 %, 1.4 runs/min, 2 h 21 min left". `share`: how much of a run the
+// running ones have done together; `seconds` is the time for all but `before` runs.
 std::string sweep_progress_text(size_t total, size_t before, size_t done, size_t running,
                                 double share, double seconds);
 

@@ -62,7 +62,7 @@ SamplingWeights::SamplingWeights(const ModelConfig& config, at::Device device,
   }
 }
 
-// Rounded by all of the host's threads into memory that the device reads fast.
+// Converted by all host threads into pinned memory, which the device reads fast.
 void SamplingWeights::copy(const float* from, const Tensor& to) {
   if (!to.defined()) return;
   const Tensor flat = to.view(-1);

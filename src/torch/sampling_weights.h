@@ -1,5 +1,5 @@
-// A decoder's weights as sampling uses them: in the compute type on the device, the matrices that
-// have the same input one below the other in one.
+// A decoder's weights as sampling uses them: in the compute type on the device, with matrices that
+// share an input stacked into one.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -23,11 +23,11 @@ struct SamplingLayer {
 
 class SamplingWeights {
  public:
-  // Zeros, and the rotary angles of all positions.
+  // Initializes zeros, and the RoPE table of all positions.
   SamplingWeights(const ModelConfig& config, at::Device device, at::ScalarType compute);
 
-  // Into the tensors that are there: a captured graph goes on with the new weights. Returns when
-  // all is copied.
+  // Copies into the existing tensors, so that a captured graph uses the new weights. Returns when
+  // everything is copied.
   void load(const Parameters& weights);
   // Without the host, and rounded to the same bits; returns when the copies are queued.
   void load(const TorchDeviceWeights& weights);

@@ -1,5 +1,5 @@
-// The policy head and its loss on tensors of either device: the CPU's by core/cpu/policy_head.h on
-// a pool of threads, CUDA's by ops/cuda/head.h, queued without waiting for the device.
+// The policy head and its loss on tensors of either device: on the CPU by core/cpu/policy_head.h on
+// a thread pool, on CUDA by ops/cuda_head.h, queued without waiting for the device.
 //
 // N tokens, H hidden, V vocabulary.
 #pragma once
@@ -53,9 +53,8 @@ struct HeadLoss {
   torch::Tensor kept;      // uint8 [N]: 1 where a token's policy term carries gradient
   torch::Tensor d_hidden;  // [N, H] of hidden's type
 };
-// Loss, log-probabilities and gradients at once; d_weight is added to. `prox_is_pi`: the pass's own
-// log-probabilities stand for prox. A number that is not finite gives an Error or a loss that is
-// not finite.
+// Loss, logprobs and gradients in one call; adds to d_weight. `prox_is_pi`: uses the pass's own
+// logprobs as prox. A number that is not finite gives an Error or a loss that is not finite.
 HeadLoss head_loss(ThreadPool& pool, const HeadOnDevice& head, const LossSpec& spec,
                    bool prox_is_pi, std::optional<double> denominator,
                    const torch::Tensor& d_weight);

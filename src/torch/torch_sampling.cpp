@@ -29,7 +29,7 @@ using at::Tensor;
 
 namespace {
 
-// What the host keeps to draw tokens itself, made when it first has to.
+// What the host needs to draw tokens itself, created on first use.
 struct HostSide {
   explicit HostSide(int threads) : pool(threads), draws(pool) {}
   ThreadPool pool;
@@ -49,7 +49,7 @@ class TorchSampling final : public SamplingBackend {
 
  private:
   // While it lives, the calling thread records no gradients and queues its work on the backend's
-  // own stream, beside a trainer's.
+  // own stream, in parallel to a trainer's.
   struct Scope {
     explicit Scope(const TorchSampling& backend);
     c10::InferenceMode inference;
@@ -89,7 +89,7 @@ class TorchSampling final : public SamplingBackend {
   Tensor attention_space_;
 
   // A pass's tensors have the first dimension `rows_room_`, the last three `draws_room_`. They grow
-  // as passes do; graphs are captured of them and of `integers_`, and go when they move.
+  // as needed; graphs are captured on them and on `integers_`, and are discarded when these move.
   int64_t rows_room_ = 0, draws_room_ = 0;
   Tensor x_, h_, qkv_, q_, attention_, delta_, gate_up_, s_;
   Tensor last_, logits_, sampled_;
@@ -192,7 +192,7 @@ void TorchSampling::reserve(const PassShape& shape) {
   if (shape.rows > rows_room_) {
     rows_room_ = room(rows_room_, shape.rows, most_rows_);
     const auto make = [&](Tensor& tensor, int64_t width) {
-      tensor = Tensor();  // its memory goes before the new is taken
+      tensor = Tensor();  // free its memory before allocating the new one
       tensor = at::empty({rows_room_, width}, of_type(compute_));
     };
     const int64_t queries = counts_.query_heads * counts_.head_dim;
@@ -233,7 +233,7 @@ void TorchSampling::forward(const PassShape& shape) {
   Tensor s = first(s_, shape.rows);
   const double eps = config_.rms_norm_eps;
 
-  // x is the residual stream but for `delta`, which the next norm adds.
+  // x is the residual stream without `delta`, which the next norm adds.
   embed(weights_->embedding, rows, x);
   for (size_t i = 0; i < weights_->layers.size(); ++i) {
     const SamplingLayer& layer = weights_->layers[i];
@@ -256,8 +256,8 @@ void TorchSampling::forward(const PassShape& shape) {
   draw_rows(logits, rows, sampled);
 }
 
-// Whether the pass has been queued. The first pass of a shape runs as it is, and warms up what a
-// capture must not: the second is captured.
+// Returns whether the pass has been queued. The first pass of a shape runs normally and warms up
+// what must not happen in a capture; the second is captured.
 bool TorchSampling::replay([[maybe_unused]] const PassShape& shape) {
 #ifdef LEEWAY_CUDA
   if (!device_.is_cuda() || !shape.decode) return false;
@@ -265,7 +265,7 @@ bool TorchSampling::replay([[maybe_unused]] const PassShape& shape) {
   if (!std::exchange(known.seen, true)) return false;
   if (!known.graph) {
     auto graph = std::make_unique<at::cuda::CUDAGraph>();
-    // What other threads do meanwhile, a trainer's memory among it, is no part of the capture.
+    // What other threads do meanwhile, such as a trainer's allocations, is not part of the capture.
     graph->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     forward(shape);
     graph->capture_end();
@@ -296,7 +296,7 @@ void TorchSampling::run(const StepRows& pass, std::vector<Drawn>& drawn) {
     host_sampled_.narrow(0, 0, shape.draws)
         .copy_(sampled_.narrow(0, 0, shape.draws), /*non_blocking=*/true);
   }
-  wait();  // without draws too: the next pass fills the same integers
+  wait();  // even without draws: the next pass overwrites the same integers
   take_drawn(pass, drawn);
 }
 

@@ -1,6 +1,6 @@
-// The engine on a torch device against the native one: the same requests, the same tokens wherever
-// rounding does not decide, the same log-probabilities up to rounding. Runs on the CPU, and on CUDA
-// as well where there is one.
+// The engine on a torch device against the native one: the same requests give the same tokens
+// wherever rounding does not decide, and the same logprobs up to rounding. Runs on the CPU, and on
+// CUDA if available.
 
 #include "torch/torch_sampling.h"
 
@@ -35,7 +35,7 @@ struct Agreement {
   int64_t tokens = 0, same = 0;  // up to and with the first that differs
 };
 
-// Samples must agree up to a token that differs; up to there log-probabilities are near.
+// Samples must agree up to a token that differs; up to there logprobs are close.
 Agreement compare(const Results& got, const Results& expected, float tolerance) {
   Agreement agreement;
   EXPECT_EQ(got.size(), expected.size());
@@ -263,7 +263,7 @@ TEST(TorchSampling, WeightsWithoutADistributionFailAsInTheNativeEngine) {
 
 TEST(TorchSampling, GoesOnWithOthersWhereOneFails) {
   for (const torch::Device device : devices()) {
-    // One token's embedding is broken: only the request that holds it fails.
+    // One token's embedding is broken: only the request that contains it fails.
     Parameters weights = tiny_weights(Family::llama, 2);
     float* embedding = weights.find("model.embed_tokens.weight");
     embedding[13 * weights.config().hidden_size] = std::numeric_limits<float>::quiet_NaN();

@@ -58,7 +58,7 @@ struct FlatTensors {
   }
 };
 
-// What training needs beside weights.
+// What training needs besides the weights.
 struct LearningState {
   LearningState(const std::vector<ParameterInfo>& table, torch::Device device)
       : gradients(table, device), first_moment(table, device), second_moment(table, device) {}
@@ -70,7 +70,7 @@ bool decays(const ParameterInfo& info) {
   return info.role != ParameterInfo::Role::norm && info.role != ParameterInfo::Role::bias;
 }
 
-// Numbers of several tensors, brought to the host together. [sum of sizes]
+// Numbers of several tensors, copied to the host together. [sum of sizes]
 std::vector<double> fetch(const std::vector<Tensor>& tensors) {
   std::vector<Tensor> wide;
   for (const Tensor& tensor : tensors) wide.push_back(tensor.to(at::kDouble).flatten());
@@ -214,7 +214,7 @@ class TorchTrainingBackend : public TrainingBackend {
     return *other;
   }
 
-  // Made when first asked for: those who only score do without.
+  // Created on first use: backends that only score do without it.
   LearningState& learning() {
     if (!learning_) {
       learning_.emplace(host_.table(), device_);
@@ -243,7 +243,7 @@ class TorchTrainingBackend : public TrainingBackend {
         fetch({found.loss, found.metrics, found.values.logprobs, found.values.entropy, found.kept});
     const std::span<const double> all = numbers;
     MetricSums sums = MetricSums::from_flat(all.subspan(1, MetricSums::kFlatSize));
-    // A device's row marks what it has no stream for as NaN, for those who join rows of many.
+    // A device's row marks streams that it lacks as NaN, for callers that merge many rows.
     for (const Slot slot : {Slot::ref_kl, Slot::teacher_kl}) {
       const bool there = slot == Slot::ref_kl ? head.on.ref.defined() : head.on.teacher.defined();
       if (!there) sums[slot] = 0.0;
@@ -256,7 +256,8 @@ class TorchTrainingBackend : public TrainingBackend {
     return numbers[0];
   }
 
-  // The loss in between is computed on the host: its gradient and the entropy's go back together.
+  // The loss in between is computed on the host: its gradient and that of the entropy go back
+  // together.
   double loss_on_host(const HeadOnDevice& head, const Tensor& hidden, const LossPass& pass,
                       MetricSums& metrics, RowValues& values) {
     const MicroBatch& batch = head.on.batch;
@@ -314,7 +315,7 @@ class TorchTrainingBackend : public TrainingBackend {
   bool recompute_;
   ThreadPool pool_;
   Evaluator evaluator_;
-  Parameters host_;  // behind the device's after a step, until somebody asks
+  Parameters host_;  // older than the device's weights after a step, until requested
   bool host_is_current_ = true;
   TorchDecoder decoder_;
   std::optional<TorchDecoder> reference_, teacher_;

@@ -1,7 +1,7 @@
-// What a trainer computes with: the policy's weights, their gradients, the optimizer's state, the
+// What a trainer computes with: the policy's weights, their gradients, the optimizer state, the
 // reference and the teacher, all on one device, and the passes over micro-batches there.
 //
-// The trainer decides what is computed and judges the numbers; a backend computes. `cpu_backend.h`
+// The trainer decides what is computed and checks the numbers; a backend computes. `cpu_backend.h`
 // is the one without torch; src/torch has the one for torch devices.
 //
 // Threads: one call at a time per object, from any thread.
@@ -26,17 +26,17 @@ namespace leeway {
 
 enum class PolicyKind { current, reference, teacher };
 
-// Of the rows of a micro-batch [N]; 0 at rows that are not computed.
+// Values for the rows of a micro-batch [N]; 0 at rows that are not computed.
 struct RowValues {
   std::vector<float> logprobs, entropy;
   std::vector<uint8_t> kept;  // of a loss pass: the token's policy term carries gradient
 };
 
-// How one micro-batch is trained on.
+// How to train on one micro-batch.
 struct LossPass {
   const LossSpec* spec = nullptr;
-  bool prox_is_pi = false;            // the pass's own log-probabilities stand for prox
-  std::optional<double> denominator;  // without it the micro-batch's own
+  bool prox_is_pi = false;            // use the pass's own logprobs as prox
+  std::optional<double> denominator;  // empty: the micro-batch's own
   double entropy_gradient = 0.0;      // d loss / d entropy of each trained token
 };
 
@@ -44,15 +44,15 @@ class TrainingBackend {
  public:
   virtual ~TrainingBackend() = default;
 
-  // The policy's weights on the host. The reference stays valid as long as the backend; what it
-  // refers to is that of the last call.
+  // The policy's weights on the host. The reference stays valid as long as the backend, and
+  // reflects the last call.
   virtual const Parameters& parameters() = 0;
   // A copy of the policy's weights, made where they are: on another device than the CPU no weight
   // comes to the host.
   virtual std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) = 0;
   virtual const ModelConfig& config() const = 0;
 
-  // Log-probabilities under a policy that the backend was made with. `values.entropy` is left
+  // Logprobs under one of the policies that the backend was made with. `values.entropy` is left
   // empty.
   virtual void score(PolicyKind policy, const MicroBatch& batch, RowValues& values) = 0;
 
@@ -75,20 +75,19 @@ class TrainingBackend {
   virtual void step(const OptimizerTable& table, double rate, double scale) = 0;
   virtual int64_t steps() const = 0;  // taken so far
 
-  // Weights and the optimizer's state on the host, the same for every backend: what one gives,
-  // saved as files (state_files.h), another loads. Throws Error; a `load` that throws has changed
-  // nothing.
+  // Weights and optimizer state on the host, in the same form for every backend: one can load what
+  // another saved (state_files.h). Throws Error; a `load` that throws has changed nothing.
   virtual TrainingState state() = 0;
   virtual void load(const std::string& folder) = 0;
 };
 
-// Reference and teacher where the loss reads them.
+// Reference and teacher, if the loss reads them.
 struct TrainingWeights {
   Parameters policy;
   std::unique_ptr<Parameters> reference, teacher;
 };
 
-// Makes a backend of these weights. Of `table` it looks at threads, numerics and
+// Makes a backend with these weights. Of `table` it uses threads, numerics and
 // recompute_activations.
 using MakeTrainingBackend = std::function<std::unique_ptr<TrainingBackend>(
     TrainingWeights weights, const TrainerTable& table)>;

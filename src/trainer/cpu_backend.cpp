@@ -88,7 +88,7 @@ class CpuBackend : public TrainingBackend {
   const Parameters& weights_of(PolicyKind policy) const {
     if (policy == PolicyKind::current) return policy_;
     const auto& other = policy == PolicyKind::reference ? reference_ : teacher_;
-    LEEWAY_CHECK(other != nullptr, "a policy that the backend was made with");
+    LEEWAY_CHECK(other != nullptr, "the backend must have been made with this policy");
     return *other;
   }
 
@@ -106,7 +106,7 @@ class CpuBackend : public TrainingBackend {
     return problem;
   }
 
-  // Hidden states of a micro-batch; with `kept`, what the backward pass needs.
+  // Hidden states of a micro-batch; with `kept`, also stores what the backward pass needs.
   void decode(const Parameters& weights, const MicroBatch& batch, Activations* kept,
               RowValues& values) {
     const size_t numbers = static_cast<size_t>(batch.size() * weights.config().hidden_size);

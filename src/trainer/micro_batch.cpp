@@ -32,7 +32,7 @@ std::vector<std::vector<size_t>> plan_micro_batches(const PackedBatch& batch, in
                                                     std::span<const size_t> only) {
   std::vector<uint8_t> taken(batch.samples(), only.empty() ? 1 : 0);
   for (size_t number : only) taken[number] = 1;
-  // A rollout's samples stay together, so that denominators of micro-batches add up.
+  // A rollout's samples stay together, so that the denominators of micro-batches add up.
   std::vector<int64_t> sizes(batch.rollouts.size());
   for (size_t r = 0; r < sizes.size(); ++r) {
     for (size_t number : batch.rollouts[r]) {

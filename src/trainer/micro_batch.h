@@ -16,20 +16,20 @@
 
 namespace leeway {
 
-// Log-probabilities of other policies, for the streams a loss reads; empty where it does not.
+// Logprobs of other policies, for the streams that a loss reads; empty for others.
 struct PolicyStreams {
   TokenValues prox, ref, teacher;
-  // The log-probabilities of the pass itself stand for prox: what it is when no optimizer step lies
-  // between the two.
+  // The pass's own logprobs serve as prox, which is correct if no optimizer step lies between the
+  // two.
   bool prox_is_pi = false;
 };
 
 struct MicroBatch {
-  std::vector<size_t> samples;      // numbers of the samples it holds
+  std::vector<size_t> samples;      // indices of the samples it contains
   std::vector<int32_t> tokens;      // [N]
   std::vector<int64_t> cu_seqlens;  // [S + 1]
   std::vector<int64_t> targets;     // [N]
-  std::vector<int64_t> rows;        // [R] rows that are trained, or all that the loss looks at
+  std::vector<int64_t> rows;        // [R] trained rows, or all that the loss looks at
   std::vector<float> rollout, prox, ref, teacher, advantages, temperature;
   std::vector<float> weights;  // [N], 0 before a sample's first trained token; empty: ones
   std::vector<uint8_t> mask;
@@ -38,7 +38,7 @@ struct MicroBatch {
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   PackedTokens packed() const { return {tokens, cu_seqlens}; }
-  // `pi` stands for the current policy, and for prox where that is the same.
+  // `pi` is the current policy's logprobs, also used as prox if the two are the same.
   BatchView<float> view(std::span<const float> pi, bool prox_is_pi) const;
   // `value` for each trained token [N]; empty if it is 0.
   std::vector<float> entropy_gradients(double value) const;
@@ -54,7 +54,7 @@ std::vector<std::vector<size_t>> plan_micro_batches(const PackedBatch& batch, in
 // memory is used again.
 void gather(const PackedBatch& batch, std::span<const size_t> samples, MicroBatch& into);
 
-// Puts a micro-batch's values [N] back to the tokens they belong to.
+// Copies a micro-batch's values [N] back to the tokens they belong to.
 template <class Value>
 void scatter(const MicroBatch& batch, std::type_identity_t<std::span<const Value>> values,
              std::vector<std::vector<Value>>& into) {

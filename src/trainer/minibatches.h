@@ -1,4 +1,4 @@
-// How a batch is cut for its optimizer steps.
+// How a batch is split for its optimizer steps.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace leeway {
 
-// Sample numbers in `count` parts of nearly as many rollouts each, rollouts kept whole; parts that
-// would be empty are left out. One part holds everything in order; several are drawn by `seed`, so
-// that the rollouts of a group, which lie side by side, come into different ones.
+// Sample indices in `count` minibatches with nearly equal numbers of rollouts, keeping rollouts
+// whole; empty ones are omitted. A single minibatch contains everything in order; several are drawn
+// by `seed`, so that the rollouts of a group, which are adjacent, are spread over them.
 std::vector<std::vector<size_t>> split_minibatches(std::span<const Sample> samples, int64_t count,
                                                    uint64_t seed);
 

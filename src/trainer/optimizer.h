@@ -9,12 +9,12 @@
 
 namespace leeway {
 
-// The rate of optimizer step `step` (1, 2, ..) of `total`: rises linearly over `warmup_steps`, then
-// stays (constant) or falls to final_rate * learning_rate at step `total`, along a line or half a
-// cosine. Beyond `total` it stays where it ended.
+// The learning rate of optimizer step `step` (1, 2, ..) of `total`: rises linearly over
+// `warmup_steps`, then stays (constant) or falls to final_rate * learning_rate at step `total`,
+// linearly or along half a cosine. Beyond `total` it keeps its final value.
 double learning_rate(const OptimizerTable& table, int64_t step, int64_t total);
 
-// The Euclidean norm of all gradients, summed in double in one order, whatever the threads. Not
+// The Euclidean norm of all gradients, summed in double in a fixed order, whatever the threads. Not
 // finite if any number is not.
 double gradient_norm(ThreadPool& pool, const Parameters& gradients);
 

@@ -12,27 +12,27 @@
 
 namespace leeway {
 
-// A copy, which training does not change.
+// A copy that further training does not change.
 struct TrainingState {
   Parameters policy;
   AdamW optimizer;
 };
 
-// Its length on disk, about.
+// Its approximate size on disk.
 uint64_t bytes_of(const TrainingState& state);
 
 // Names what is not finite in a state, for messages; empty: everything is finite.
 std::string not_finite_text(const TrainingState& state);
 
-// Each file is written atomically; their sums. Throws Error (a full disk).
+// Writes each file atomically and returns their sums. Throws Error, e.g. for a full disk.
 FileSums save_state(const std::string& folder, const Parameters& policy, const AdamW& optimizer);
 
-// Throws Error naming file and tensor: missing files, another model's state (other parameters, or
-// the same ones put to another use), values that are not finite, squares that are negative. Nothing
-// is changed then.
+// Throws Error naming file and tensor for missing files, the state of a different model (other
+// parameters, or the same ones in other roles), values that are not finite, and negative squares.
+// Nothing is changed then.
 void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer);
 
-// The same of whatever model is there.
+// The same for whatever model is there.
 TrainingState load_state(const std::string& folder);
 
 }  // namespace leeway

@@ -1,5 +1,5 @@
-// What the tests of the trainer share: made-up samples, gradients read back, and the slow way to a
-// batch's loss and gradient: one sequence at a time, the loss in double.
+// Shared by the tests of the trainer: made-up samples, gradients read back, and a slow reference
+// for a batch's loss and gradient: one sequence at a time, the loss in double.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ inline TrainerTable small_table() {
   return table;
 }
 
-// Steps leave weights alone and the first moment is the gradient, bit for bit.
+// Steps leave the weights unchanged, and the first moment is the gradient, bit for bit.
 inline TrainerTable gradient_table(int64_t max_tokens = 40) {
   TrainerTable table = small_table();
   table.max_tokens = max_tokens;
@@ -51,7 +51,7 @@ inline TrainerTable gradient_table(int64_t max_tokens = 40) {
   return table;
 }
 
-// The gradient that a trainer of `gradient_table` holds; it is zero afterwards.
+// The gradient that a trainer of `gradient_table` has accumulated; zero afterwards.
 inline Parameters take_gradient(Trainer& trainer) {
   const TestFolder folder;
   EXPECT_EQ(trainer.optim_step().failure, "");
@@ -78,9 +78,9 @@ inline std::vector<MicroBatch> make_micro_batches(std::span<const Sample> sample
   return batches;
 }
 
-// Samples of prompts and completions: holes in the masks, tokens after the last trained one,
-// several samples of one rollout, temperatures, advantages for all tokens or each. Values of tokens
-// that are not trained are NaN and every sixth sample has no trained token, unless `clean`.
+// Samples of prompts and completions: gaps in the masks, tokens after the last trained one, several
+// samples per rollout, temperatures, advantages per sample or per token. Values of tokens that are
+// not trained are NaN and every sixth sample has no trained token, unless `clean`.
 inline std::vector<Sample> make_samples(uint64_t seed, size_t count, bool clean = false,
                                         int64_t vocabulary = 50) {
   Rng rng(seed);
@@ -106,8 +106,7 @@ inline std::vector<Sample> make_samples(uint64_t seed, size_t count, bool clean 
   return samples;
 }
 
-// Log-probabilities that lie `spread` around `center`; NaN where a token is not trained, unless
-// `clean`.
+// Logprobs spread by `spread` around `center`; NaN where a token is not trained, unless `clean`.
 inline TokenValues around(const TokenValues& center, std::span<const Sample> samples, uint64_t seed,
                           double spread, bool clean = false) {
   Rng rng(seed);
@@ -121,7 +120,7 @@ inline TokenValues around(const TokenValues& center, std::span<const Sample> sam
   return values;
 }
 
-// Gives the samples log-probabilities near the policy's, as if an older one had sampled them.
+// Gives the samples logprobs near the policy's, as if an older policy had sampled them.
 inline void add_rollouts(const Parameters& policy, std::vector<Sample>& samples, uint64_t seed,
                          double spread = 0.3, bool clean = false) {
   Trainer scorer(policy, spec_of("reinforce"), small_table());

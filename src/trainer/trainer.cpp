@@ -18,8 +18,8 @@
 namespace leeway {
 namespace {
 
-// A gradient's square is a float32 number below this; otherwise the second moment would hold
-// infinity for good.
+// The square of a gradient must be finite in float32; otherwise the second moment would stay
+// infinite for good.
 constexpr double kLargestNorm = 1e19;
 
 class Stopwatch {
@@ -32,14 +32,14 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// The longest sequence of the batch, masked tokens among it, is part of the denominator.
+// The denominator includes the longest sequence of the batch, with its masked tokens.
 bool divides_by_longest(const LossSpec& spec) {
   return spec.reduction.kind == ReductionKind::padded_length_mean ||
          (spec.reduction.kind == ReductionKind::fixed_length && spec.reduction.fixed_length == 0.0);
 }
 
-// Whether a token's gradient can depend on tokens of other micro-batches, so that all
-// log-probabilities must be there first.
+// Whether a token's gradient can depend on tokens of other micro-batches, so that all logprobs must
+// be computed first.
 bool needs_whole_batch(const LossSpec& spec) {
   return spec.denominator_depends_on_pi() ||
          spec.weight_normalisation != WeightNormalisation::none || spec.m2_threshold ||
@@ -70,7 +70,7 @@ void check_stream(const char* name, bool is_read, const std::string& preset,
                   const TokenValues& values, std::span<const Sample> samples) {
   if (values.empty()) {
     if (!is_read || samples.empty()) return;
-    throw Error(fmt::format("preset {} reads {}: give its log-probabilities", preset, name));
+    throw Error(fmt::format("preset {} reads {}: its logprobs are missing", preset, name));
   }
   if (values.size() != samples.size()) {
     throw Error(fmt::format("{} has {} lists for {} samples", name, values.size(), samples.size()));
@@ -133,7 +133,8 @@ struct Trainer::Impl {
                               : load_other_policy("reference", table.reference, config);
     }
     if (spec.reads(Stream::teacher)) {
-      LEEWAY_CHECK(!table.teacher.empty(), "the configuration names a teacher where one is read");
+      LEEWAY_CHECK(!table.teacher.empty(),
+                   "a loss that reads a teacher needs one in the configuration");
       weights.teacher = load_other_policy("teacher", table.teacher, config);
     }
     backend = make ? make(std::move(weights), table) : make_cpu_training(std::move(weights), table);
@@ -200,7 +201,7 @@ struct Trainer::Impl {
     }
   }
 
-  // Entropies and log-probabilities of the pass just made.
+  // Records entropies and logprobs of the last pass.
   void note_values(const MicroBatch& batch, PassResult& result) const {
     scatter(batch, values.logprobs, result.logprobs);
     for (size_t t = 0; t < batch.mask.size(); ++t) {
@@ -258,7 +259,7 @@ struct Trainer::Impl {
       result.loss -= table.entropy_bonus * result.entropy / trained;
       if (!std::isfinite(result.loss)) result.failure = fmt::format("the loss is {}", result.loss);
     } catch (const Error& error) {
-      // The inputs were checked: what is left is a number that is not finite.
+      // The inputs were checked, so a number is not finite.
       result.failure = error.what();
     }
     return result;
@@ -270,7 +271,7 @@ struct Trainer::Impl {
   bool every_row = false;
   std::unique_ptr<TrainingBackend> backend;
   MicroBatch micro_batch;    // the one at hand
-  RowValues values;          // of the micro-batch at hand
+  RowValues values;          // of the current micro-batch
   std::string pass_failure;  // of a pass since the last step: the gradients are unusable
   int64_t course_begin = 0;  // optimizer steps before the learning rate schedule began
 };
@@ -324,12 +325,13 @@ PassResult Trainer::forward_backward(std::span<const Sample> samples, const Poli
 double Trainer::denominator_of_samples(std::span<const Sample> samples) {
   check_samples(impl_->backend->config(), samples);
   if (impl_->spec.denominator_depends_on_pi()) {
-    throw Error(fmt::format(
-        "preset {}: its denominator depends on the log-probabilities, so that only a pass over all "
-        "samples of a step tells it; give them to one forward_backward, without a denominator",
-        impl_->spec.preset));
+    throw Error(
+        fmt::format("preset {}: its denominator depends on the logprobs, so only a pass over all "
+                    "samples of a step can compute it; pass them to one forward_backward, without "
+                    "a denominator",
+                    impl_->spec.preset));
   }
-  // In one piece: a longest sequence is that of all samples.
+  // In one piece: the longest sequence is that of all samples.
   const PackedBatch batch = pack_samples(samples, impl_->every_row);
   return impl_->denominator_of(batch,
                                plan_micro_batches(batch, std::numeric_limits<int64_t>::max()));
@@ -398,7 +400,7 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
       impl.denominator_of(batch, plan_micro_batches(batch, impl.table.max_tokens));
   const int64_t trained = std::count(batch.mask.begin(), batch.mask.end(), uint8_t{1});
   if (trained == 0) return result;
-  // Where the whole batch is one step, a spec that looks across it must see it in one piece.
+  // If the whole batch is one step, a spec that looks across it must see it in one piece.
   const int64_t parts = !step_each && needs_whole_batch(impl.spec) ? 1 : impl.table.minibatches;
   const auto step = [&] {
     const OptimResult optim = timed(result.step_seconds, [&] { return optim_step(); });

@@ -35,7 +35,7 @@
 
 namespace leeway {
 
-// One or more forward and backward passes. Joined by `merge`.
+// The result of one or more forward and backward passes, combined by `merge`.
 struct PassResult {
   double loss = 0.0;
   MetricSums metrics;
@@ -43,7 +43,7 @@ struct PassResult {
   int64_t tokens = 0;    // computed
   int64_t trained_tokens = 0;
   int64_t micro_batches = 0, largest_micro_batch = 0;
-  TokenValues logprobs;  // of the samples, by the policy before the step
+  TokenValues logprobs;  // of the samples, under the policy before the step
   TokenFlags kept;       // whether a token's policy term carried gradient
   std::string failure;   // not empty: a number was not finite; gradients are unusable
   void merge(PassResult&& other);
@@ -69,10 +69,10 @@ struct BatchResult {
 
 class Trainer {
  public:
-  // `spec` is trained with; `table` says how. Loads a reference or teacher folder that the loss
-  // needs. Throws Error: a folder that cannot be read or does not fit the policy's vocabulary, a
-  // BLAS that is not there (numerics = "fast"). `backend` says where numbers live and are computed;
-  // empty: on the CPU.
+  // `spec` is the loss, `table` the settings. Loads a reference or teacher folder if the loss needs
+  // one. Throws Error for a folder that cannot be read or does not fit the policy's vocabulary, and
+  // for a missing BLAS (numerics = "fast"). `backend` determines where numbers live and are
+  // computed; empty: on the CPU.
   Trainer(Parameters initial, LossSpec spec, TrainerTable table,
           const MakeTrainingBackend& backend = {});
   ~Trainer();
@@ -86,7 +86,7 @@ class Trainer {
   const LossSpec& spec() const;
   int64_t optimizer_steps() const;  // taken so far
 
-  // Log-probabilities of trained tokens, under the current policy. Throws Error (check_samples).
+  // Logprobs of trained tokens under the current policy. Throws Error (check_samples).
   TokenValues forward(std::span<const Sample> samples);
   // The same under the reference or the teacher; aborts if the loss does not read it.
   TokenValues ref_forward(std::span<const Sample> samples);
@@ -94,30 +94,30 @@ class Trainer {
 
   // Adds the gradient of the loss over `samples`. `denominator` is that of all samples of the
   // optimizer step if these are only some of them (`denominator_of_samples`); an entropy bonus is
-  // divided by these samples' trained tokens all the same. Throws Error: check_samples, a stream
-  // that the loss reads and is not there, or does not fit the samples.
+  // nevertheless divided by the trained tokens of these samples. Throws Error (check_samples), also
+  // for a stream that the loss reads and that is missing or does not fit the samples.
   PassResult forward_backward(std::span<const Sample> samples, const PolicyStreams& streams,
                               std::optional<double> denominator = {});
-  // Throws Error also where it depends on log-probabilities (`denominator = "kept"`).
+  // Also throws Error if it depends on logprobs (`denominator = "kept"`).
   double denominator_of_samples(std::span<const Sample> samples);
 
-  // Clips, steps, sets gradients to zero (also after a failure). If a pass since the last step has
-  // failed, that is the step's failure too.
+  // Clips, steps, and zeroes the gradients (also after a failure). If a pass since the last step
+  // has failed, the step fails with the same message.
   OptimResult optim_step();
 
   // The whole flow of the table for one batch.
   BatchResult train_batch(std::span<const Sample> samples);
 
-  // A copy of everything that training changes, to be saved while it goes on.
+  // A copy of everything that training changes, which can be saved while training continues.
   TrainingState state() const;
 
   // The learning rate schedule counts optimizer steps from here on: 0, or those that came with the
   // moments of another run.
   void set_course_begin(int64_t optimizer_steps);
 
-  // Weights as a Hugging Face folder with the optimizer's state beside them; and back. Throws Error
-  // for a folder that is not one, or of another model, and, saving, for numbers that are not
-  // finite.
+  // Saves the weights as a Hugging Face folder together with the optimizer state, and loads them.
+  // Throws Error for an invalid folder or one of a different model and, when saving, for numbers
+  // that are not finite.
   void save(const std::string& folder) const;
   void load(const std::string& folder);
 
@@ -126,7 +126,7 @@ class Trainer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Optimizer steps that a batch takes.
+// Optimizer steps per batch.
 int64_t optimizer_steps_per_batch(const TrainerTable& table);
 
 // Parts of the loss that have no effect in this configuration, and its own warnings, as text for

@@ -1,4 +1,4 @@
-// The whole flow of a batch: it is its parts, called in order.
+// The whole flow of a batch equals its parts, called in order.
 
 #include <gtest/gtest.h>
 

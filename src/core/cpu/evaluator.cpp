@@ -1,8 +1,8 @@
-// Cuts a batch into runs of tokens, prepares what is decided once per sequence, runs the vector
-// kernel over the runs on a thread pool, and joins the sums in a fixed order.
+// Splits a batch into runs of tokens, prepares what is decided once per sequence, runs the vector
+// kernel over the runs on a thread pool, and combines the sums in a fixed order.
 //
-// The cut depends on the batch alone: at most kParts parts of whole blocks. Each part's sums are
-// joined in part order, so the number of threads cannot change a bit of the result.
+// The split depends on the batch alone: at most kParts parts of whole blocks. The sums of the parts
+// are combined in order, so the number of threads cannot change a bit of the result.
 
 #include "leeway/evaluator.h"
 

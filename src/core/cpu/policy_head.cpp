@@ -1,8 +1,8 @@
-// Rows go through in chunks. A chunk's logits are made, reduced to log-probabilities, turned into
-// their own gradient in place and multiplied twice, and the next chunk takes their memory.
+// Rows are processed in chunks. A chunk's logits are computed, reduced to logprobs, turned into
+// their own gradient in place and multiplied twice, and the next chunk reuses their memory.
 //
-// Rows whose gradient is exactly zero are taken out before the second and third product: that saves
-// their share of the time, and whatever such a row's hidden states hold cannot reach a gradient.
+// Rows whose gradient is exactly zero are removed before the second and third product: that saves
+// their time, and whatever their hidden states contain cannot reach a gradient.
 
 #include "core/cpu/policy_head.h"
 
@@ -134,7 +134,7 @@ class Chunk {
   }
 
   // From the rows' gradients to those of hidden states (written) and weights (added to); either may
-  // be empty. The chunk's logits and hidden states are used up.
+  // be empty. Consumes the chunk's logits and hidden states.
   void backward(std::span<float> d_hidden, std::span<float> d_weight) {
     kept_.clear();
     for (size_t i = 0; i < rows_.size(); ++i) {
@@ -322,8 +322,8 @@ class ChunkLoss {
   }
 
  private:
-  // Throws the same error about the whole batch, whose sequences the user knows. Tokens after
-  // `last` have no log-probability yet.
+  // Throws the same error for the whole batch, whose sequences the user knows. Tokens after `last`
+  // have no logprob yet.
   void name_the_place(Evaluator& evaluator, int64_t last) const {
     std::vector<uint8_t> mask = participating(spec_, batch_);
     std::fill(mask.begin() + last + 1, mask.end(), uint8_t{0});
@@ -342,7 +342,7 @@ class ChunkLoss {
   std::vector<uint8_t> mask_;
 };
 
-// Whether the spec looks at log-probabilities of tokens that the mask leaves out.
+// Whether the spec reads logprobs of tokens outside the mask.
 bool looks_everywhere(const LossSpec& spec) {
   return spec.ratio.over == Positions::all ||
          std::any_of(spec.corrections.begin(), spec.corrections.end(), [](const Correction& c) {
@@ -350,7 +350,7 @@ bool looks_everywhere(const LossSpec& spec) {
          });
 }
 
-// Throws Error if a token whose log-probability the loss looks at is not among the rows.
+// Throws Error if a token whose logprob the loss reads is not among the rows.
 void check_rows_cover(const HeadProblem& problem, const LossSpec& spec,
                       const BatchView<float>& batch) {
   if (problem.all_rows) return;
@@ -396,7 +396,7 @@ void check_head(const HeadProblem& problem) {
       throw Error(fmt::format("targets[{}] = {}: outside the vocabulary of {}", token, target,
                               problem.vocabulary));
     }
-    // The inverse of the smallest numbers is not finite either.
+    // The inverse of the smallest positive numbers is not finite either.
     const float temperature = temperature_of(problem, token);
     if (!(temperature > 0.0f) || !std::isfinite(temperature) ||
         !std::isfinite(1.0f / temperature)) {
@@ -459,7 +459,7 @@ bool one_pass(const LossSpec& spec) {
   for (const Penalty& penalty : spec.penalties) {
     if (penalty.gate == PenaltyGate::selected) return false;
   }
-  // A function may look at its whole sequence; the built-in weight says what it looks at.
+  // A user function may look at its whole sequence; the built-in weight declares what it reads.
   for (const Correction& correction : spec.corrections) {
     if (!correction.weight || correction.weight->level != Level::token ||
         correction.weight->over != Positions::trained) {

@@ -30,31 +30,31 @@ struct HeadProblem {
   std::span<const int64_t> rows;     // [R] rising positions; empty with `all_rows`
   bool all_rows = true;
   std::span<const float> temperature;  // [N], or [1] for all, or empty: 1
-  // Workspace for logits; a chunk has at least one row, whatever this says.
+  // Workspace for logits; a chunk always has at least one row.
   int64_t chunk_bytes = int64_t{64} << 20;
 };
 
-// Throws Error naming the position and the value: a target outside the vocabulary, a row out of
-// range or out of order, a temperature that is not positive and finite.
+// Throws Error naming the position and the value for a target outside the vocabulary, a row out of
+// range or out of order, and a temperature that is not positive and finite.
 void check_head(const HeadProblem& problem);
 
-// The most bytes of workspace a call uses beyond its inputs and outputs: a chunk and its packing,
-// within `chunk_bytes` if that holds a row, and less than a hundred bytes a token.
+// The maximum workspace of a call in bytes, besides its inputs and outputs: a chunk and its
+// packing, within `chunk_bytes` if that fits a row, and less than a hundred bytes per token.
 int64_t head_workspace_bytes(const HeadProblem& problem);
 
-// logprobs [N], entropy [N] (empty: not wanted).
+// logprobs [N], entropy [N] (empty if not wanted).
 void head_logprobs(ThreadPool& pool, const HeadProblem& problem, std::span<float> logprobs,
                    std::span<float> entropy);
 
-// From g [N] = d loss / d logprobs (and g_entropy [N], or empty): d_hidden [N, H] written,
-// d_weight [V, H] added to. Rows with both gradients zero are left out. Either output may be empty.
+// From g [N] = d loss / d logprobs (and g_entropy [N], or empty): writes d_hidden [N, H] and adds
+// to d_weight [V, H]. Rows with both gradients zero are skipped. Either output may be empty.
 void head_backward(ThreadPool& pool, const HeadProblem& problem, std::span<const float> g,
                    std::span<const float> g_entropy, std::span<float> d_hidden,
                    std::span<float> d_weight);
 
-// True when g of a token needs nothing but that token's own streams and a denominator known before
-// the pass, so that `policy_head` goes once; otherwise it computes log-probabilities first, unless
-// all rows fit one chunk.
+// True if g of a token depends only on that token's own streams and a denominator known before the
+// pass, so that `policy_head` needs one pass; otherwise it computes logprobs first, unless all rows
+// fit one chunk.
 bool one_pass(const LossSpec& spec);
 
 struct HeadResult {

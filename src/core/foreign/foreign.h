@@ -14,7 +14,7 @@
 
 namespace leeway {
 
-// Settings as a foreign builder reads them: by key, with the source's default. Remembers what was
+// Settings as a foreign builder reads them: by key, with the source's default. Records what was
 // read, so that the rest can be listed as inert.
 class ForeignSettings {
  public:
@@ -36,7 +36,7 @@ class ForeignSettings {
                      const std::vector<std::string>& choices);
   bool flag(const std::string& key, bool fallback);
 
-  // Moves what was read, and what was not, into the spec.
+  // Moves the keys that were read, and those that were not, into the spec.
   void finish(LossSpec& spec) const;
   [[noreturn]] void refuse(const std::string& key, const std::string& problem) const;
 
@@ -62,7 +62,7 @@ std::optional<LossSpec> areal_spec(std::string_view loss, ForeignSettings& setti
 std::optional<LossSpec> liger_spec(std::string_view loss, ForeignSettings& settings);
 std::optional<LossSpec> tinker_spec(std::string_view loss, ForeignSettings& settings);
 
-// A metric under its source's name: one number, or a list (a value a sequence).
+// A metric under its source's name: one number, or a list with one value per sequence.
 struct ForeignMetric {
   std::string name;
   bool list = false;
@@ -73,7 +73,7 @@ struct ForeignMetric {
 std::vector<ForeignMetric> foreign_metrics(const LossSpec& spec, const BatchView<double>& batch,
                                            const LossResult& result);
 
-// verl's train/rollout comparison, which belongs to no loss.
+// verl's comparison of trainer and rollout, which is not part of a loss.
 std::vector<ForeignMetric> verl_offpolicy_metrics(const BatchView<double>& batch);
 
 // Shared shapes.

@@ -31,7 +31,7 @@ struct HeldHead {
     temperature = contiguous(head.temperature);
     problem.tokens = hidden.size(0);
     problem.row_count = rows.defined() ? rows.size(0) : problem.tokens;
-    // An empty list is still a list: torch gives it no address.
+    // An empty list is still a list, but torch gives it no address.
     if (rows.defined() && rows.numel() == 0) rows = at::zeros({1}, rows.options());
     problem.hidden_size = hidden.size(1);
     problem.vocabulary = weight.size(0);

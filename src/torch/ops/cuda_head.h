@@ -1,6 +1,6 @@
-// The head and its loss on tensors of one CUDA device: what the operators are made of, for C++
-// callers that have a LossSpec of their own. Work is queued on the current stream; nothing waits
-// for the device. Tensors that are not given or not wanted are undefined.
+// The head and its loss on tensors of one CUDA device: what the operators are built from, for C++
+// callers that have a LossSpec. Work is queued on the current stream without waiting for the
+// device. Tensors that are not given or not wanted are undefined.
 //
 // N tokens, R rows, H hidden, V vocabulary, S sequences.
 #pragma once
@@ -31,12 +31,12 @@ struct LossTensors {
   Tensor rollout, prox, ref, teacher, weights;
   Tensor versions;          // int32 [N]
   Tensor rollout_ids;       // int32 [S], equal numbers = samples of one rollout
-  bool prox_is_pi = false;  // the log-probabilities found here stand for prox
+  bool prox_is_pi = false;  // use the logprobs computed here as prox
   Tensor kept;              // uint8 [N], written: 1 where a token's policy term carries gradient
 };
 
-// A spec as the device computes it. Throws Error for one that it does not: a correction that is a
-// function of the host.
+// A spec in the form the device computes. Throws Error for a spec that it cannot: a correction that
+// is a host function.
 struct PlannedSpec {
   PlannedSpec(const LossSpec& spec) : preset(spec.preset), plan(make_complete_plan(spec)) {}
   std::string preset;
@@ -58,7 +58,7 @@ struct HeadLoss {
   Tensor metrics;            // float64 [MetricSums::kFlatSize]
 };
 
-// Everything at once; see leeway::policy_head (core/cpu/policy_head.h).
+// All in one call; see leeway::policy_head (core/cpu/policy_head.h).
 HeadLoss head_loss(const HeadTensors& head, const PlannedSpec& spec, const LossTensors& batch,
                    std::optional<double> denominator, const Tensor& d_hidden,
                    const Tensor& d_weight, const HeadOptions& options,
@@ -71,7 +71,7 @@ struct TokenLoss {
 TokenLoss token_loss(const Tensor& logprobs, const PlannedSpec& spec, const LossTensors& batch,
                      std::optional<double> denominator);
 
-// gradient times factor [], in place; a factor of one is seen on the device and costs nothing.
+// gradient times factor [], in place; a factor of one is detected on the device and costs nothing.
 Tensor scaled(const Tensor& gradient, const Tensor& factor);
 
 }  // namespace leeway::cuda
