@@ -29,7 +29,8 @@ void note_new_steps(const ResumedConfig& config, Resumption& resumption) {
     std::string note = fmt::format("{}.max_steps is {} now, {} before", table, now, before);
     if (schedule != RateSchedule::constant) {
       note += fmt::format(
-          "; {}.schedule = \"{}\" ends with it: from here on the learning rate follows the course "
+          "; {}.schedule = \"{}\" depends on it: from here on the learning rate follows the "
+          "schedule "
           "to the new end",
           table, name_of(schedule));
     }
