@@ -14,6 +14,7 @@
 
 #include "base/files.h"
 #include "config/config.h"
+#include "leeway/error.h"
 #include "orchestrator/environment.h"
 #include "run/policy_evaluation.h"
 #include "run/progress.h"
@@ -113,13 +114,15 @@ class RecordingProgress final : public Progress {
 class GatedEnvironment final : public Environment {
  public:
   using Gate = std::function<bool()>;
-  explicit GatedEnvironment(Gate gate, uint64_t held_out = 4)
-      : gate_(std::move(gate)), held_out_(held_out) {}
+  // `broken`: its held-out examples cannot be had.
+  explicit GatedEnvironment(Gate gate, bool broken = false)
+      : gate_(std::move(gate)), broken_(broken) {}
 
   std::optional<uint64_t> size(Split split) const override {
-    return split == Split::train ? 16 : held_out_;
+    return split == Split::train ? 16 : 4;
   }
   Example example(Split split, uint64_t index) const override {
+    if (broken_ && split == Split::held_out) throw Error("the held-out examples are gone");
     Example example;
     example.index = index;
     Message message;
@@ -156,16 +159,16 @@ class GatedEnvironment final : public Environment {
   };
 
   Gate gate_;
-  uint64_t held_out_;
+  bool broken_;
 };
 
 // A run's set-up with that environment in place of the configured one.
-inline RunSetup gated_setup(Config config, GatedEnvironment::Gate gate, uint64_t held_out = 4) {
+inline RunSetup gated_setup(Config config, GatedEnvironment::Gate gate, bool broken = false) {
   RunSetup setup(std::move(config));
   std::vector<EnvironmentMix::Member> members;
   members.push_back({.id = setup.environment_ids.at(0),
                      .weight = 1.0,
-                     .environment = std::make_unique<GatedEnvironment>(std::move(gate), held_out)});
+                     .environment = std::make_unique<GatedEnvironment>(std::move(gate), broken)});
   setup.environments = std::make_unique<EnvironmentMix>(std::move(members), 1);
   return setup;
 }
