@@ -35,7 +35,7 @@ class Summary {
  public:
   explicit Summary(const std::vector<std::string>& ids) : ids_(ids), by_environment_(ids.size()) {}
 
-  void add(size_t environment, const Rollout& rollout, int64_t version) {
+  void add(size_t environment, const Rollout& rollout, PolicyVersion version) {
     Tally& own = by_environment_[environment];
     all_.reward.add(rollout.reward);
     own.reward.add(rollout.reward);
@@ -124,7 +124,7 @@ PreparedBatch prepare_batch(int64_t step, std::vector<Group> groups,
       const Rollout& rollout = groups[g].rollouts[r];
       batch.first_sample.push_back(batch.learner.samples.size());
       batch.sampled_tokens += rollout.sampled_tokens();
-      summary.add(groups[g].environment, rollout, step - 1);
+      summary.add(groups[g].environment, rollout, static_cast<PolicyVersion>(step - 1));
       SplitTrajectory split = split_trajectory(rollout.steps);
       summary.add(split);
       if (leave_out) {

@@ -33,7 +33,8 @@ LearnerResult learn(Trainer& trainer, const TrainingBatch& batch, PolicyVersion 
   result.version = version;
   result.weights = std::move(weights);
   result.metrics = metrics_of(trainer.spec(), trained);
-  result.prox = trained.streams.prox_is_pi ? trained.passes.logprobs : trained.streams.prox;
+  result.prox =
+      trained.streams.prox_is_pi ? trained.passes.logprobs : std::move(trained.streams.prox);
   result.ref = std::move(trained.streams.ref);
   result.teacher = std::move(trained.streams.teacher);
   result.logprobs = std::move(trained.passes.logprobs);
