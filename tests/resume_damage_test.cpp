@@ -2,9 +2,8 @@
 // disk only loses what does not fit, and another configuration is refused.
 
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <sys/mount.h>
 
+#include "base/test_disk.h"
 #include "resume_support.h"
 
 namespace leeway {
@@ -242,11 +241,8 @@ class FullDiskTest : public ResumeFixture {
     memory_.reset();
     inside_ = "disk";
     fs::create_directory(directory());
-    // Mounts in a private namespace, so that nothing stays mounted.
-    if (::unshare(CLONE_NEWNS) != 0 ||
-        ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        ::mount("none", directory().c_str(), "tmpfs", 0, "size=16m") != 0) {
-      GTEST_SKIP() << "this user cannot mount a file system";
+    if (!testing::mount_small_disk(directory(), "16m")) {
+      GTEST_SKIP() << "needs the right to mount a small disk";
     }
     mounted_ = true;
     prepare(directory());
@@ -255,8 +251,7 @@ class FullDiskTest : public ResumeFixture {
     if (mounted_) ::umount2(directory().c_str(), MNT_DETACH);
   }
   void set_size(const std::string& size) const {
-    ASSERT_EQ(::mount("none", directory().c_str(), "tmpfs", MS_REMOUNT, ("size=" + size).c_str()),
-              0);
+    ASSERT_TRUE(testing::resize_small_disk(directory(), size));
   }
   bool mounted_ = false;
 };

@@ -1,7 +1,5 @@
 // Writing files: layout, round trips, and what happens on write errors.
 
-#include <sched.h>
-#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +8,7 @@
 #include <filesystem>
 
 #include "base/rng.h"
+#include "base/test_disk.h"
 #include "model/safetensors.h"
 #include "model/test_files.h"
 
@@ -104,11 +103,7 @@ TEST(WriteSafetensors, AFileTooLargeForTheLimitLeavesTheOldOne) {
 enum FullDisk { kAsPromised = 0, kNoMount = 10, kNotRefused, kOtherMessage, kOldFileLost };
 
 int write_to_a_full_disk(const TestFolder& folder) {
-  if (::unshare(CLONE_NEWNS) != 0 ||
-      ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-      ::mount("none", folder.path().c_str(), "tmpfs", 0, "size=128k") != 0) {
-    return kNoMount;
-  }
+  if (!testing::mount_small_disk(folder.path(), "128k")) return kNoMount;
   folder.write("x", "old");
   const std::vector<float> values = many();
   try {
@@ -132,7 +127,7 @@ TEST(WriteSafetensors, AFullDiskIsNamedAndLeavesTheOldFile) {
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFEXITED(status)) << status;
-  if (WEXITSTATUS(status) == kNoMount) GTEST_SKIP() << "a small disk can be mounted by root alone";
+  if (WEXITSTATUS(status) == kNoMount) GTEST_SKIP() << "needs the right to mount a small disk";
   EXPECT_EQ(WEXITSTATUS(status), kAsPromised);
 }
 
