@@ -2,30 +2,20 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-
 #include "base/files.h"
 #include "base/json.h"
+#include "text/test_tokenizers.h"
 #include "text/tokenizer.h"
 
 namespace leeway {
 namespace {
 
-const std::string kFolder = LEEWAY_BINARY_DIR "/tokenizers";
-
-class TokenizerGolden : public testing::TestWithParam<const char*> {
+class TokenizerGolden : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    const std::string path = kFolder + "/" + GetParam() + "/tokenizer.json";
-    if (!std::filesystem::exists(path)) {
-      const std::string command =
-          "'" LEEWAY_SOURCE_DIR "/scripts/fetch_tokenizers' '" + kFolder + "'";
-      if (std::system(command.c_str()) != 0) {
-        GTEST_SKIP() << "the tokenizer files cannot be fetched; run scripts/fetch_tokenizers";
-      }
-    }
-    tokenizer_ = load_tokenizer(path);
+    const std::optional<std::string> path = testing::real_tokenizer(GetParam());
+    if (!path) GTEST_SKIP() << testing::kNoRealTokenizers;
+    tokenizer_ = load_tokenizer(*path);
     document_ = parse_json("tokenizer_encodings.json",
                            read_file(LEEWAY_SOURCE_DIR "/tests/data/tokenizer_encodings.json"));
     ASSERT_TRUE(document_.HasMember(GetParam()));
@@ -101,7 +91,7 @@ TEST_P(TokenizerGolden, a_megabyte_without_a_space_is_no_trouble) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, TokenizerGolden, testing::Values("qwen3", "llama3"),
+INSTANTIATE_TEST_SUITE_P(Families, TokenizerGolden, ::testing::Values("qwen3", "llama3"),
                          [](const auto& family) { return std::string(family.param); });
 
 }  // namespace
