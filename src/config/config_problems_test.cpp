@@ -337,8 +337,8 @@ TEST(Limits, ThousandsOfEnvironmentsTakeNoTime) {
   EXPECT_EQ(config.run.environments.size(), 4000u);
   EXPECT_EQ(config.run.environments[3999].id, "sort_4000");
   EXPECT_FALSE(dump.empty());
-  // Normally well under a second; the limit allows for sanitizers on a busy machine.
-  EXPECT_LT(seconds.count(), 20.0);
+  // Under a second by far; a sanitizer on a busy machine needs more.
+  EXPECT_LT(seconds.count(), 120.0);
 }
 
 }  // namespace

@@ -86,7 +86,7 @@ class ProcessPoolTest : public ::testing::Test {
     EXPECT_NE(before.failure, after.failure) << "the same process";
     // Nor is anything left that it started. Killed processes take a moment to disappear.
     const std::string started = std::string("sleep") + '\0' + kForever;
-    for (int i = 0; i < 1000 && count_running(started) > 0; ++i) {
+    for (int i = 0; i < 100000 && count_running(started) > 0; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
     EXPECT_EQ(count_running(started), 0);
@@ -245,7 +245,7 @@ TEST_F(ProcessPoolTest, NoDescendantGetsAway) {
   {
     ProcessPool pool(settings(answering(daemon + kReward)), read_reward);
     ASSERT_EQ(ask(pool).kind, Turn::Kind::reward);
-    for (int i = 0; i < 1000 && count_running(started) < 2; ++i) {
+    for (int i = 0; i < 100000 && count_running(started) < 2; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
     EXPECT_EQ(count_running(started), 2);
@@ -363,9 +363,9 @@ TEST_F(ProcessPoolTest, AProgramThatDiesAtOnceIsStartedLessAndLessOften) {
 }
 
 TEST_F(ProcessPoolTest, WaitingBehindOthersIsNotLate) {
-  ProcessPool pool(settings(answering("sleep 0.05; " + kReward), 1, 0.3), read_reward);
+  ProcessPool pool(settings(answering("sleep 0.3; " + kReward), 1, 2.0), read_reward);
   std::vector<uint64_t> open;
-  for (int i = 0; i < 12; ++i) open.push_back(pool.submit("\"n\": 1"));
+  for (int i = 0; i < 10; ++i) open.push_back(pool.submit("\"n\": 1"));
   for (const uint64_t request : open) {
     const Turn turn = wait_for([&] { return pool.poll(request); });
     EXPECT_EQ(turn.kind, Turn::Kind::reward) << turn.failure;
@@ -373,10 +373,10 @@ TEST_F(ProcessPoolTest, WaitingBehindOthersIsNotLate) {
 }
 
 TEST_F(ProcessPoolTest, RequestsDoNotTimeOutWhileNobodyPolls) {
-  ProcessPool pool(settings(answering(kReward), 1, 0.3), read_reward);
+  ProcessPool pool(settings(answering(kReward), 1, 1.5), read_reward);
   std::vector<uint64_t> open;
   for (int i = 0; i < 5; ++i) open.push_back(pool.submit("\"n\": 1"));
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1700));
   for (const uint64_t request : open) {
     const Turn turn = wait_for([&] { return pool.poll(request); });
     EXPECT_EQ(turn.kind, Turn::Kind::reward) << turn.failure;
@@ -473,9 +473,10 @@ TEST_F(ProcessPoolTest, NothingWaitsForAProcessButTheEnd) {
     }
   }
   const std::chrono::duration<double> all = SteadyClock::now() - begin;
-  EXPECT_LT(longest, 0.5);
+  // The process never ends by itself and has ten seconds for a turn.
+  EXPECT_LT(longest, 5.0);
   EXPECT_GT(all.count(), 1.0);
-  EXPECT_LT(all.count(), 8.0);
+  EXPECT_LT(all.count(), 60.0);
 }
 
 TEST_F(ProcessPoolTest, ProcessesEndByThemselvesWhenTheirInputDoes) {

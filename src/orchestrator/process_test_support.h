@@ -32,7 +32,7 @@ inline std::string answer(const std::string& members) {
 }
 
 template <class Poll>
-Turn wait_for(Poll poll, double seconds = 20.0) {
+Turn wait_for(Poll poll, double seconds = 300.0) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
   for (;;) {

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "base/rng.h"
 #include "leeway/error.h"
@@ -12,11 +11,6 @@
 
 namespace leeway {
 namespace {
-
-// Long enough to reach odd cases, short enough to run in every build.
-bool time_left(std::chrono::steady_clock::time_point start) {
-  return std::chrono::steady_clock::now() - start < std::chrono::milliseconds(1500);
-}
 
 TEST(RendererFuzz, ParseAndBridgeTakeAnyIds) {
   const ToyTokenizer tokenizer;
@@ -35,8 +29,7 @@ TEST(RendererFuzz, ParseAndBridgeTakeAnyIds) {
                                            "\xe2\x96",
                                            "\""};
   Rng rng(3);
-  size_t rounds = 0;
-  for (const auto start = std::chrono::steady_clock::now(); time_left(start); ++rounds) {
+  for (int round = 0; round < 20000; ++round) {
     std::vector<int32_t> ids;
     for (uint64_t n = rng.below(40); n > 0; --n) {
       const uint64_t choice = rng.below(4);
@@ -67,7 +60,6 @@ TEST(RendererFuzz, ParseAndBridgeTakeAnyIds) {
       }
     }) << renderer.name();
   }
-  EXPECT_GT(rounds, 100u);
 }
 
 TEST(RendererFuzz, MutatedJsonIsReadOrRefused) {
@@ -81,7 +73,7 @@ TEST(RendererFuzz, MutatedJsonIsReadOrRefused) {
   const std::vector<std::string> names = renderer_names();
   Rng rng(5);
   size_t read = 0, refused = 0;
-  for (const auto start = std::chrono::steady_clock::now(); time_left(start);) {
+  for (int round = 0; round < 20000; ++round) {
     std::string json = seed;
     for (uint64_t n = 1 + rng.below(4); n > 0; --n) {
       const size_t at = rng.below(json.size());

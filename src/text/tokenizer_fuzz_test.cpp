@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <thread>
 
 #include "base/rng.h"
@@ -15,15 +14,11 @@
 namespace leeway {
 namespace {
 
-constexpr auto kBudget = std::chrono::milliseconds(1500);
-
 template <class Body>
-void for_a_while(Body body) {
-  const auto end = std::chrono::steady_clock::now() + kBudget;
-  for (uint64_t number = 0; number < 200'000 && !testing::Test::HasFailure(); ++number) {
+void for_each_input(uint64_t count, Body body) {
+  for (uint64_t number = 0; number < count && !testing::Test::HasFailure(); ++number) {
     SCOPED_TRACE(fmt::format("input {}", number));
     body(number);
-    if (std::chrono::steady_clock::now() > end) break;
   }
 }
 
@@ -77,7 +72,7 @@ std::string random_bytes(Rng& rng) {
 
 TEST(TokenizerFuzz, text_comes_back) {
   const auto tokenizer = parse_tokenizer("small.json", small_json());
-  for_a_while([&](uint64_t number) {
+  for_each_input(10000, [&](uint64_t number) {
     Rng rng(number);
     const std::string text = number % 2 == 0 ? random_text(rng) : random_bytes(rng);
     const auto special = rng.below(2) == 0 ? SpecialTokens::recognise : SpecialTokens::as_text;
@@ -122,7 +117,7 @@ std::string damage(Rng& rng, std::string json) {
 TEST(TokenizerFuzz, a_damaged_file_is_read_or_refused) {
   const std::string json = small_json();
   size_t read = 0, refused = 0;
-  for_a_while([&](uint64_t number) {
+  for_each_input(1500, [&](uint64_t number) {
     Rng rng(number);
     const std::string damaged = damage(rng, json);
     try {
