@@ -2,7 +2,9 @@
 #
 # Each target installs what it is missing (scripts/setup) and needs nothing but make, git and root
 # on a fresh Debian 12.
-# TORCH names the CMake folder of a PyTorch to build against, where python3 imports none or another.
+# TORCH names the CMake folder of a PyTorch to build against, where python3 imports none or another;
+# FLAGS are more arguments for cmake, for example -DLEEWAY_WERROR=ON; SKIPS an extended regular expression
+# of the reasons for which `make test` lets a test be skipped (any, by default).
 BUILD ?= build
 JOBS ?= $(shell nproc)
 
@@ -10,7 +12,7 @@ JOBS ?= $(shell nproc)
 
 # Configured anew each time, which takes seconds: packages may have come since. What it had to leave
 # out (kernels without nvcc, operators without torch) is said.
-configure = cmake --preset release -B $(BUILD) $(if $(TORCH),-DCMAKE_PREFIX_PATH=$(TORCH)) \
+configure = cmake --preset release -B $(BUILD) $(if $(TORCH),-DCMAKE_PREFIX_PATH=$(TORCH)) $(FLAGS) \
   > $(BUILD)-configure.log || \
   { cat $(BUILD)-configure.log; rm -f $(BUILD)/build.ninja; exit 1; }; \
   sed -n 's/^-- \(No .*\)/\1/p' $(BUILD)-configure.log; rm -f $(BUILD)-configure.log
@@ -30,7 +32,7 @@ demo: program
 	$(BUILD)/leeway train
 
 test: build
-	@scripts/run_tests $(BUILD) $(JOBS)
+	@scripts/run_tests $(BUILD) $(JOBS) $(if $(SKIPS),'$(SKIPS)')
 
 bench:
 	@scripts/setup bench
@@ -39,11 +41,17 @@ bench:
 	  loop_benchmark leeway
 	@scripts/run_benchmarks $(BUILD)-bench
 
+# Sanitizers, over what they can find something in: address and undefined behaviour in whatever reads
+# files, in the core and in the engine; races in pool, engine, scheduler, loop and background writer.
+# Only these programs are built, and PROGRAMS names others.
+asan: PROGRAMS ?= base_test config_test config_dump_test config_problems_test text_test model_test \
+  report_test fuzz_test safetensors_fuzz_test core_test policy_head_test engine_test
+tsan: PROGRAMS ?= base_test engine_test orchestrator_loop_test failure_modes_test background_writer_test
 asan tsan:
 	@scripts/setup build
-	@cmake --preset $@ > /dev/null
-	@ninja -C build-$@ -j $(JOBS)
-	@scripts/run_tests build-$@ $(JOBS)
+	@cmake --preset $@ $(FLAGS) > /dev/null
+	@ninja -C build-$@ -j $(JOBS) $(PROGRAMS)
+	@scripts/run_sanitized build-$@ $(JOBS) $(PROGRAMS)
 
 format:
 	@command -v clang-format > /dev/null || scripts/setup format
