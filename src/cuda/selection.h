@@ -9,6 +9,7 @@
 
 namespace leeway::cuda {
 
+using float32::LossBatch;
 struct LossWorkspace;
 
 // Temporary bytes for sorting and summing `tokens` numbers.
