@@ -44,7 +44,7 @@ std::string run_state_json(const RunState& state) {
   json.key("sft_steps").value(static_cast<double>(state.sft_steps));
   json.key("sft_seconds").value(state.sft_seconds);
   json.key("initial_checksum").value(static_cast<double>(state.initial_checksum));
-  json.key("course_begin").value(static_cast<double>(state.course_begin));
+  json.key("course_begin").value(static_cast<double>(state.schedule_begin));
   json.key("before").begin_object();
   for (const auto& [name, value] : state.before) json.key(name).value(value);
   return json.end_object().end_object().text() + "\n";
@@ -60,7 +60,7 @@ RunState parse_run_state(const std::string& name, std::string_view json) {
   state.initial_checksum =
       static_cast<uint32_t>(count(name, root, "initial_checksum", 4294967295.0));
   if (root.HasMember("course_begin")) {  // older checkpoints lack it
-    state.course_begin = static_cast<int64_t>(count(name, root, "course_begin"));
+    state.schedule_begin = static_cast<int64_t>(count(name, root, "course_begin"));
   }
   const rapidjson::Value& before = member(name, root, "before");
   if (!before.IsObject()) throw Error(name + ": \"before\" is not an object");

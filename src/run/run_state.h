@@ -12,7 +12,7 @@ struct RunState {
   int64_t trained_tokens = 0, sft_steps = 0;
   double sft_seconds = 0.0;
   uint32_t initial_checksum = 0;  // of the policy at step 0, if the loss needs it
-  int64_t course_begin = 0;       // optimizer steps taken before the learning rate's schedule began
+  int64_t schedule_begin = 0;     // optimizer steps taken before the learning rate's schedule began
   Metrics before;                 // the evaluation before RL
 };
 

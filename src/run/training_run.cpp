@@ -235,11 +235,11 @@ class Run {
       if (!start_.optimizer.empty()) {
         trainer.load(start_.optimizer);
         // The moments are taken over; the learning rate's schedule starts with the new run.
-        state_.course_begin = trainer.optimizer_steps();
+        state_.schedule_begin = trainer.optimizer_steps();
       }
       saving_.save_reference(*trainer.snapshot(0), state_);
     }
-    trainer.set_course_begin(state_.course_begin);
+    trainer.set_schedule_begin(state_.schedule_begin);
   }
 
   void train(Parameters weights) {

@@ -270,10 +270,10 @@ struct Trainer::Impl {
   TrainerTable table;
   bool every_row = false;
   std::unique_ptr<TrainingBackend> backend;
-  MicroBatch micro_batch;    // the one at hand
-  RowValues values;          // of the current micro-batch
-  std::string pass_failure;  // of a pass since the last step: the gradients are unusable
-  int64_t course_begin = 0;  // optimizer steps before the learning rate schedule began
+  MicroBatch micro_batch;      // the one at hand
+  RowValues values;            // of the current micro-batch
+  std::string pass_failure;    // of a pass since the last step: the gradients are unusable
+  int64_t schedule_begin = 0;  // optimizer steps before the learning rate schedule began
 };
 
 Trainer::Trainer(Parameters initial, LossSpec spec, TrainerTable table,
@@ -348,7 +348,7 @@ OptimResult Trainer::optim_step() {
     result.failure = std::exchange(impl_->pass_failure, {});
   } else if (std::isfinite(result.grad_norm) && scale * result.grad_norm < kLargestNorm) {
     result.learning_rate =
-        learning_rate(settings, impl_->backend->steps() + 1 - impl_->course_begin,
+        learning_rate(settings, impl_->backend->steps() + 1 - impl_->schedule_begin,
                       impl_->table.max_steps * optimizer_steps_per_batch(impl_->table));
     impl_->backend->step(settings, result.learning_rate, scale);
   } else {
@@ -441,7 +441,9 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   return result;
 }
 
-void Trainer::set_course_begin(int64_t optimizer_steps) { impl_->course_begin = optimizer_steps; }
+void Trainer::set_schedule_begin(int64_t optimizer_steps) {
+  impl_->schedule_begin = optimizer_steps;
+}
 
 TrainingState Trainer::state() const { return impl_->backend->state(); }
 

@@ -113,7 +113,7 @@ class Trainer {
 
   // The learning rate schedule counts optimizer steps from here on: 0, or those that came with the
   // moments of another run.
-  void set_course_begin(int64_t optimizer_steps);
+  void set_schedule_begin(int64_t optimizer_steps);
 
   // Saves the weights as a Hugging Face folder together with the optimizer state, and loads them.
   // Throws Error for an invalid folder or one of a different model and, when saving, for numbers

@@ -2,7 +2,7 @@
 // `Block` is the team of threads that works on one sequence (on the host a team of one, for tests),
 // and sums of a team have one order.
 //
-// The course of an evaluation, as in core/cpu/evaluator.cpp:
+// The steps of an evaluation, as in core/cpu/evaluator.cpp:
 //   token level:  count_sequence (where counts are needed) -> scales -> tokens
 //   otherwise:    m2 -> prepare_first -> mean weight -> prepare_second -> covariance -> scales
 //                 -> tokens -> route_through_mean
