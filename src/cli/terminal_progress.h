@@ -1,4 +1,4 @@
-// Progress on stderr, for people: the one place that draws it.
+// Draws progress on stderr; the only place that does.
 #pragma once
 
 #include <chrono>

@@ -33,7 +33,7 @@ void append(PackedBatch& batch, const Sample& sample, bool every_row) {
   }
   batch.temperature.push_back(sample.temperature);
   batch.first_row.push_back(static_cast<int64_t>(batch.tokens.size()));
-  // Samples without a rollout's number have one of their own, below all that users give.
+  // Samples without a rollout id get a unique one, below all that users give.
   batch.rollout_ids.push_back(sample.rollout_id >= 0 ? sample.rollout_id : -2 - number);
 }
 

@@ -39,9 +39,9 @@ struct PackedBatch {
 // last trained token are kept.
 PackedBatch pack_samples(std::span<const Sample> samples, bool every_row);
 
-// From one list per sample to the batch's rows [N]. Nothing for nothing.
+// From one list per sample to the batch's rows [N]. Empty input gives an empty result.
 std::vector<float> pack_values(const PackedBatch& batch, const TokenValues& values);
-// And back: one list per sample with an entry per id, 0 where there is no row.
+// The inverse: one list per sample with an entry per id, 0 where there is no row.
 TokenValues unpack_values(const PackedBatch& batch, std::span<const Sample> samples,
                           std::span<const float> values);
 

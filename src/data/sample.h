@@ -1,4 +1,4 @@
-// What is trained on: token ids and what is known of each.
+// Training samples: token ids with their masks, advantages and logprobs.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace leeway {
 
-// One sequence. Lists have one entry per id, `advantages` alternatively one for all; optional ones
-// may be empty, in all samples of a batch or in none. Values at tokens that are not trained are not
-// looked at, unless the loss looks past the mask, as those of some code bases do: then all from the
-// first trained token on are.
+// One sequence. Lists have one entry per id; `advantages` may instead have one for all. Optional
+// lists may be empty, in all samples of a batch or in none. Values at tokens that are not trained
+// are ignored, unless the loss looks past the mask, as those of some code bases do: then all from
+// the first trained token on are used.
 struct Sample {
   std::vector<int32_t> ids;
   std::vector<uint8_t> loss_mask;  // 1: trained. 0 for the first token, which nothing predicts
@@ -35,7 +35,7 @@ struct TrainingBatch {
 // Numbers of samples' tokens, such as log-probabilities: one list per sample, one entry per id, 0
 // where a token is not trained (unless the loss looks past the mask).
 using TokenValues = std::vector<std::vector<float>>;
-// Yes (1) or no (0) for samples' tokens, in the same form.
+// Flags (0 or 1) for samples' tokens, in the same form.
 using TokenFlags = std::vector<std::vector<uint8_t>>;
 
 // The samples' indices grouped by rollout, in the order of each rollout's first sample.

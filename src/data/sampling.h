@@ -1,4 +1,4 @@
-// What is asked of a sampler and what it gives back.
+// Requests to a sampler and their results.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// An evaluation beside training: one at a time, on a thread of its own.
+// Evaluates in the background of training: one evaluation at a time, on its own thread.
 #pragma once
 
 #include <atomic>

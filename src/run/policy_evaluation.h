@@ -22,8 +22,8 @@ struct EvaluationResult {
   bool nothing_completed() const { return !stopped && failed == rollouts; }
 };
 
-// What an evaluation asks and tells while it goes on; both may be empty, and are called all the
-// time on the thread that evaluates.
+// Callbacks of an evaluation; both may be empty, and are called repeatedly on the evaluating
+// thread.
 struct EvaluationEvents {
   std::function<bool()> should_stop;
   std::function<void(size_t done, size_t total)> on_rollouts;

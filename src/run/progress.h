@@ -1,5 +1,5 @@
-// What a run tells while it goes on. The library reports what happens; whoever starts a run decides
-// how that is shown: the program draws it on a terminal, tests record it.
+// What a run reports while it is going. The library reports events; the caller decides how they are
+// shown: the program draws them on a terminal, tests record them.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@ namespace leeway {
 
 struct EvaluationResult;
 
-// True: the run is to stop, after the step in progress and a checkpoint. First asked when the run's
-// folder is there, then all the time, on the thread that runs the run.
+// Returns true if the run should stop, after the current step and a checkpoint. First called when
+// the run's folder exists, then polled throughout, on the thread that executes the run.
 using StopCondition = std::function<bool()>;
 
 // Called on the thread that runs the run.
@@ -20,7 +20,7 @@ class Progress {
  public:
   virtual ~Progress() = default;
 
-  // A line for people, which stays.
+  // A line of text that stays visible.
   virtual void note(const std::string& line) = 0;
   // A phase of training steps begins, `done` of which were made before a resume. The rate and the
   // time left count from here.
@@ -33,7 +33,7 @@ class Progress {
                      size_t total) = 0;
   // An evaluation of step `step` has ended, or was stopped.
   virtual void evaluated(int64_t step, const EvaluationResult& result) = 0;
-  // How far everything is together, in a line that replaces the one before.
+  // Overall progress, in a line that replaces the previous one.
   virtual void status(const std::string& line) = 0;
 };
 

@@ -5,7 +5,7 @@
 
 namespace leeway {
 
-// The command that goes on with a run, in a line for people; empty if it has no checkpoint.
+// A line with the command that continues a run; empty if it has no checkpoint.
 std::string resume_hint(const std::string& run_folder);
 
 // A word quoted for a shell where necessary.

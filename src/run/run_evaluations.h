@@ -1,5 +1,5 @@
-// The evaluations of one run: when they block and when they run beside training, and where their
-// results go.
+// The evaluations of one run: when they block and when they run in the background of training, and
+// where their results go.
 #pragma once
 
 #include <cstdint>
@@ -50,9 +50,9 @@ class RunEvaluations {
   // Before a checkpoint of step `step`: waits for an evaluation of an earlier step, which a run
   // that goes on from the checkpoint could not make, and keeps the weights of one that was stopped.
   void settle(int64_t step);
-  // Waits for the one in progress.
+  // Waits for the current evaluation.
   void finish();
-  // The one in progress ends soon, as stopped.
+  // Stops the current evaluation.
   void cancel() { background_.cancel(); }
 
   int64_t last_step() const { return last_step_; }  // that was evaluated; -1: none

@@ -1,5 +1,5 @@
-// What a training run saves to go on from and to use, and how it is read back: checkpoints, folders
-// of weights, and the reference policy.
+// What a training run saves and how it is read back: checkpoints, folders of weights, and the
+// reference policy.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 
 namespace leeway {
 
-// Used by one thread; most of it is written on another, beside training. A failure to write there
-// is reported as a note; what was written before stays, and the run goes on.
+// Not thread-safe; most files are written on another thread in the background of training. A write
+// failure there is reported as a note; what was written before stays, and the run continues.
 class RunSaving {
  public:
   // All of these must outlive this.
@@ -26,10 +26,10 @@ class RunSaving {
 
   const CheckpointStore& checkpoints() const { return checkpoints_; }
 
-  // Copies the state, waiting for what is still being written, and writes it beside training.
+  // Waits for what is still being written, copies the state, and writes it in the background.
   void save_checkpoint(int64_t step, const Trainer& trainer, const ScheduleState& schedule,
                        const RunState& state);
-  // To weights/step_N, beside training.
+  // To weights/step_N, in the background.
   void save_weights_beside(int64_t step, std::shared_ptr<const PolicySnapshot> weights);
   // The same at once; the folder. Throws Error.
   std::string save_weights(int64_t step, const Parameters& weights) const;
@@ -63,7 +63,7 @@ RunState read_run_state(const Checkpoint& checkpoint);
 ScheduleState read_schedule(const RunSetup& setup, const Checkpoint& checkpoint,
                             int64_t vocabulary);
 
-// Throws Error saying why a run cannot go on from a checkpoint, although its sums are right.
+// Throws Error if a run cannot continue from a checkpoint although its checksums match.
 void check_checkpoint(const RunSetup& setup, const Checkpoint& checkpoint);
 
 }  // namespace leeway

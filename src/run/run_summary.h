@@ -1,4 +1,4 @@
-// How a training run ended, for the last screen and for scripts.
+// How a training run ended, for the final summary and for scripts.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ const char* name_of(RunSummary::End end);
 // Of a run that has finished, from what its folder holds.
 RunSummary finished_summary(const Resumption& resumption);
 
-// As `leeway train` prints it: for people, and with --json.
+// As `leeway train` prints it: as text, and with --json.
 std::string summary_text(const RunSummary& summary);
 std::string summary_json(const RunSummary& summary);
 

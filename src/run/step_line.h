@@ -1,4 +1,4 @@
-// A training step in a line for people, with the time that is left.
+// A training step as a line of text, with the time left.
 #pragma once
 
 #include <fmt/format.h>

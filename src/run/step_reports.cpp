@@ -74,8 +74,8 @@ void StepReports::log_environments() {
   }
 }
 
-// By kind, with the last one's message. The first step with failures is told to people, later ones
-// stand in the log.
+// By kind, with the last message. The first step with failures is reported to the user, later ones
+// only in the log.
 void StepReports::tell_failures(const StepRecord& record) {
   std::string kinds;
   double failed = 0.0;

@@ -1,4 +1,4 @@
-// What a run writes and tells of each of its steps.
+// What a run writes and reports for each of its steps.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,7 @@ SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog
                                     Resumption resumption, Progress& progress,
                                     const StopCondition& should_stop);
 
-// As `leeway sft` prints it: for people, and with --json.
+// As `leeway sft` prints it: as text, and with --json.
 std::string summary_text(const SupervisedSummary& summary);
 std::string summary_json(const SupervisedSummary& summary);
 
