@@ -16,21 +16,10 @@ HWY_BEFORE_NAMESPACE();
 namespace leeway {
 namespace HWY_NAMESPACE {
 
-template <class Shape>
-void run_shape(const LossPlan& plan, const TokenInputs& in, const SequenceNumbers& sequence,
-               size_t n, KernelSums& sums, KernelHistogram* histogram) {
-  if (histogram != nullptr) {
-    run_tokens<Shape, true>(plan, in, sequence, n, sums, histogram);
-  } else {
-    run_tokens<Shape, false>(plan, in, sequence, n, sums, nullptr);
-  }
-}
-
 void token_kernel(const LossPlan& plan, const TokenInputs& in, const SequenceNumbers& sequence,
                   size_t n, KernelSums& sums, KernelHistogram* histogram) {
-  auto run = [&](auto shape) {
-    run_shape<decltype(shape)>(plan, in, sequence, n, sums, histogram);
-  };
+  auto run = [&](auto shape)
+                 HWY_ATTR { run_tokens<decltype(shape)>(plan, in, sequence, n, sums, histogram); };
 #ifndef LEEWAY_FEWER_KERNELS  // sanitizers make each instantiation slow to compile
   const bool bare = in.batch_weights == nullptr && in.weights == nullptr && in.flags == nullptr &&
                     in.through == nullptr;

@@ -19,6 +19,15 @@
 #include "core/cpu/vector_number-inl.h"
 #include "core/quantities.h"
 
+// Not inlined, and not copied for a caller's constants either: the bodies are long, and each copy
+// costs seconds to compile.
+#undef LEEWAY_ONE_COPY
+#if HWY_COMPILER_GCC_ACTUAL
+#define LEEWAY_ONE_COPY __attribute__((noinline, noclone))
+#else
+#define LEEWAY_ONE_COPY HWY_NOINLINE
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace leeway {
 namespace HWY_NAMESPACE {
@@ -302,8 +311,8 @@ HWY_INLINE void sum_vectors(const RunFacts& facts_of_run, const Chunk& chunk, si
 
 // Adds a chunk that run_vectors() has filled to the totals.
 template <class Rules, int kSlots>
-HWY_NOINLINE void add_chunk(const RunFacts& run, Chunk& chunk, size_t vectors,
-                            VectorTally<kSlots>& totals) {
+LEEWAY_ONE_COPY void add_chunk(const RunFacts& run, Chunk& chunk, size_t vectors,
+                               VectorTally<kSlots>& totals) {
   const auto nothing_more = [](const ChunkFacts&) {};
   uint16_t* const bins = chunk.bins;
   const auto store_bins = [bins](const ChunkFacts& facts) HWY_ATTR {
@@ -384,9 +393,10 @@ struct RunSums {
 
 // Evaluates whole vectors of tokens from `begin` on; in a chunk they lie from `at` on.
 template <class Shape, bool kMetrics>
-HWY_NOINLINE void run_vectors(const LossPlan& planned, const TokenInputs& inputs,
-                              const SequenceNumbers& numbers, const RunFacts& facts, size_t begin,
-                              size_t vectors, RunSums& sums, Chunk& chunk, size_t at) {
+LEEWAY_ONE_COPY void run_vectors(const LossPlan& planned, const TokenInputs& inputs,
+                                 const SequenceNumbers& numbers, const RunFacts& facts,
+                                 size_t begin, size_t vectors, RunSums& sums, Chunk& chunk,
+                                 size_t at) {
   // Local copies: no store through a pointer can change them.
   const LossPlan plan = planned;
   const TokenInputs in = inputs;
@@ -483,8 +493,8 @@ HWY_INLINE void count_bins(const uint16_t* bins, size_t n, KernelHistogram& hist
 
 // Adds the totals of a run, of which `idle` lanes took no part, to the slots.
 template <class Rules, int kSlots>
-HWY_NOINLINE void add_totals(const RunFacts& run, const VectorTally<kSlots>& totals, size_t idle,
-                             double* slots) {
+LEEWAY_ONE_COPY void add_totals(const RunFacts& run, const VectorTally<kSlots>& totals, size_t idle,
+                                double* slots) {
   const D d;
   const double tokens = static_cast<double>(totals.counts[static_cast<int>(Slot::tokens)]);
   for (int k = 0; k < kSlotCount; ++k) slots[k] += static_cast<double>(totals.counts[k]);
@@ -510,13 +520,18 @@ HWY_NOINLINE void add_totals(const RunFacts& run, const VectorTally<kSlots>& tot
   }
 }
 
-// A whole run: chunk by chunk, the formulas first and then the sums of what they left.
-template <class Shape, bool kMetrics, int kSlots>
-void run_tokens(const LossPlan& plan, const TokenInputs& in, const SequenceNumbers& sequence,
-                size_t n, TokenTotals<kSlots>& sums, KernelHistogram* histogram) {
+using RunVectors = void (*)(const LossPlan&, const TokenInputs&, const SequenceNumbers&,
+                            const RunFacts&, size_t, size_t, RunSums&, Chunk&, size_t);
+
+// A whole run: chunk by chunk, the formulas first and then the sums of what they left. Without a
+// histogram there are no metrics. `of_ratio`: see RunFacts::kept_is_ratio.
+template <class Rules, int kSlots>
+LEEWAY_ONE_COPY void run_chunks(RunVectors run_vectors_of, bool of_ratio, const LossPlan& plan,
+                                const TokenInputs& in, const SequenceNumbers& sequence, size_t n,
+                                TokenTotals<kSlots>& sums, KernelHistogram* histogram) {
   const size_t lanes = hn::Lanes(D());
+  const bool metrics = histogram != nullptr;
   const auto has = [&](Stream s) { return in.streams[static_cast<int>(s)] != nullptr; };
-  const bool of_ratio = Shape::kPlain && Shape::kind(plan) == SurrogateKind::ratio;
   const RunFacts run{has(Stream::rollout),
                      has(Stream::ref),
                      has(Stream::teacher),
@@ -527,9 +542,9 @@ void run_tokens(const LossPlan& plan, const TokenInputs& in, const SequenceNumbe
                      of_ratio && plan.is_mismatch_ratio};
   RunSums run_sums{hn::Zero(D()), hn::Eq(hn::Zero(D()), hn::Zero(D()))};
   VectorTally<kSlots> totals;
-  if (kMetrics) {
+  if (metrics) {
     std::memset(totals.counts, 0, sizeof totals.counts);
-    for_all_slots<typename Shape::Rules>(run, [&](Slot slot) HWY_ATTR {
+    for_all_slots<Rules>(run, [&](Slot slot) HWY_ATTR {
       totals.of(slot) = constant<V>(static_cast<float>(empty_value(slot)));
     });
   }
@@ -537,22 +552,21 @@ void run_tokens(const LossPlan& plan, const TokenInputs& in, const SequenceNumbe
   for (size_t begin = 0; begin < n; begin += kChunk) {
     const size_t count = std::min(n - begin, kChunk), whole = count / lanes, rest = count % lanes;
     const size_t vectors = whole + (rest > 0);
-    if (kMetrics) {
+    if (metrics) {
       const size_t bytes = ChunkPlace(vectors * lanes).byte;
       for (auto row : {Chunk::gone, Chunk::below, Chunk::above}) {
         std::memset(chunk.bits[row], 0, bytes);
       }
     }
-    run_vectors<Shape, kMetrics>(plan, in, sequence, run, begin, whole, run_sums, chunk, 0);
+    run_vectors_of(plan, in, sequence, run, begin, whole, run_sums, chunk, 0);
     if (rest > 0) {
       const size_t from = begin + whole * lanes;
       Tail tail(in, from, rest);
-      run_vectors<Shape, kMetrics>(plan, tail.in, sequence, run, 0, 1, run_sums, chunk,
-                                   whole * lanes);
+      run_vectors_of(plan, tail.in, sequence, run, 0, 1, run_sums, chunk, whole * lanes);
       tail.write(in, from, rest);
     }
-    if (kMetrics) {
-      add_chunk<typename Shape::Rules>(run, chunk, vectors, totals);
+    if (metrics) {
+      add_chunk<Rules>(run, chunk, vectors, totals);
       if (run.has_rollout) count_bins(chunk.bins, count, *histogram);
       if (in.kept != nullptr) write_kept(run, chunk, count, in.kept + begin);
     }
@@ -560,13 +574,22 @@ void run_tokens(const LossPlan& plan, const TokenInputs& in, const SequenceNumbe
   const double loss = hn::GetLane(hn::SumOfLanes(D(), run_sums.loss));
   sums.loss += static_cast<double>(sequence.scale) * loss;
   sums.not_finite = sums.not_finite || !hn::AllTrue(D(), run_sums.finite);
-  if (!kMetrics) return;
+  if (!metrics) return;
   const size_t tokens = totals.counts[static_cast<int>(Slot::tokens)];
   if (run.has_rollout) {
     histogram->bins[0][(127 << 5) - kFirstRatioBin] -= static_cast<uint32_t>(n - tokens);
   }
-  add_totals<typename Shape::Rules>(run, totals, (n + lanes - 1) / lanes * lanes - tokens,
-                                    sums.slots);
+  add_totals<Rules>(run, totals, (n + lanes - 1) / lanes * lanes - tokens, sums.slots);
+}
+
+template <class Shape, int kSlots>
+HWY_INLINE void run_tokens(const LossPlan& plan, const TokenInputs& in,
+                           const SequenceNumbers& sequence, size_t n, TokenTotals<kSlots>& sums,
+                           KernelHistogram* histogram) {
+  const bool of_ratio = Shape::kPlain && Shape::kind(plan) == SurrogateKind::ratio;
+  run_chunks<typename Shape::Rules>(
+      histogram != nullptr ? run_vectors<Shape, true> : run_vectors<Shape, false>, of_ratio, plan,
+      in, sequence, n, sums, histogram);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -30,7 +30,7 @@ namespace HWY_NAMESPACE {
 
 void run_made_up(const LossPlan& plan, const TokenInputs& in, size_t n,
                  TokenTotals<MadeUpRules::kSlots>& sums, KernelHistogram* histogram) {
-  run_tokens<AnyPlan<MadeUpRules>, true>(plan, in, SequenceNumbers{}, n, sums, histogram);
+  run_tokens<AnyPlan<MadeUpRules>>(plan, in, SequenceNumbers{}, n, sums, histogram);
 }
 
 }  // namespace HWY_NAMESPACE
