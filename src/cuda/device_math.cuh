@@ -1,21 +1,21 @@
-// Shared by the kernels: numbers of either type as float32, sums over warps and blocks. Host
-// functions are static, since other layers have functions of the same names.
+// Shared by the kernels: numbers of either type as float32, sums over warps and blocks.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 
-#include "cuda/number.h"
+#include "cuda/device.h"
+#include "cuda/dtype.h"
 
 namespace leeway::cuda {
 
-constexpr int kWarp = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
+// Conversions are spelled out: torch's build flags take those by cast away.
 __device__ inline float wide(float x) { return x; }
 __device__ inline float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
 
@@ -78,23 +78,17 @@ __device__ inline float block_sum(float x, float* scratch) {
   return sum;
 }
 
-static inline void check_launch(const char* kernel) {
-  const cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess) return;
-  throw std::runtime_error(std::string("CUDA kernel ") + kernel + ": " + cudaGetErrorString(error));
-}
-
 // Calls `body` with a value of the type.
 template <class Body>
-void with_type(Number number, Body&& body) {
-  if (number == Number::bf16) {
+void with_type(Dtype dtype, Body&& body) {
+  if (dtype == Dtype::bf16) {
     body(__nv_bfloat16{});
   } else {
     body(float{});
   }
 }
 
-static inline unsigned blocks_for(int64_t items, int64_t per_block) {
+inline unsigned blocks_for(int64_t items, int64_t per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
 }
 

@@ -41,7 +41,7 @@ template <class T>
 __device__ __forceinline__ float target_logit(const RowChunk& chunk, const RowPlace& place,
                                               const T* row, int64_t target, int64_t vocabulary) {
   if (chunk.target_logits != nullptr) return chunk.target_logits[place.token];
-  return target >= 0 && target < vocabulary ? number_of(row[target]) : NAN;
+  return target >= 0 && target < vocabulary ? wide(row[target]) : NAN;
 }
 
 template <class T>
@@ -272,13 +272,13 @@ void launch_gradient(const LogitRows& logits, const RowChunk& chunk, const Sourc
 }
 
 template <class Source>
-void launch_by_type(const LogitRows& logits, const RowChunk& chunk, NumberType gradient,
+void launch_by_type(const LogitRows& logits, const RowChunk& chunk, Dtype gradient,
                     const Source& source, cudaStream_t stream) {
   if (chunk.count == 0) return;
-  if (logits.type == NumberType::bf16) {
-    LEEWAY_CHECK(gradient == NumberType::bf16, "bf16 logits have bf16 gradients");
+  if (logits.type == Dtype::bf16) {
+    LEEWAY_CHECK(gradient == Dtype::bf16, "bf16 logits have bf16 gradients");
     launch_gradient<__nv_bfloat16, __nv_bfloat16>(logits, chunk, source, stream);
-  } else if (gradient == NumberType::bf16) {
+  } else if (gradient == Dtype::bf16) {
     launch_gradient<float, __nv_bfloat16>(logits, chunk, source, stream);
   } else {
     launch_gradient<float, float>(logits, chunk, source, stream);
@@ -287,13 +287,13 @@ void launch_by_type(const LogitRows& logits, const RowChunk& chunk, NumberType g
 
 }  // namespace
 
-int64_t most_vocabulary(NumberType type) { return kParts * kSharedBytes / bytes_of(type); }
+int64_t most_vocabulary(Dtype type) { return kParts * kSharedBytes / bytes_of(type); }
 
 void forward_rows(const LogitRows& logits, const RowChunk& chunk, cudaStream_t stream) {
   if (chunk.count == 0) return;
   const unsigned blocks = static_cast<unsigned>(chunk.count);
   const int64_t part_size = part_size_of(logits);
-  if (logits.type == NumberType::bf16) {
+  if (logits.type == Dtype::bf16) {
     forward_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const __nv_bfloat16*>(logits.data),
                                                     logits.stride, logits.vocabulary, part_size,
                                                     chunk);
@@ -304,14 +304,13 @@ void forward_rows(const LogitRows& logits, const RowChunk& chunk, cudaStream_t s
   check_launch("forward_kernel");
 }
 
-void loss_rows(const LogitRows& logits, const RowChunk& chunk, NumberType gradient,
-               const LossPlan& plan, const LossBatch& batch, const LossWorkspace& work, float* g,
-               cudaStream_t stream) {
+void loss_rows(const LogitRows& logits, const RowChunk& chunk, Dtype gradient, const LossPlan& plan,
+               const LossBatch& batch, const LossWorkspace& work, float* g, cudaStream_t stream) {
   launch_by_type(logits, chunk, gradient, LossGradient{plan, batch, work, g}, stream);
 }
 
-void gradient_rows(const LogitRows& logits, const RowChunk& chunk, NumberType gradient,
-                   const float* g, const float* g_entropy, cudaStream_t stream) {
+void gradient_rows(const LogitRows& logits, const RowChunk& chunk, Dtype gradient, const float* g,
+                   const float* g_entropy, cudaStream_t stream) {
   launch_by_type(logits, chunk, gradient, GivenGradient{g, g_entropy}, stream);
 }
 

@@ -8,12 +8,10 @@
 
 #include <cstdint>
 
+#include "cuda/dtype.h"
 #include "cuda/loss.h"
 
 namespace leeway::cuda {
-
-enum class NumberType { float32, bf16 };
-inline int64_t bytes_of(NumberType type) { return type == NumberType::bf16 ? 2 : 4; }
 
 // Rows first .. first + count of the list of rows. Row k of the list is token rows[k] (k itself
 // without a list). Values per token are [N].
@@ -37,11 +35,11 @@ struct LogitRows {
   void* data = nullptr;  // [count, stride]
   int64_t stride = 0;    // elements; a multiple of 64
   int64_t vocabulary = 0;
-  NumberType type = NumberType::bf16;
+  Dtype type = Dtype::bf16;
 };
 
 // The longest row that fits in the shared memory of a cluster.
-int64_t most_vocabulary(NumberType type);
+int64_t most_vocabulary(Dtype type);
 
 // Logprobs of the targets, entropies, log sums. Reads each logit once.
 void forward_rows(const LogitRows& logits, const RowChunk& chunk, cudaStream_t stream);
@@ -49,27 +47,25 @@ void forward_rows(const LogitRows& logits, const RowChunk& chunk, cudaStream_t s
 // The same, and replaces the logits by their gradient, g (onehot - softmax) / temperature, with g
 // of the plan (token level) from the row's own logprob. The gradient's type is `gradient`; its rows
 // start where those of the logits did. `g` [N] receives g. Each logit is read once.
-void loss_rows(const LogitRows& logits, const RowChunk& chunk, NumberType gradient,
-               const LossPlan& plan, const LossBatch& batch, const LossWorkspace& work, float* g,
-               cudaStream_t stream);
+void loss_rows(const LogitRows& logits, const RowChunk& chunk, Dtype gradient, const LossPlan& plan,
+               const LossBatch& batch, const LossWorkspace& work, float* g, cudaStream_t stream);
 
 // The gradient from given g [N] and g_entropy [N] (may be null).
-void gradient_rows(const LogitRows& logits, const RowChunk& chunk, NumberType gradient,
-                   const float* g, const float* g_entropy, cudaStream_t stream);
+void gradient_rows(const LogitRows& logits, const RowChunk& chunk, Dtype gradient, const float* g,
+                   const float* g_entropy, cudaStream_t stream);
 
 // Gathers the hidden states of a chunk's rows: to [padded, H], zeros beyond `count`.
-void gather_rows(const void* hidden, int64_t hidden_stride, int64_t hidden_size, NumberType type,
+void gather_rows(const void* hidden, int64_t hidden_stride, int64_t hidden_size, Dtype type,
                  const RowChunk& chunk, int64_t padded, void* to, cudaStream_t stream);
 // target_logits, in float32, from a chunk's gathered hidden states and the weight [V, H]; NaN for a
 // target outside the vocabulary.
 void find_target_logits(const void* gathered, const void* weight, int64_t hidden_size,
-                        int64_t vocabulary, NumberType type, const RowChunk& chunk,
-                        cudaStream_t stream);
+                        int64_t vocabulary, Dtype type, const RowChunk& chunk, cudaStream_t stream);
 // Zeroes the rows whose g and g_entropy are both zero, so that their contents have no effect.
-void clear_rows(void* gathered, int64_t hidden_size, NumberType type, const RowChunk& chunk,
+void clear_rows(void* gathered, int64_t hidden_size, Dtype type, const RowChunk& chunk,
                 const float* g, const float* g_entropy, cudaStream_t stream);
 // Scatters rows back to their tokens: to [N, H].
-void scatter_rows(const void* from, int64_t hidden_size, NumberType type, const RowChunk& chunk,
+void scatter_rows(const void* from, int64_t hidden_size, Dtype type, const RowChunk& chunk,
                   void* to, cudaStream_t stream);
 
 // Marks logprobs as not computed (NaN), and later replaces remaining marks by zero. A marked token
@@ -78,7 +74,7 @@ void mark_not_computed(float* logprobs, int64_t tokens, cudaStream_t stream);
 void clear_not_computed(float* logprobs, int64_t tokens, cudaStream_t stream);
 
 // Multiplies numbers [count] by factor [1], unless that is one.
-void scale_in_place(void* numbers, int64_t count, NumberType type, const float* factor,
+void scale_in_place(void* numbers, int64_t count, Dtype type, const float* factor,
                     cudaStream_t stream);
 
 }  // namespace leeway::cuda

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "cuda/device.h"
+#include "cuda/device_math.cuh"
 #include "cuda/head_rows.h"
-#include "cuda/numbers.cuh"
 #include "cuda/team.cuh"
 
 namespace leeway::cuda {
@@ -31,7 +31,7 @@ __global__ void target_kernel(const T* gathered, const T* weight, int64_t hidden
   const T* const w = weight + hidden_size * target;
   float sum = 0.0f;
   for (int64_t k = threadIdx.x % 32; k < hidden_size; k += 32) {
-    sum = fmaf(number_of(h[k]), number_of(w[k]), sum);
+    sum = fmaf(wide(h[k]), wide(w[k]), sum);
   }
   sum = join_lanes(sum, Add());
   if (threadIdx.x % 32 == 0) chunk.target_logits[token] = sum;
@@ -96,13 +96,13 @@ __global__ void scale_kernel(T* numbers, int64_t count, const float* factor) {
   if (by == 1.0f) return;
   for (int64_t i = int64_t{256} * blockIdx.x + threadIdx.x; i < count;
        i += int64_t{256} * gridDim.x) {
-    put(numbers + i, number_of(numbers[i]) * by);
+    numbers[i] = narrow<T>(wide(numbers[i]) * by);
   }
 }
 
 }  // namespace
 
-void gather_rows(const void* hidden, int64_t hidden_stride, int64_t hidden_size, NumberType type,
+void gather_rows(const void* hidden, int64_t hidden_stride, int64_t hidden_size, Dtype type,
                  const RowChunk& chunk, int64_t padded, void* to, cudaStream_t stream) {
   if (padded == 0) return;
   const int64_t bytes = hidden_size * bytes_of(type), stride = hidden_stride * bytes_of(type);
@@ -116,7 +116,7 @@ void gather_rows(const void* hidden, int64_t hidden_stride, int64_t hidden_size,
   check_launch("gather_kernel");
 }
 
-void clear_rows(void* gathered, int64_t hidden_size, NumberType type, const RowChunk& chunk,
+void clear_rows(void* gathered, int64_t hidden_size, Dtype type, const RowChunk& chunk,
                 const float* g, const float* g_entropy, cudaStream_t stream) {
   if (chunk.count == 0) return;
   by_unit(address(gathered), hidden_size * bytes_of(type), [&](auto unit, int64_t width) {
@@ -128,12 +128,12 @@ void clear_rows(void* gathered, int64_t hidden_size, NumberType type, const RowC
 }
 
 void find_target_logits(const void* gathered, const void* weight, int64_t hidden_size,
-                        int64_t vocabulary, NumberType type, const RowChunk& chunk,
+                        int64_t vocabulary, Dtype type, const RowChunk& chunk,
                         cudaStream_t stream) {
   if (chunk.count == 0) return;
   constexpr int kRows = kMoveThreads / 32;
   const unsigned blocks = static_cast<unsigned>((chunk.count + kRows - 1) / kRows);
-  if (type == NumberType::bf16) {
+  if (type == Dtype::bf16) {
     target_kernel<<<blocks, kMoveThreads, 0, stream>>>(static_cast<const __nv_bfloat16*>(gathered),
                                                        static_cast<const __nv_bfloat16*>(weight),
                                                        hidden_size, vocabulary, chunk);
@@ -145,7 +145,7 @@ void find_target_logits(const void* gathered, const void* weight, int64_t hidden
   check_launch("target_kernel");
 }
 
-void scatter_rows(const void* from, int64_t hidden_size, NumberType type, const RowChunk& chunk,
+void scatter_rows(const void* from, int64_t hidden_size, Dtype type, const RowChunk& chunk,
                   void* to, cudaStream_t stream) {
   if (chunk.count == 0) return;
   by_unit(address(from) | address(to), hidden_size * bytes_of(type), [&](auto unit, int64_t width) {
@@ -168,12 +168,12 @@ void clear_not_computed(float* logprobs, int64_t tokens, cudaStream_t stream) {
   check_launch("unmark_kernel");
 }
 
-void scale_in_place(void* numbers, int64_t count, NumberType type, const float* factor,
+void scale_in_place(void* numbers, int64_t count, Dtype type, const float* factor,
                     cudaStream_t stream) {
   if (count == 0) return;
   const unsigned blocks =
       static_cast<unsigned>(std::min<int64_t>((count + 255) / 256, 16 * multiprocessors()));
-  if (type == NumberType::bf16) {
+  if (type == Dtype::bf16) {
     scale_kernel<<<blocks, 256, 0, stream>>>(static_cast<__nv_bfloat16*>(numbers), count, factor);
   } else {
     scale_kernel<<<blocks, 256, 0, stream>>>(static_cast<float*>(numbers), count, factor);

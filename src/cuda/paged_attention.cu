@@ -14,7 +14,6 @@ constexpr int kDims = 8;        // of a key in each lane
 constexpr int64_t kBusy = 528;  // blocks that keep a large device busy
 constexpr int64_t kMostSplits = 32;
 constexpr int kLeastKeys = 64;  // of a split that is worth a block
-constexpr float kLog2E = 1.4426950408889634f;
 
 // How the query heads that share a key/value head are distributed over blocks.
 struct Grouping {
@@ -99,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       const int at = base + s * kKeys + beside;
-      page[s] = at < end ? pages[at / kPageKeys] : 0;
+      page[s] = at < end ? pages[at / kBlockKeys] : 0;
     }
   };
   int base = first + warp * kSteps * kKeys;
@@ -112,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
       key[s] = eight_zeros<T>();
       value[s] = eight_zeros<T>();
       if (at < end && dim < head_dim) {
-        const int64_t place = (page[s] * kPageKeys + at % kPageKeys) * key_stride;
+        const int64_t place = (page[s] * kBlockKeys + at % kBlockKeys) * key_stride;
         key[s] = load_eight(keys + place);
         value[s] = load_eight(values + place);
       }
@@ -237,7 +236,7 @@ void launch(const PagedAttention& attention, cudaStream_t stream) {
   const Grouping grouping = grouping_of(sizes);
   const auto rows = static_cast<unsigned>(attention.places.rows);
   const auto splits = static_cast<int>(splits_of(sizes, attention.places.rows));
-  const float scale = kLog2E / std::sqrt(static_cast<float>(sizes.head_dim));
+  const float scale = kLog2e / std::sqrt(static_cast<float>(sizes.head_dim));
   const dim3 grid(rows, static_cast<unsigned>(sizes.kv_heads * grouping.blocks_per_kv_head),
                   static_cast<unsigned>(splits));
   attention_kernel<T, kLanes, kHeads><<<grid, kThreads, 0, stream>>>(
@@ -267,9 +266,9 @@ int64_t attention_workspace(const HeadSizes& sizes) {
   return std::max<int64_t>(1, kBusy / blocks) * sizes.query_heads * (sizes.head_dim + 2);
 }
 
-void paged_attention(Number number, const PagedAttention& attention, cudaStream_t stream) {
+void paged_attention(Dtype dtype, const PagedAttention& attention, cudaStream_t stream) {
   if (attention.places.rows == 0) return;
-  with_type(number, [&](auto type) {
+  with_type(dtype, [&](auto type) {
     using T = decltype(type);
     const auto lanes = std::bit_ceil(static_cast<uint64_t>(attention.sizes.head_dim / kDims));
     switch (lanes) {
@@ -279,7 +278,7 @@ void paged_attention(Number number, const PagedAttention& attention, cudaStream_
       case 8: return launch_for_heads<T, 8>(attention, stream);
       case 16: return launch_for_heads<T, 16>(attention, stream);
       case 32: return launch_for_heads<T, 32>(attention, stream);
-      default: throw std::runtime_error("paged_attention: head_dim is not a multiple of 8 to 256");
+      default: throw Error("paged_attention: head_dim is not a multiple of 8 up to 256");
     }
   });
 }

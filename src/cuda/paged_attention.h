@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
-#include "cuda/decoder_rows.h"
-#include "cuda/number.h"
+#include "cuda/dtype.h"
+#include "cuda/kv_pages.h"
 
 namespace leeway::cuda {
 
@@ -30,6 +30,6 @@ int64_t attention_workspace(const HeadSizes& sizes);
 
 // out = softmax(q keys / sqrt(head_dim)) values, with float32 sums. Keys beyond a row's own
 // position are never read.
-void paged_attention(Number number, const PagedAttention& attention, cudaStream_t stream);
+void paged_attention(Dtype dtype, const PagedAttention& attention, cudaStream_t stream);
 
 }  // namespace leeway::cuda

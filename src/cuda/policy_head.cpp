@@ -18,14 +18,14 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 
 // How the rows are cut.
 struct Cut {
-  NumberType logit_type;
+  Dtype logit_type;
   int64_t stride;  // of a row of logits, in elements
   int64_t rows;    // of a chunk
 };
 
 Cut cut_of(const HeadProblem& problem, const HeadOptions& options) {
   Cut cut;
-  cut.logit_type = options.float32_logits ? NumberType::float32 : problem.type;
+  cut.logit_type = options.float32_logits ? Dtype::float32 : problem.type;
   cut.stride = round_up(problem.vocabulary, 64);
   if (options.invariant) {
     cut.rows = kInvariantRows;
@@ -56,7 +56,7 @@ Workspace lay_out(const HeadProblem& problem, const Cut& cut, const LossPlan* pl
   work.log_sums = arena.take<float>(problem.tokens);
   work.entropy = arena.take<float>(problem.tokens);
   work.g = arena.take<float>(problem.tokens);
-  if (cut.logit_type == NumberType::bf16) work.target_logits = arena.take<float>(problem.tokens);
+  if (cut.logit_type == Dtype::bf16) work.target_logits = arena.take<float>(problem.tokens);
   if (plan != nullptr) {
     char* const place = arena.take<char>(loss_workspace_bytes(*plan, problem.tokens, sequences));
     if (place != nullptr) work.loss = lay_out_loss(*plan, problem.tokens, sequences, place);
@@ -64,9 +64,7 @@ Workspace lay_out(const HeadProblem& problem, const Cut& cut, const LossPlan* pl
   return work;
 }
 
-cudaDataType_t blas_type(NumberType type) {
-  return type == NumberType::bf16 ? CUDA_R_16BF : CUDA_R_32F;
-}
+cudaDataType_t blas_type(Dtype type) { return type == Dtype::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
 // One call's chunks, one after the other.
 class Head {
@@ -161,7 +159,7 @@ class Head {
   // Column-major: C [m, n] = A B (+ C), inputs of the problem's type.
   void product(cublasOperation_t a_op, cublasOperation_t b_op, int64_t m, int64_t n, int64_t k,
                const void* a, int64_t a_stride, const void* b, int64_t b_stride, void* c,
-               NumberType c_type, int64_t c_stride, float beta) {
+               Dtype c_type, int64_t c_stride, float beta) {
     const float alpha = 1.0f;
     const cudaDataType_t type = blas_type(problem_.type);
     const cublasStatus_t status = cublasGemmEx_64(
@@ -208,11 +206,11 @@ Workspace workspace_of(const HeadProblem& problem, const HeadOptions& options, c
 }  // namespace
 
 void check_head(const HeadProblem& problem, const HeadOptions& options) {
-  const NumberType type = options.float32_logits ? NumberType::float32 : problem.type;
+  const Dtype type = options.float32_logits ? Dtype::float32 : problem.type;
   if (problem.vocabulary <= most_vocabulary(type)) return;
   throw Error(fmt::format("a vocabulary of {} does not fit: the CUDA head supports at most {}{}",
                           problem.vocabulary, most_vocabulary(type),
-                          type == NumberType::float32 ? ", twice that with bf16 logits" : ""));
+                          type == Dtype::float32 ? ", twice that with bf16 logits" : ""));
 }
 
 int64_t head_workspace_bytes(const HeadProblem& problem, const HeadOptions& options,

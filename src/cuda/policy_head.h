@@ -34,8 +34,8 @@ struct HeadOptions {
 
 struct HeadProblem {
   int64_t tokens = 0, row_count = 0, hidden_size = 0, vocabulary = 0;
-  NumberType type = NumberType::bf16;  // of hidden and weight
-  const void* hidden = nullptr;        // [N, H], rows `hidden_stride` elements apart
+  Dtype type = Dtype::bf16;      // of hidden and weight
+  const void* hidden = nullptr;  // [N, H], rows `hidden_stride` elements apart
   int64_t hidden_stride = 0;
   const void* weight = nullptr;  // [V, H], contiguous
   // [N]; a target outside the vocabulary (such as -100 for masked tokens) has logprob NaN.
@@ -50,7 +50,7 @@ struct HeadProblem {
 struct HeadGradients {
   void* d_hidden = nullptr;
   void* d_weight = nullptr;
-  NumberType d_weight_type = NumberType::bf16;
+  Dtype d_weight_type = Dtype::bf16;
   bool d_weight_is_new = false;
 };
 

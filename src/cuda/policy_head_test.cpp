@@ -39,7 +39,7 @@ struct GpuHead {
     problem.row_count = head.all_rows ? head.tokens : static_cast<int64_t>(head.rows.size());
     problem.hidden_size = problem.hidden_stride = head.hidden_size;
     problem.vocabulary = head.vocabulary;
-    problem.type = head.bf16 ? NumberType::bf16 : NumberType::float32;
+    problem.type = head.bf16 ? Dtype::bf16 : Dtype::float32;
     problem.hidden = hidden.data();
     problem.weight = weight.data();
     problem.targets = targets.data();
@@ -94,7 +94,7 @@ testing::HeadRun run(const Head& head, const LossSpec& spec, const Batch& batch,
   const DeviceArray<char> d_weight(
       std::vector<char>(head.weight.size() * (narrow_weight ? 2 : 4), 0));
   HeadGradients gradients{d_hidden.data(), d_weight.data(),
-                          narrow_weight ? NumberType::bf16 : NumberType::float32};
+                          narrow_weight ? Dtype::bf16 : Dtype::float32};
   policy_head(blas(), nullptr, gpu.problem, options, memory.data(), plan, device.batch(),
               denominator.value_or(-1.0), loss.data(), logprobs.data(), entropy.data(),
               metrics.data(), gradients);
@@ -226,7 +226,7 @@ TEST(GpuHead, EntropyGradientsAgree) {
   const DeviceArray<char> d_hidden(head.hidden.size() * 4);
   const DeviceArray<char> d_weight(std::vector<char>(head.weight.size() * 4, 0));
   head_backward(blas(), nullptr, gpu.problem, options, memory.data(), dg.data(), dge.data(),
-                {d_hidden.data(), d_weight.data(), NumberType::float32});
+                {d_hidden.data(), d_weight.data(), Dtype::float32});
   testing::expect_near(gpu.floats(d_hidden, false), wanted.hidden, 5e-5, "d_hidden", true);
   testing::expect_near(gpu.floats(d_weight, false), wanted.weight, 5e-5, "d_weight");
 }

@@ -8,12 +8,11 @@
 
 #include <cstdint>
 
+#include "cuda/device_math.cuh"
 #include "cuda/head_rows.h"
-#include "cuda/numbers.cuh"
 
 namespace leeway::cuda {
 
-inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 inline constexpr int kParts = 8;  // the largest cluster that every GPU offers
 inline constexpr int kThreads = 256;
 

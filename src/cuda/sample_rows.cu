@@ -157,10 +157,10 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleRows batch) {
 
 }  // namespace
 
-void sample_rows(Number number, const SampleRows& batch, cudaStream_t stream) {
+void sample_rows(Dtype dtype, const SampleRows& batch, cudaStream_t stream) {
   if (batch.draws == 0) return;
   const size_t segments = blocks_for(batch.vocabulary, kSegment);
-  with_type(number, [&](auto type) {
+  with_type(dtype, [&](auto type) {
     using T = decltype(type);
     sample_kernel<T>
         <<<static_cast<unsigned>(batch.draws), kThreads, 2 * segments * sizeof(float), stream>>>(

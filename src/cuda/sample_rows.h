@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/number.h"
+#include "cuda/dtype.h"
 
 namespace leeway::cuda {
 
@@ -34,6 +34,6 @@ struct SampleRows {
 // temperature) exceeds uniform times the total. Weights are float32; they are summed within
 // segments of ids in float32, and over segments in float64, always in the same order. One thread
 // block per draw.
-void sample_rows(Number number, const SampleRows& batch, cudaStream_t stream);
+void sample_rows(Dtype dtype, const SampleRows& batch, cudaStream_t stream);
 
 }  // namespace leeway::cuda

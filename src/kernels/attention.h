@@ -9,11 +9,10 @@
 #include <span>
 
 #include "base/thread_pool.h"
+#include "kernels/kv_block.h"
 #include "kernels/rows.h"
 
 namespace leeway {
-
-inline constexpr int64_t kBlockKeys = 16;
 
 // Keys and values of one layer. A block holds, for each key/value head, keys transposed
 // [head_dim][16] and then values [16][head_dim].

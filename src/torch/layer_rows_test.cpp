@@ -8,7 +8,7 @@
 #include <functional>
 #include <string>
 
-#include "torch/decoder_compat.h"
+#include "torch/compat.h"
 
 namespace leeway {
 namespace {
@@ -70,12 +70,14 @@ TEST(LayerRows, NormsAreTheSameEverywhere) {
 
 TEST(LayerRows, TurnsAreTheSameEverywhere) {
   for (const int64_t head_dim : {2, 6, 16, 128}) {
-    const Tensor angles = numbers({9, 1, head_dim / 2}, 1.3) * 3.0;
+    const Tensor angles = (numbers({20, head_dim / 2}, 1.3) * 3.0).to(at::kFloat);
+    const Tensor positions = at::arange(9, at::kInt) * 2 + 1;
     expect_same_everywhere("turn of " + std::to_string(head_dim),
                            [&](const std::vector<Tensor>& x) {
-                             const auto options = x[0].options().dtype(wide_type(x[0]));
-                             return turned(x[0], angles.cos().to(options),
-                                           angles.sin().to(options));
+                             TorchRopeTable table;
+                             table.cosines = angles.cos().to(x[0].device());
+                             table.sines = angles.sin().to(x[0].device());
+                             return rope(x[0], positions.to(x[0].device()), table);
                            },
                            {numbers({9, 3, head_dim}, 0.37)});
   }
@@ -84,7 +86,7 @@ TEST(LayerRows, TurnsAreTheSameEverywhere) {
 TEST(LayerRows, GatesAreTheSameEverywhere) {
   for (const int64_t width : {1, 7, 64, 1000}) {
     expect_same_everywhere("gate of " + std::to_string(width),
-                           [](const std::vector<Tensor>& x) { return gated(x[0], x[1]); },
+                           [](const std::vector<Tensor>& x) { return swiglu(x[0], x[1]); },
                            {numbers({5, width}, 0.37) * 4.0, numbers({5, width}, 0.61)});
   }
 }

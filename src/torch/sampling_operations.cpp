@@ -4,15 +4,15 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/attention.h"
+#include "kernels/kv_block.h"
 #include "leeway/error.h"
+#include "torch/layer_rows.h"
 
 #ifdef LEEWAY_CUDA
-#include <c10/cuda/CUDAStream.h>
-
-#include "cuda/decoder_rows.h"
+#include "cuda/norm_rope_swiglu.h"
 #include "cuda/paged_attention.h"
 #include "cuda/sample_rows.h"
+#include "torch/cuda_tensors.h"
 #endif
 
 namespace leeway {
@@ -23,16 +23,6 @@ namespace {
 
 #ifdef LEEWAY_CUDA
 
-cuda::Number number_of(const Tensor& x) {
-  return x.scalar_type() == at::kBFloat16 ? cuda::Number::bf16 : cuda::Number::float32;
-}
-
-cudaStream_t stream_of(const Tensor& x) {
-  return c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
-}
-
-void* data_of(const Tensor& x) { return x.defined() ? x.data_ptr() : nullptr; }
-
 cuda::HeadSizes sizes_of(const HeadCounts& counts) {
   return {counts.query_heads, counts.kv_heads, counts.head_dim};
 }
@@ -42,27 +32,24 @@ cuda::RowPlaces places_of(const PassRows& rows) {
           rows.starts.data_ptr<int32_t>(), rows.blocks.data_ptr<int32_t>()};
 }
 
+// A pass has few rows, so that each has a block of threads. The caller adds what is normed.
+cuda::RmsNorm norm_of(const Tensor& weight, double eps, const Tensor& y) {
+  cuda::RmsNorm norm;
+  norm.threads = cuda::RmsNorm::Threads::block;
+  norm.rows = y.size(0), norm.width = y.size(1);
+  norm.weight = data_of(weight), norm.eps = static_cast<float>(eps);
+  norm.y = data_of(y);
+  return norm;
+}
+
 #endif
-
-Tensor norm(const Tensor& x, const Tensor& weight, double eps) {
-  const Tensor wide = x.to(at::kFloat);
-  const Tensor normed = wide * at::rsqrt(wide.square().mean(-1, true) + eps);
-  return normed.to(x.scalar_type()) * weight;
-}
-
-// RoPE: rotates each pair (i, i + D / 2) of x [R, heads, D] by its row's angle.
-Tensor turn(const Tensor& x, const Tensor& cosines, const Tensor& sines) {
-  const std::vector<Tensor> halves = x.to(at::kFloat).chunk(2, -1);
-  const Tensor &a = halves[0], &b = halves[1];
-  return at::cat({a * cosines - b * sines, b * cosines + a * sines}, -1).to(x.scalar_type());
-}
 
 }  // namespace
 
 void embed(const Tensor& table, const PassRows& rows, Tensor& x) {
 #ifdef LEEWAY_CUDA
   if (x.is_cuda()) {
-    cuda::embed_rows(number_of(x), data_of(table), rows.tokens.data_ptr<int32_t>(), x.size(0),
+    cuda::embed_rows(dtype_of(x), data_of(table), rows.tokens.data_ptr<int32_t>(), x.size(0),
                      x.size(1), data_of(x), stream_of(x));
     return;
   }
@@ -91,27 +78,30 @@ void project_wide(const Tensor& x, const Tensor& transposed, Tensor& y) {
 void add_norm(Tensor& x, const Tensor& delta, const Tensor& weight, double eps, Tensor& y) {
 #ifdef LEEWAY_CUDA
   if (x.is_cuda()) {
-    cuda::add_rms_norm(number_of(x), data_of(x), data_of(delta), x.size(0), x.size(1),
-                       data_of(weight), static_cast<float>(eps), data_of(y), stream_of(x));
+    cuda::RmsNorm norm = norm_of(weight, eps, y);
+    norm.x = data_of(x), norm.delta = data_of(delta);
+    if (delta.defined()) norm.sum = data_of(x);
+    cuda::rms_norm(dtype_of(x), norm, stream_of(x));
     return;
   }
 #endif
   if (delta.defined()) x.add_(delta);
-  y.copy_(norm(x, weight, eps));
+  y.copy_(plain_rms_norm(x, weight, eps));
 }
 
 void add_norm_of_logit_rows(const Tensor& x, const Tensor& delta, const PassRows& rows,
                             const Tensor& weight, double eps, Tensor& y) {
 #ifdef LEEWAY_CUDA
   if (x.is_cuda()) {
-    cuda::chosen_rms_norm(number_of(x), data_of(x), data_of(delta),
-                          rows.logit_rows.data_ptr<int32_t>(), y.size(0), y.size(1),
-                          data_of(weight), static_cast<float>(eps), data_of(y), stream_of(x));
+    cuda::RmsNorm norm = norm_of(weight, eps, y);
+    norm.x = data_of(x), norm.delta = data_of(delta);
+    norm.chosen = rows.logit_rows.data_ptr<int32_t>();
+    cuda::rms_norm(dtype_of(x), norm, stream_of(x));
     return;
   }
 #endif
   const Tensor sum = x.index_select(0, rows.logit_rows) + delta.index_select(0, rows.logit_rows);
-  y.copy_(norm(sum, weight, eps));
+  y.copy_(plain_rms_norm(sum, weight, eps));
 }
 
 void store_heads(const HeadWeights& heads, const PassRows& rows, const Tensor& qkv, Tensor& q,
@@ -125,10 +115,10 @@ void store_heads(const HeadWeights& heads, const PassRows& rows, const Tensor& q
     step.qkv = data_of(qkv);
     step.query_norm = data_of(heads.query_norm), step.key_norm = data_of(heads.key_norm);
     step.eps = static_cast<float>(heads.eps);
-    step.cosines = heads.cosines.data_ptr<float>(), step.sines = heads.sines.data_ptr<float>();
+    step.angles = {heads.rope.cosines.data_ptr<float>(), heads.rope.sines.data_ptr<float>()};
     step.q = data_of(q);
     step.keys = data_of(keys), step.values = data_of(values);
-    cuda::store_heads(number_of(qkv), step, stream_of(qkv));
+    cuda::store_heads(dtype_of(qkv), step, stream_of(qkv));
     return;
   }
 #endif
@@ -137,15 +127,14 @@ void store_heads(const HeadWeights& heads, const PassRows& rows, const Tensor& q
   Tensor new_keys = all.narrow(1, query_heads, kv_heads);
   const Tensor new_values = all.narrow(1, query_heads + kv_heads, kv_heads);
   if (heads.query_norm.defined()) {
-    queries = norm(queries, heads.query_norm, heads.eps);
-    new_keys = norm(new_keys, heads.key_norm, heads.eps);
+    queries = plain_rms_norm(queries, heads.query_norm, heads.eps);
+    new_keys = plain_rms_norm(new_keys, heads.key_norm, heads.eps);
   }
   // Padding rows are not written anywhere; any angle works for them.
   const Tensor positions = rows.positions.clamp_min(0);
-  const Tensor cosines = heads.cosines.index_select(0, positions).unsqueeze(1);
-  const Tensor sines = heads.sines.index_select(0, positions).unsqueeze(1);
-  q.copy_(turn(queries, cosines, sines).flatten(1));
-  new_keys = turn(new_keys, cosines, sines);
+  const auto& [cosines, sines] = heads.rope;
+  q.copy_(plain_rope(queries, positions, cosines, sines).flatten(1));
+  new_keys = plain_rope(new_keys, positions, cosines, sines);
   const Tensor pages = at::div(positions, kBlockKeys, "floor") + rows.starts;
   const Tensor places =
       rows.blocks.index_select(0, pages) * kBlockKeys + at::remainder(positions, kBlockKeys);
@@ -174,7 +163,7 @@ void attend(const HeadCounts& counts, const PassRows& rows, const Tensor& q, con
     attention.q = data_of(q), attention.keys = data_of(keys), attention.values = data_of(values);
     attention.out = data_of(out);
     attention.workspace = workspace.data_ptr<float>();
-    cuda::paged_attention(number_of(q), attention, stream_of(q));
+    cuda::paged_attention(dtype_of(q), attention, stream_of(q));
     return;
   }
 #else
@@ -207,10 +196,13 @@ void attend(const HeadCounts& counts, const PassRows& rows, const Tensor& q, con
   }
 }
 
-void gate(const Tensor& gate_up, Tensor& s) {
+void swiglu_rows(const Tensor& gate_up, Tensor& s) {
 #ifdef LEEWAY_CUDA
   if (s.is_cuda()) {
-    cuda::gate_rows(number_of(s), data_of(gate_up), s.size(0), s.size(1), data_of(s), stream_of(s));
+    const int64_t width = s.size(1);
+    const Tensor up = gate_up.narrow(1, width, width);
+    cuda::swiglu(dtype_of(s), data_of(gate_up), data_of(up), 2 * width, s.size(0), width,
+                 data_of(s), stream_of(s));
     return;
   }
 #endif
@@ -229,7 +221,7 @@ void draw_rows(const Tensor& logits, const PassRows& rows, Tensor& sampled) {
     batch.inverse_temperatures = rows.inverse_temperatures.data_ptr<float>();
     batch.uniforms = rows.uniforms.data_ptr<double>();
     batch.sampled = static_cast<cuda::SampledRow*>(data_of(sampled));
-    cuda::sample_rows(number_of(logits), batch, stream_of(logits));
+    cuda::sample_rows(dtype_of(logits), batch, stream_of(logits));
     return;
   }
 #endif

@@ -1,6 +1,6 @@
-// The steps of a sampling pass on tensors of one device, without autograd: CUDA kernels where the
-// build has them, plain ATen elsewhere. Both give the same numbers up to the order of sums; norms,
-// RoPE, softmax and logits are computed in float32.
+// The steps of a sampling pass on tensors of one device, without autograd: kernels of src/cuda
+// where the build has them, plain ATen elsewhere. Both give the same numbers up to the
+// order of sums; norms, rotary turns, softmax and logits are computed in float32.
 //
 // Results go to tensors that the caller owns, so that a CUDA graph can be captured from them: on
 // CUDA nothing here allocates or waits. R rows, H hidden, V vocabulary, D head dimensions.
@@ -9,6 +9,8 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+
+#include "torch/rope_table.h"
 
 namespace leeway {
 
@@ -49,10 +51,11 @@ struct HeadWeights {
   HeadCounts counts;
   at::Tensor query_norm, key_norm;  // [D]
   double eps = 0.0;
-  at::Tensor cosines, sines;  // [positions, D / 2], float32
+  TorchRopeTable rope;
 };
-// From qkv [R, (query_heads + 2 kv_heads) D]: queries, normed and rotated, to q [R, query_heads D];
-// keys, normed and rotated, and values to their slots in the layer's [blocks, 16, kv_heads, D].
+// From qkv [R, (query_heads + 2 kv_heads) D]: queries, normed and turned, to q [R, query_heads D];
+// keys, normed and turned, and values to their places in the layer's [blocks, kBlockKeys,
+// kv_heads, D].
 void store_heads(const HeadWeights& heads, const PassRows& rows, const at::Tensor& qkv,
                  at::Tensor& q, at::Tensor& keys, at::Tensor& values);
 
@@ -64,10 +67,10 @@ void attend(const HeadCounts& counts, const PassRows& rows, const at::Tensor& q,
 int64_t attention_workspace_size(const HeadCounts& counts);
 
 // s [R, I] = silu(gate) * up from gate_up [R, 2 I].
-void gate(const at::Tensor& gate_up, at::Tensor& s);
+void swiglu_rows(const at::Tensor& gate_up, at::Tensor& s);
 
 // sampled int32 [N, 4]: id, the bits of raw and processed log-probability, and not 0 where the row
-// is not a distribution (see cuda/sample_rows.h). logits [L, V] float32.
+// is no distribution (see cuda/sample_rows.h). logits [L, V] float32.
 void draw_rows(const at::Tensor& logits, const PassRows& rows, at::Tensor& sampled);
 
 // For each pair {from, to} of `pairs`, int32 [pairs, 2] on the host: copies the block in all

@@ -4,8 +4,6 @@
 #include <initializer_list>
 #include <utility>
 
-#include "model/cpu_decoder.h"
-
 namespace leeway {
 
 using at::Tensor;
@@ -28,14 +26,7 @@ SamplingWeights::SamplingWeights(const ModelConfig& config, at::Device device,
   };
   staged_ = at::empty({kStaged}, at::TensorOptions(compute).pinned_memory(device.is_cuda()));
 
-  const RopeTable rope(config, config.max_position_embeddings);
-  const auto on_device = [&](const std::vector<float>& angles) {
-    const std::vector<int64_t> shape{config.max_position_embeddings, config.head_dim / 2};
-    const Tensor host = at::from_blob(const_cast<float*>(angles.data()), shape, at::kFloat);
-    return host.to(at::device(device).dtype(at::kFloat), false, /*copy=*/true);
-  };
-  const Tensor cosines = on_device(rope.cosines), sines = on_device(rope.sines);
-
+  const TorchRopeTable rope(config, device);
   const HeadCounts counts{config.num_attention_heads, config.num_key_value_heads, config.head_dim};
   const int64_t hidden = config.hidden_size, queries = counts.query_heads * counts.head_dim;
   const int64_t qkv = queries + 2 * counts.kv_heads * counts.head_dim;
@@ -52,12 +43,8 @@ SamplingWeights::SamplingWeights(const ModelConfig& config, at::Device device,
     layer.down = matrix(hidden, config.intermediate_size);
     layer.qkv_t = layer.qkv.t(), layer.o_t = layer.o.t();
     layer.gate_up_t = layer.gate_up.t(), layer.down_t = layer.down.t();
-    layer.heads = {counts,
-                   vector(counts.head_dim, config.qk_norm),
-                   vector(counts.head_dim, config.qk_norm),
-                   config.rms_norm_eps,
-                   cosines,
-                   sines};
+    layer.heads = {counts, vector(counts.head_dim, config.qk_norm),
+                   vector(counts.head_dim, config.qk_norm), config.rms_norm_eps, rope};
     layers.push_back(std::move(layer));
   }
 }

@@ -5,11 +5,10 @@
 #include <torch/custom_class.h>
 
 #include <algorithm>
-#include <numbers>
 #include <string>
 
 #include "leeway/error.h"
-#include "torch/decoder_compat.h"
+#include "torch/compat.h"
 #include "torch/layer_rows.h"
 
 namespace leeway {
@@ -56,12 +55,13 @@ struct Layer {
   }
 };
 
-// The sequences of a batch, and the rotary angles of its tokens. [N, 1, head_dim / 2]
+// The sequences of a batch, and where its tokens sit in them.
 struct Packing {
   std::vector<int64_t> lengths;
   int64_t longest = 0;
-  Tensor offsets;  // for `packed_attention`; undefined: sequence by sequence
-  Tensor cosines, sines;
+  Tensor offsets;    // for `packed_attention`; undefined: sequence by sequence
+  Tensor positions;  // int32 [N]
+  TorchRopeTable rope;
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ Tensor attention(const ModelConfig& config, const Layer& layer, const Packing& p
     q = rms_norm(q, layer.q_norm.use(), config.rms_norm_eps);
     k = rms_norm(k, layer.k_norm.use(), config.rms_norm_eps);
   }
-  q = turned(q, packing.cosines, packing.sines);
-  k = turned(k, packing.cosines, packing.sines);
+  q = rope(q, packing.positions, packing.rope);
+  k = rope(k, packing.positions, packing.rope);
   const Tensor attended =
       packing.offsets.defined()
           ? packed_attention(q, k, v, packing.offsets, packing.longest).flatten(1)
@@ -113,8 +113,8 @@ Tensor attention(const ModelConfig& config, const Layer& layer, const Packing& p
   return project(attended, layer.o, layer.o_bias);
 }
 
-Tensor gated_unit(const Layer& layer, const Tensor& x) {
-  return project(gated(project(x, layer.gate), project(x, layer.up)), layer.down);
+Tensor mlp(const Layer& layer, const Tensor& x) {
+  return project(swiglu(project(x, layer.gate), project(x, layer.up)), layer.down);
 }
 
 // A layer with all it needs but the residual stream x [N, hidden_size].
@@ -130,7 +130,7 @@ struct LayerPass : torch::CustomClassHolder {
     const double eps = config.rms_norm_eps;
     const Tensor y =
         x + attention(config, layer, *packing, rms_norm(x, layer.input_norm.use(), eps));
-    return y + gated_unit(layer, rms_norm(y, layer.post_norm.use(), eps));
+    return y + mlp(layer, rms_norm(y, layer.post_norm.use(), eps));
   }
 };
 
@@ -174,23 +174,7 @@ struct RecomputedLayer : torch::autograd::Function<RecomputedLayer> {
 };
 
 // ---------------------------------------------------------------------------------------------
-// Positions
-
-Tensor rotary_frequencies(const ModelConfig& config) {
-  const Tensor exponents =
-      at::arange(0, config.head_dim, 2, at::kFloat) / static_cast<double>(config.head_dim);
-  const Tensor plain = 1.0 / at::pow(config.rope_theta, exponents);
-  if (!config.llama3_rope) return plain;
-  // Frequencies with many periods within the original context stay, those with few are divided by
-  // `factor`, and in between they are interpolated.
-  const Llama3Rope& rope = *config.llama3_rope;
-  const double context = static_cast<double>(rope.original_max_position_embeddings);
-  const Tensor turns = plain * (context / (2.0 * std::numbers::pi));
-  const Tensor keep =
-      ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor))
-          .clamp(0.0, 1.0);
-  return plain * (keep + (1.0 - keep) / rope.factor);
-}
+// Sequences
 
 void check_cu_seqlens(const ModelConfig& config, std::span<const int64_t> cu_seqlens,
                       int64_t tokens) {
@@ -225,30 +209,30 @@ struct TorchDecoder::Impl {
   torch::ScalarType compute;
   std::vector<Tensor> parameters;
   std::vector<Tensor> copies;  // beside them; undefined where none is needed
-  Tensor frequencies;          // [head_dim / 2], float32, on the device
+  TorchRopeTable rope;
   Weight embedding, final_norm, head;
   std::vector<Layer> layers;
 
   std::shared_ptr<const Packing> pack(std::span<const int64_t> cu_seqlens) const {
     auto packing = std::make_shared<Packing>();
-    std::vector<float> positions;
+    std::vector<int32_t> positions;
     for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
       const int64_t length = cu_seqlens[s + 1] - cu_seqlens[s];
       packing->lengths.push_back(length);
       packing->longest = std::max(packing->longest, length);
-      for (int64_t t = 0; t < length; ++t) positions.push_back(static_cast<float>(t));
+      for (int64_t t = 0; t < length; ++t) positions.push_back(static_cast<int32_t>(t));
     }
-    const at::Device device = frequencies.device();
+    const at::Device device = rope.cosines.device();
+    const auto on_device = [&](std::vector<int32_t>& numbers) {
+      return at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, at::kInt)
+          .to(device, at::kInt, /*non_blocking=*/false, /*copy=*/true);
+    };
     if (has_packed_attention(device, compute, config.head_dim)) {
       std::vector<int32_t> offsets(cu_seqlens.begin(), cu_seqlens.end());
-      packing->offsets =
-          at::from_blob(offsets.data(), {static_cast<int64_t>(offsets.size())}, at::kInt)
-              .to(device);
+      packing->offsets = on_device(offsets);
     }
-    const Tensor angles = host_view(positions, {cu_seqlens.back(), 1}).to(device) * frequencies;
-    const at::ScalarType wide = compute == at::kDouble ? at::kDouble : at::kFloat;
-    packing->cosines = angles.cos().to(wide).unsqueeze(1);
-    packing->sines = angles.sin().to(wide).unsqueeze(1);
+    packing->positions = on_device(positions);
+    packing->rope = rope;
     return packing;
   }
 
@@ -270,7 +254,7 @@ TorchDecoder::TorchDecoder(const Parameters& parameters, torch::Device device,
   impl.config = parameters.config();
   impl.table = parameters.table();
   impl.compute = compute;
-  impl.frequencies = rotary_frequencies(impl.config).to(device);
+  impl.rope = TorchRopeTable(impl.config, device);
   const NetworkPointers<const float> network = network_of(parameters);
   const at::ScalarType kept = trains && compute != at::kDouble ? at::kFloat : compute;
   for (size_t i = 0; i < impl.table.size(); ++i) {

@@ -245,7 +245,7 @@ void TorchSampling::forward(const PassShape& shape) {
     project(attention, layer.o_t, layer.o_bias, delta);
     add_norm(x, delta, layer.post_norm, eps, h);
     project(h, layer.gate_up_t, Tensor(), gate_up);
-    gate(gate_up, s);
+    swiglu_rows(gate_up, s);
     project(s, layer.down_t, Tensor(), delta);
   }
   if (shape.logit_rows == 0) return;

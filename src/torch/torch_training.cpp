@@ -10,9 +10,9 @@
 
 #include "leeway/error.h"
 #include "leeway/evaluator.h"
+#include "torch/compat.h"
 #include "torch/device_weights.h"
 #include "torch/tensor_head.h"
-#include "torch/torch_compat.h"
 #include "torch/torch_decoder.h"
 #include "torch/torch_errors.h"
 #include "trainer/optimizer.h"

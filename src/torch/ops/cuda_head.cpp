@@ -5,13 +5,10 @@
 
 #include "leeway/error.h"
 #include "leeway/metrics.h"
+#include "torch/cuda_tensors.h"
 
 namespace leeway::cuda {
 namespace {
-
-NumberType number_type(const Tensor& t) {
-  return t.scalar_type() == at::kBFloat16 ? NumberType::bf16 : NumberType::float32;
-}
 
 template <class T>
 T* pointer(const Tensor& t) {
@@ -35,7 +32,7 @@ struct HeldHead {
     if (rows.defined() && rows.numel() == 0) rows = at::zeros({1}, rows.options());
     problem.hidden_size = hidden.size(1);
     problem.vocabulary = weight.size(0);
-    problem.type = number_type(hidden);
+    problem.type = dtype_of(hidden);
     problem.hidden = hidden.data_ptr();
     problem.hidden_stride = problem.tokens > 1 ? hidden.stride(0) : problem.hidden_size;
     problem.weight = weight.data_ptr();
@@ -99,7 +96,7 @@ HeadGradients gradients_of(const Tensor& d_hidden, const Tensor& d_weight, bool 
   gradients.d_weight_is_new = is_new;
   gradients.d_hidden = pointer<void>(d_hidden);
   gradients.d_weight = pointer<void>(d_weight);
-  if (d_weight.defined()) gradients.d_weight_type = number_type(d_weight);
+  if (d_weight.defined()) gradients.d_weight_type = dtype_of(d_weight);
   return gradients;
 }
 
@@ -186,7 +183,7 @@ TokenLoss token_loss(const Tensor& logprobs, const PlannedSpec& spec, const Loss
 Tensor scaled(const Tensor& gradient, const Tensor& factor) {
   const c10::cuda::CUDAGuard guard(gradient.device());
   const Tensor by = factor.to(at::kFloat).contiguous();
-  scale_in_place(gradient.data_ptr(), gradient.numel(), number_type(gradient), pointer<float>(by),
+  scale_in_place(gradient.data_ptr(), gradient.numel(), dtype_of(gradient), pointer<float>(by),
                  at::cuda::getCurrentCUDAStream());
   return gradient;
 }

@@ -11,7 +11,7 @@
 
 #include "cuda/policy_head.h"
 #include "leeway/loss.h"
-#include "torch/ops/torch_compat.h"
+#include "torch/compat.h"
 
 namespace leeway::cuda {
 

@@ -2,6 +2,8 @@
 // CPU checks (rows or cu_seqlens out of order) is the caller's responsibility; numbers that are not
 // finite, and a trained token's target outside the vocabulary, make the loss NaN.
 
+#include <torch/library.h>
+
 #include <memory>
 #include <mutex>
 #include <unordered_map>

@@ -13,8 +13,9 @@
 //
 // Names that begin with an underscore are what the gradients are made of, not for users.
 
+#include <torch/library.h>
+
 #include "leeway/metrics.h"
-#include "torch/ops/torch_compat.h"
 
 TORCH_LIBRARY(leeway, m) {
   m.def(

@@ -2,6 +2,7 @@
 // and an example with every argument.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -10,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "torch/ops/torch_compat.h"
+#include "torch/compat.h"
 
 namespace leeway::testing {
 

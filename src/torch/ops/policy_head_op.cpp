@@ -1,6 +1,10 @@
 // Hidden states to loss in one operator. The gradients are computed in the forward pass, where the
 // logits are available, and kept for backward, which scales and releases them.
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
 #include "leeway/metrics.h"
 #include "torch/ops/spec_json.h"
 #include "torch/ops/tensors.h"

@@ -1,5 +1,9 @@
 // The loss of given logprobs with its closed-form gradient, and its metrics.
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
 #include <cmath>
 
 #include "leeway/evaluator.h"

@@ -12,7 +12,7 @@
 
 #include "core/cpu/policy_head.h"
 #include "leeway/loss.h"
-#include "torch/ops/torch_compat.h"
+#include "torch/compat.h"
 
 namespace leeway {
 

@@ -1,6 +1,10 @@
 // The head without a loss: logprobs and entropies of the targets, and the backward pass from any
 // gradient of theirs.
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
 #include "torch/ops/tensors.h"
 
 namespace leeway {

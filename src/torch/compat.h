@@ -1,16 +1,24 @@
-// What differs between the libtorch versions the code compiles with: 1.13 (Debian 12) and 2.x.
+// What differs between the libtorch versions the code compiles with: 1.13 (Debian 12) and 2.x. All
+// that asks for a version is here.
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
 #include <torch/version.h>
 
 #include <cmath>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 namespace leeway {
 
-// The type for sums: float32, and float64 for float64.
+using at::Tensor;
+
+// c10::optional in torch 1.13, std::optional since: whatever torch itself hands out.
+using OptionalTensor = decltype(std::declval<const c10::IValue&>().toOptional<at::Tensor>());
+
+// What sums are kept in: float32, and float64 for float64.
 inline at::ScalarType wide_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -75,6 +83,38 @@ inline at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, con
   const at::Tensor shares =
       at::softmax(scores.masked_fill(future, -INFINITY), -1, wide_type(q)).to(q.scalar_type());
   return at::matmul(shares, v);
+#endif
+}
+
+// What the optimizer changes, aligned.
+struct OptimizedTensors {
+  std::vector<at::Tensor> parameters, gradients, first_moments, second_moments;
+};
+
+// Whether `fused_adamw` is there for tensors of this device.
+inline bool has_fused_adamw(const at::Device& device) {
+#if TORCH_VERSION_MAJOR >= 2
+  return device.is_cuda();
+#else
+  (void)device;
+  return false;
+#endif
+}
+
+// Step number `step` of AdamW (trainer/optimizer.h) over all tensors in a few kernels.
+inline void fused_adamw(const OptimizedTensors& tensors, int64_t step, double rate, double beta1,
+                        double beta2, double weight_decay, double epsilon) {
+#if TORCH_VERSION_MAJOR >= 2
+  if (tensors.parameters.empty()) return;
+  const at::Tensor steps =
+      at::full({}, static_cast<double>(step), tensors.parameters[0].options().dtype(at::kFloat));
+  at::_fused_adamw_(tensors.parameters, tensors.gradients, tensors.first_moments,
+                    tensors.second_moments, /*max_exp_avg_sqs=*/{},
+                    std::vector<at::Tensor>(tensors.parameters.size(), steps), rate, beta1, beta2,
+                    weight_decay, epsilon, /*amsgrad=*/false, /*maximize=*/false);
+#else
+  (void)tensors, (void)step, (void)rate, (void)beta1, (void)beta2, (void)weight_decay,
+      (void)epsilon;
 #endif
 }
 

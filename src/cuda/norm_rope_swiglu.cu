@@ -1,0 +1,350 @@
+#include "cuda/norm_rope_swiglu.h"
+
+#include <type_traits>
+
+#include "cuda/device_math.cuh"
+
+namespace leeway::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kMostPairs = kMostHeadDim / 2 / kWarp;  // of a head, for each lane
+
+// kCount numbers side by side as float32; kCount is 8, 16-byte aligned, or 1.
+template <int kCount, class T>
+__device__ inline void load(const T* from, float* to) {
+  if constexpr (kCount == 8) {
+    const Eight<T> loaded = load_eight(from);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = wide(loaded.values[i]);
+  } else {
+    to[0] = wide(from[0]);
+  }
+}
+template <int kCount, class T>
+__device__ inline void store(const float* from, T* to) {
+  if constexpr (kCount == 8) {
+    Eight<T> stored;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) stored.values[i] = narrow<T>(from[i]);
+    const auto* source = reinterpret_cast<const uint4*>(&stored);
+    auto* target = reinterpret_cast<uint4*>(to);
+#pragma unroll
+    for (unsigned i = 0; i < sizeof(stored) / sizeof(uint4); ++i) target[i] = source[i];
+  } else {
+    to[0] = narrow<T>(from[0]);
+  }
+}
+
+// Calls body(count) with the numbers that one thread takes at a time, a constant.
+template <class Body>
+void with_count(int64_t numbers, Body&& body) {
+  if (numbers % 8 == 0) {
+    body(std::integral_constant<int, 8>());
+  } else {
+    body(std::integral_constant<int, 1>());
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The three formulas
+
+__device__ inline float inverse_norm(float squares, int64_t width, float eps) {
+  return rsqrtf(squares / static_cast<float>(width) + eps);
+}
+template <class T>
+__device__ inline float normed(float x, float inverse, float weight) {
+  return rounded<T>(x * inverse) * weight;
+}
+
+__device__ inline void turn(float& a, float& b, float cosine, float sine) {
+  const float first = a;
+  a = first * cosine - b * sine;
+  b = b * cosine + first * sine;
+}
+
+template <class T>
+__device__ inline float gated(float gate, float up) {
+  return rounded<T>(gate / (1.0f + expf(-gate))) * up;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Kernels
+
+template <class T>
+__global__ void embed_kernel(const T* table, const int32_t* ids, int64_t width, T* x) {
+  const T* from = table + ids[blockIdx.x] * width;
+  T* to = x + blockIdx.x * width;
+  for (int64_t i = threadIdx.x; i < width; i += kThreads) to[i] = from[i];
+}
+
+// x + delta as it would be stored.
+template <int kCount, class T>
+__device__ inline void load_sum(const T* x, const T* delta, int64_t i, float* values) {
+  load<kCount>(x + i, values);
+  if (delta == nullptr) return;
+  float deltas[kCount];
+  load<kCount>(delta + i, deltas);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) values[k] = rounded<T>(values[k] + deltas[k]);
+}
+
+// kRowThreads threads for a row: a warp, or the block. Where the sum overwrites x, a thread reads
+// in the second pass what it has itself written in the first.
+template <int kCount, int kRowThreads, class T>
+__global__ void rms_norm_kernel(RmsNorm norm) {
+  __shared__ float scratch[kWarps];
+  const int64_t row =
+      static_cast<int64_t>(blockIdx.x) * (kThreads / kRowThreads) + threadIdx.x / kRowThreads;
+  if (row >= norm.rows) return;  // a whole warp, or nobody
+  const int64_t width = norm.width, from = norm.chosen != nullptr ? norm.chosen[row] : row;
+  const T* x = static_cast<const T*>(norm.x) + from * width;
+  const T* delta = static_cast<const T*>(norm.delta);
+  if (delta != nullptr) delta += from * width;
+  T* sum = static_cast<T*>(norm.sum);
+  if (sum != nullptr) sum += row * width;
+  const T* weight = static_cast<const T*>(norm.weight);
+  T* y = static_cast<T*>(norm.y) + row * width;
+
+  const int64_t first = (threadIdx.x % kRowThreads) * kCount;
+  float values[kCount], weights[kCount];
+  float squares = 0.0f;
+  for (int64_t i = first; i < width; i += kRowThreads * kCount) {
+    load_sum<kCount>(x, delta, i, values);
+    if (sum != nullptr) store<kCount>(values, sum + i);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) squares += values[k] * values[k];
+  }
+  if constexpr (kRowThreads == kWarp) {
+    squares = warp_sum(squares);
+  } else {
+    squares = block_sum<kThreads>(squares, scratch);
+  }
+  const float inverse = inverse_norm(squares, width, norm.eps);
+  if (norm.inverse != nullptr && first == 0) norm.inverse[row] = inverse;
+  for (int64_t i = first; i < width; i += kRowThreads * kCount) {
+    if (sum != nullptr) {
+      load<kCount>(sum + i, values);
+    } else {
+      load_sum<kCount>(x, delta, i, values);
+    }
+    load<kCount>(weight + i, weights);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) values[k] = normed<T>(values[k], inverse, weights[k]);
+    store<kCount>(values, y + i);
+  }
+}
+
+// One thread for kCount pairs of a head.
+template <int kCount, class T>
+__global__ void rope_kernel(const T* x, int64_t count, int64_t heads, int64_t half,
+                            const int32_t* positions, RopeAngles angles, float sign, T* y) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count) return;
+  const int64_t parts = half / kCount;
+  const int64_t head = at / parts, i = at % parts * kCount;
+  const int64_t angle = positions[head / heads] * half + i;
+  float a[kCount], b[kCount], c[kCount], s[kCount];
+  load<kCount>(x + head * 2 * half + i, a);
+  load<kCount>(x + head * 2 * half + half + i, b);
+  load<kCount>(angles.cosines + angle, c);
+  load<kCount>(angles.sines + angle, s);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) turn(a[k], b[k], c[k], sign * s[k]);
+  store<kCount>(a, y + head * 2 * half + i);
+  store<kCount>(b, y + head * 2 * half + half + i);
+}
+
+// One warp for a head: norm it, turn its pairs (i, i + head_dim / 2), write it.
+template <class T>
+__device__ void store_head(const T* from, const T* norm, float eps, const float* cosines,
+                           const float* sines, int head_dim, T* to) {
+  const int half = head_dim / 2;
+  const int lane = threadIdx.x % kWarp;
+  float a[kMostPairs], b[kMostPairs];
+  float squares = 0.0f;
+#pragma unroll
+  for (int n = 0; n < kMostPairs; ++n) {
+    const int i = lane + n * kWarp;
+    a[n] = i < half ? wide(from[i]) : 0.0f;
+    b[n] = i < half ? wide(from[i + half]) : 0.0f;
+    squares += a[n] * a[n] + b[n] * b[n];
+  }
+  float inverse = 1.0f;
+  if (norm != nullptr) inverse = inverse_norm(warp_sum(squares), head_dim, eps);
+#pragma unroll
+  for (int n = 0; n < kMostPairs; ++n) {
+    const int i = lane + n * kWarp;
+    if (i >= half) continue;
+    if (norm != nullptr) {
+      a[n] = rounded<T>(normed<T>(a[n], inverse, wide(norm[i])));
+      b[n] = rounded<T>(normed<T>(b[n], inverse, wide(norm[i + half])));
+    }
+    turn(a[n], b[n], cosines[i], sines[i]);
+    to[i] = narrow<T>(a[n]);
+    to[i + half] = narrow<T>(b[n]);
+  }
+}
+
+// One block for a row, its heads shared among the warps.
+template <class T>
+__global__ void store_heads_kernel(HeadStep step) {
+  const int64_t row = blockIdx.x;
+  const int position = step.places.positions[row];
+  if (position < 0) return;
+  const int head_dim = static_cast<int>(step.sizes.head_dim);
+  const int query_heads = static_cast<int>(step.sizes.query_heads);
+  const int kv_heads = static_cast<int>(step.sizes.kv_heads);
+  const int heads = query_heads + 2 * kv_heads;
+  const int64_t page = step.places.pages[step.places.starts[row] + position / kBlockKeys];
+  const int64_t place = (page * kBlockKeys + position % kBlockKeys) * kv_heads * head_dim;
+  const float* cosines = step.angles.cosines + static_cast<int64_t>(position) * (head_dim / 2);
+  const float* sines = step.angles.sines + static_cast<int64_t>(position) * (head_dim / 2);
+  const T* qkv = static_cast<const T*>(step.qkv) + row * heads * head_dim;
+  T* q = static_cast<T*>(step.q) + row * query_heads * head_dim;
+  T* keys = static_cast<T*>(step.keys) + place;
+  T* values = static_cast<T*>(step.values) + place;
+  const auto* query_norm = static_cast<const T*>(step.query_norm);
+  const auto* key_norm = static_cast<const T*>(step.key_norm);
+  for (int head = threadIdx.x / kWarp; head < heads; head += kWarps) {
+    const T* from = qkv + head * head_dim;
+    if (head < query_heads) {
+      store_head(from, query_norm, step.eps, cosines, sines, head_dim, q + head * head_dim);
+    } else if (head < query_heads + kv_heads) {
+      store_head(from, key_norm, step.eps, cosines, sines, head_dim,
+                 keys + (head - query_heads) * head_dim);
+    } else {
+      T* to = values + (head - query_heads - kv_heads) * head_dim;
+      for (int i = threadIdx.x % kWarp; i < head_dim; i += kWarp) to[i] = from[i];
+    }
+  }
+}
+
+// One thread for kCount numbers; `parts` of them in a row, `count` in all.
+template <int kCount, class T>
+__global__ void swiglu_kernel(const T* gate, const T* up, int64_t stride, int64_t parts,
+                              int64_t count, T* s) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count) return;
+  const int64_t from = at / parts * stride + at % parts * kCount;
+  float g[kCount], u[kCount];
+  load<kCount>(gate + from, g);
+  load<kCount>(up + from, u);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) g[k] = gated<T>(g[k], u[k]);
+  store<kCount>(g, s + at * kCount);
+}
+
+template <int kCount, class T>
+__global__ void swiglu_backward_kernel(const T* gate, const T* up, const T* d_s, int64_t parts,
+                                       T* d_gate, T* d_up) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= parts) return;
+  float g[kCount], u[kCount], d[kCount];
+  load<kCount>(gate + at * kCount, g);
+  load<kCount>(up + at * kCount, u);
+  load<kCount>(d_s + at * kCount, d);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const float share = 1.0f / (1.0f + expf(-g[k]));
+    const float by_gate = d[k] * u[k] * share * (1.0f + g[k] * (1.0f - share));
+    u[k] = d[k] * g[k] * share;
+    g[k] = by_gate;
+  }
+  store<kCount>(g, d_gate + at * kCount);
+  store<kCount>(u, d_up + at * kCount);
+}
+
+template <class T>
+const T* as(const void* data) {
+  return static_cast<const T*>(data);
+}
+
+}  // namespace
+
+void embed_rows(Dtype dtype, const void* table, const int32_t* ids, int64_t rows, int64_t width,
+                void* x, cudaStream_t stream) {
+  if (rows == 0) return;
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    embed_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(as<T>(table), ids, width,
+                                                                       static_cast<T*>(x));
+  });
+  check_launch("embed_rows");
+}
+
+void rms_norm(Dtype dtype, const RmsNorm& norm, cudaStream_t stream) {
+  if (norm.rows == 0) return;
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (norm.threads == RmsNorm::Threads::block) {
+      rms_norm_kernel<1, kThreads, T>
+          <<<static_cast<unsigned>(norm.rows), kThreads, 0, stream>>>(norm);
+      return;
+    }
+    with_count(norm.width, [&](auto count) {
+      rms_norm_kernel<decltype(count)::value, kWarp, T>
+          <<<blocks_for(norm.rows, kWarps), kThreads, 0, stream>>>(norm);
+    });
+  });
+  check_launch("rms_norm");
+}
+
+void rope(Dtype dtype, const void* x, int64_t rows, int64_t heads, int64_t head_dim,
+          const int32_t* positions, const RopeAngles& angles, bool back, void* y,
+          cudaStream_t stream) {
+  if (rows == 0) return;
+  const int64_t half = head_dim / 2;
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    with_count(half, [&](auto count) {
+      constexpr int kCount = decltype(count)::value;
+      const int64_t parts = rows * heads * (half / kCount);
+      rope_kernel<kCount><<<blocks_for(parts, kThreads), kThreads, 0, stream>>>(
+          as<T>(x), parts, heads, half, positions, angles, back ? -1.0f : 1.0f, static_cast<T*>(y));
+    });
+  });
+  check_launch("rope");
+}
+
+void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream) {
+  if (step.places.rows == 0) return;
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    store_heads_kernel<T><<<static_cast<unsigned>(step.places.rows), kThreads, 0, stream>>>(step);
+  });
+  check_launch("store_heads");
+}
+
+void swiglu(Dtype dtype, const void* gate, const void* up, int64_t stride, int64_t rows,
+            int64_t width, void* s, cudaStream_t stream) {
+  if (rows == 0 || width == 0) return;
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    with_count(width, [&](auto numbers) {
+      constexpr int kCount = decltype(numbers)::value;
+      const int64_t parts = width / kCount;
+      swiglu_kernel<kCount><<<blocks_for(rows * parts, kThreads), kThreads, 0, stream>>>(
+          as<T>(gate), as<T>(up), stride, parts, rows * parts, static_cast<T*>(s));
+    });
+  });
+  check_launch("swiglu");
+}
+
+void swiglu_backward(Dtype dtype, const void* gate, const void* up, const void* d_s, int64_t count,
+                     void* d_gate, void* d_up, cudaStream_t stream) {
+  if (count == 0) return;
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    with_count(count, [&](auto numbers) {
+      constexpr int kCount = decltype(numbers)::value;
+      swiglu_backward_kernel<kCount><<<blocks_for(count / kCount, kThreads), kThreads, 0, stream>>>(
+          as<T>(gate), as<T>(up), as<T>(d_s), count / kCount, static_cast<T*>(d_gate),
+          static_cast<T*>(d_up));
+    });
+  });
+  check_launch("swiglu_backward");
+}
+
+}  // namespace leeway::cuda
