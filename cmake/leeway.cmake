@@ -3,15 +3,17 @@
 include(GoogleTest)
 
 add_library(leeway_options INTERFACE)
+# Of this build alone: programs that use the installed libraries choose their own.
 target_compile_options(leeway_options INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wno-sign-conversion;-Wno-missing-field-initializers;-fno-math-errno>"
-  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")
-target_include_directories(leeway_options INTERFACE ${PROJECT_SOURCE_DIR}/include
-                           ${PROJECT_SOURCE_DIR}/src)
+  "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wno-sign-conversion;-Wno-missing-field-initializers;-fno-math-errno>>"
+  "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>>")
+target_include_directories(leeway_options INTERFACE
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+  $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 if(LEEWAY_WERROR)
   # But for what g++ 12 guesses after inlining, in correct code of the standard library too.
   target_compile_options(leeway_options INTERFACE
-    "$<$<COMPILE_LANGUAGE:CXX>:-Werror;-Wno-error=restrict;-Wno-error=maybe-uninitialized;-Wno-error=stringop-overflow;-Wno-error=stringop-overread;-Wno-error=array-bounds;-Wno-error=free-nonheap-object>")
+    "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-Werror;-Wno-error=restrict;-Wno-error=maybe-uninitialized;-Wno-error=stringop-overflow;-Wno-error=stringop-overread;-Wno-error=array-bounds;-Wno-error=free-nonheap-object>>")
 endif()
 if(LEEWAY_SANITIZE)
   target_compile_options(leeway_options INTERFACE -fsanitize=${LEEWAY_SANITIZE}

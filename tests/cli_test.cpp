@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <regex>
 
 #include "cli_helpers.h"
 
@@ -439,7 +440,43 @@ TEST(Program, HasHelpForEveryCommand) {
 TEST(Program, PrintsItsVersionOnStdout) {
   const RunResult result = run_program({"--version"});
   expect_quiet_success(result);
-  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '.'), 2) << result.out;
+  // The version, the commit, and what it was built with: "leeway 0.1.0 (c2f03e7-dirty)".
+  const std::vector<std::string> lines = lines_of(result.out);
+  ASSERT_EQ(lines.size(), 2u) << result.out;
+  const std::regex first("leeway [0-9]+\\.[0-9]+\\.[0-9]+ \\((unknown|[0-9a-f]{7,40}(-dirty)?)\\)");
+  EXPECT_TRUE(std::regex_match(lines[0], first)) << result.out;
+  EXPECT_TRUE(lines[1].starts_with("built with ")) << result.out;
+}
+
+// The script that looks the commit up, on a repository of its own.
+TEST(Program, KnowsItsCommitAndWhetherFilesDiffer) {
+  const TempFolder folder;
+  const std::string sources = folder / "sources", header = folder / "commit.h";
+  const auto sh = [&](const std::string& command) {
+    const RunResult result = run_program({"-c", command}, {.program = "sh"});
+    EXPECT_EQ(result.code, 0) << command << "\n" << result;
+    return result.out;
+  };
+  const auto commit_of = [&](const std::string& where) {
+    sh("cmake -DSOURCE=" + where + " -DOUTPUT=" + header +
+       " -P " LEEWAY_SOURCE_DIR "/cmake/commit.cmake");
+    std::ifstream file(header);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const size_t start = text.find('"') + 1;
+    return text.substr(start, text.rfind('"') - start);
+  };
+  sh("mkdir -p " + sources + "/inner");
+  EXPECT_EQ(commit_of(sources), "unknown") << "no repository";
+  sh("cd " + sources + " && git init -q && echo one > file && git add file && " +
+     "git -c user.name=a -c user.email=a@b commit -qm one");
+  const std::string hash = sh("git -C " + sources + " rev-parse --short=7 HEAD").substr(0, 7);
+  EXPECT_EQ(commit_of(sources), hash);
+  const auto written = std::filesystem::last_write_time(header);
+  EXPECT_EQ(commit_of(sources), hash);
+  EXPECT_EQ(std::filesystem::last_write_time(header), written) << "nothing is compiled anew";
+  sh("echo two > " + sources + "/file");
+  EXPECT_EQ(commit_of(sources), hash + "-dirty");
+  EXPECT_EQ(commit_of(sources + "/inner"), "unknown") << "the commit of another project";
 }
 
 TEST(Program, NamesTheCommandOrOptionItDoesNotKnow) {

@@ -272,6 +272,23 @@ TEST(Docs, AreAllInTheIndex) {
   }
 }
 
+TEST(Docs, HoldTheTableOfOtherCodeBasesKeysThatTheProgramPrints) {
+  const RunResult printed = run_program({"config", "--migration"});
+  ASSERT_EQ(printed.code, 0) << printed;
+  const std::string page = file_text(kRoot / "docs" / "migration.md");
+  const std::string begin = printed.out.substr(0, printed.out.find('\n'));
+  const std::string end = "<!-- end of keys -->\n";
+  const size_t start = page.find(begin), stop = page.find(end);
+  ASSERT_TRUE(start != std::string::npos && stop != std::string::npos) << "the markers are gone";
+  const std::vector<std::string> got = lines_of(page.substr(start, stop + end.size() - start)),
+                                 expected = lines_of(printed.out);
+  for (size_t i = 0; i < std::max(got.size(), expected.size()); ++i) {
+    ASSERT_EQ(i < got.size() ? got[i] : "(nothing)",
+              i < expected.size() ? expected[i] : "(nothing)")
+        << "put what `leeway config --migration` prints between the markers of docs/migration.md";
+  }
+}
+
 // ---------------------------------------------------------------------------------------------
 // The checker itself, on a made-up page
 

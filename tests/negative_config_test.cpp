@@ -521,7 +521,7 @@ TEST(BadSet, OfARunNamesTheKeyTheValueAndTheRemedy) {
   expect_mistake(set("trainer=0"), {"--set trainer = 0", "table"});
   expect_mistake(set("output_dir=7"), {"--set output_dir = 7", "quotes"});
   expect_mistake(set("environment.1.max_length=9"),
-                 {"--set environment.1.max_length = 9", "1 environment"});
+                 {"--set environment.1.max_length = 9", "there is one environment"});
   expect_mistake(set("environment.max_length=99"),
                  {"--set environment.0.max_length = 99", "1 to 26"});
 }

@@ -54,7 +54,7 @@ TEST_F(IdentityTest, OtherDataIsRefusedAndTheSameDataElsewhereIsNot) {
   std::string other = letters;
   other[other.find("a=")] = '9';
   write("letters.jsonl", other);
-  expect_mistake(resume(), {"environment.0.data", "letters.jsonl", "content is another",
+  expect_mistake(resume(), {"environment.0.data", "letters.jsonl", "content has changed",
                             "leeway train --from run"});
   EXPECT_TRUE(content_of(path("run")) == before);
   fs::remove(path("letters.jsonl"));

@@ -43,5 +43,7 @@ void add_train(CLI::App& app, Program& program);
 void add_sft(CLI::App& app, Program& program);
 void add_eval(CLI::App& app, Program& program);
 void add_sweep(CLI::App& app, Program& program);
+void add_completion(CLI::App& app, Program& program);
+void add_man(CLI::App& app, Program& program);
 
 }  // namespace leeway

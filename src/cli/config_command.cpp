@@ -1,8 +1,11 @@
+#include <fmt/format.h>
+
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/config_options.h"
 #include "cli/output.h"
 #include "cli/quick_start.h"
+#include "config/foreign_keys.h"
 #include "leeway/error.h"
 #include "run/configured_renderer.h"
 
@@ -12,7 +15,7 @@ void add_config(CLI::App& app, Program& program) {
   auto* command = app.add_subcommand(
       "config", "The effective configuration: every default, and where each value came from");
   struct Options : ConfigSource {
-    bool json = false, example = false, reference = false;
+    bool json = false, example = false, reference = false, migration = false;
   };
   auto options = std::make_shared<Options>();
   add_config_options(*command, *options);
@@ -21,17 +24,22 @@ void add_config(CLI::App& app, Program& program) {
                     "Print the configuration of the quick start instead");
   command->add_flag("--reference", options->reference,
                     "Print the reference page docs/configuration.md instead");
+  command->add_flag("--migration", options->migration,
+                    "Print the keys of other code bases beside ours (docs/migration.md) instead");
   command->callback([&program, options] {
     const bool overridden = !options->sets.empty() || !options->unsets.empty();
-    if (options->reference) {
-      if (!options->file.empty() || overridden || options->json || options->example) {
-        throw Error("config: --reference takes no other options");
+    if (options->reference || options->migration) {
+      if (!options->file.empty() || overridden || options->json || options->example ||
+          (options->reference && options->migration)) {
+        throw Error(fmt::format("config: --{} takes no other options",
+                                options->reference ? "reference" : "migration"));
       }
-      return print(configuration_markdown(program.catalog));
+      return print(options->reference ? configuration_markdown(program.catalog)
+                                      : migration_markdown());
     }
     if (!options->example) reclaim_file(*options);
     if (options->file.empty() && !options->example) {
-      throw Error("config: give a TOML file, --example or --reference");
+      throw Error("config: give a TOML file, --example, --reference or --migration");
     }
     if (!options->file.empty() && options->example) {
       throw Error("config: --example takes no file");

@@ -14,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/streams.h"
+#include "cli/version.h"
 #include "leeway/error.h"
 #include "run/failure.h"
 
@@ -84,7 +85,7 @@ int main(int argc, char** argv) {
       "Start with `leeway train`: a small model learns to sort letters in seconds.");
   app.name("leeway");
   app.require_subcommand(1);
-  app.set_version_flag("--version", LEEWAY_VERSION);
+  app.set_version_flag("--version", leeway::version_text(), "Print the version and exit");
   leeway::add_train(app, program);
   leeway::add_sft(app, program);
   leeway::add_eval(app, program);
@@ -105,6 +106,8 @@ int main(int argc, char** argv) {
   leeway::add_render(app, program);
   leeway::add_trajectory(app, program);
   leeway::add_config(app, program);
+  leeway::add_completion(app, program);
+  leeway::add_man(app, program);
   add_help(app);
   try {
     parse(app, argc, argv);

@@ -9,6 +9,7 @@
 
 #include "config/document.h"
 #include "config/findings.h"
+#include "config/foreign_keys.h"
 #include "config/run_reader.h"
 #include "leeway/error.h"
 
@@ -108,15 +109,15 @@ bool read_loss(const Catalog& catalog, const Document& document,
     config.loss.push_back({given->key, to_value(given->value), given->where()});
   }
   const PresetKeys keys(catalog, preset.now);
+  const std::vector<std::string> known = native_keys(catalog);
   if (!preset.cause.empty()) {
     const PresetKeys keys_in_file(catalog, preset.in_file);
-    const std::vector<std::string> all = native_keys(catalog);
     const auto of_the_other = [&](const std::string& key) {
       // If --unset removed the preset, its name is not known here.
-      const bool known = preset.given != nullptr
-                             ? keys_in_file.has(key)
-                             : std::find(all.begin(), all.end(), key) != all.end();
-      return known && !keys.has(key);
+      const bool of_file = preset.given != nullptr
+                               ? keys_in_file.has(key)
+                               : std::find(known.begin(), known.end(), key) != known.end();
+      return of_file && !keys.has(key);
     };
     take_along(preset, part, of_the_other, findings);
     if (!findings.taken_along.empty()) return false;
@@ -141,6 +142,11 @@ bool read_loss(const Catalog& catalog, const Document& document,
       findings.problems.add(preset.given == nullptr ? 0 : preset.given->order,
                             named ? preset.given->where() + message : message);
       return false;
+    }
+    const bool native = std::find(known.begin(), known.end(), to_blame->key) != known.end();
+    if (!native && !keys.has(to_blame->key)) {
+      const std::string hint = foreign_hint("trainer.loss." + to_blame->key);
+      if (!hint.empty()) message += "; " + hint;
     }
     findings.problems.add(to_blame->order, message);
     findings.problems.blame(to_blame->name());
@@ -302,6 +308,23 @@ std::string config_toml(const Config& config) {
     out += fmt::format("{:<39} # {}\n", fmt::format("{} = {}", key, value.value), origin);
   }
   return out;
+}
+
+std::vector<std::string> configuration_keys(const Catalog& catalog) {
+  RunConfig run;
+  RendererConfig renderer;
+  EnvironmentTable environment;
+  std::vector<std::string> names;
+  for (const Section& section : describe(run, renderer)) {
+    for (const Field& field : section.fields) names.push_back(section.prefix() + field.key);
+  }
+  for (const Field& field : describe(environment, 0).fields) {
+    names.push_back("environment." + field.key);
+  }
+  std::set<std::string> of_loss;
+  for (const std::string& key : native_keys(catalog)) of_loss.insert("trainer.loss." + key);
+  names.insert(names.end(), of_loss.begin(), of_loss.end());
+  return names;
 }
 
 }  // namespace leeway

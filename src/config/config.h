@@ -78,6 +78,10 @@ void refuse_second_preset(const Settings& settings);
 // same values.
 std::string config_toml(const Config& config);
 
+// The full names of all keys: "seed", "trainer.max_steps", "environment.name" (without a number),
+// and those of every preset and correction, "trainer.loss.eps_low".
+std::vector<std::string> configuration_keys(const Catalog& catalog);
+
 // The reference page of all tables and keys, docs/configuration.md.
 std::string configuration_markdown(const Catalog& catalog);
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "config/foreign_keys.h"
+
 namespace leeway {
 namespace {
 
@@ -87,6 +89,13 @@ class Reader {
     }
     if (full == "environment") return environments(node, where);
     const Field* field = section.find(key);
+    const bool named_elsewhere =
+        std::any_of(known_.sections.begin(), known_.sections.end(),
+                    [&](const Section& other) { return other.path.ends_with("." + key); });
+    if (field == nullptr && !section.open && node.is_table() && !node.as_table()->empty() &&
+        !named_elsewhere && is_foreign_table(full)) {
+      return foreign_table(*node.as_table(), full + ".");
+    }
     if (field == nullptr && !section.open) {
       const std::string hint = problems_.full() ? "" : "; " + remedy(known_, &section, path, key);
       throw Error(fmt::format("{}: {} = {}: unknown {}{}", where, full, node_text(node),
@@ -102,6 +111,23 @@ class Reader {
       throw Error(fmt::format("{}: {} = {}: {}", where, full, kind_of(node), demand(*field)));
     }
     document_.add({path, key, *scalar, where, order_of(toml_key.source())});
+  }
+
+  // Every value of a table of another code base is a problem of its own, as each has its own
+  // remedy.
+  void foreign_table(const toml::table& table, const std::string& path) {
+    for (const auto& [key, node] : table) {
+      const std::string full = path + std::string(key.str());
+      if (node.is_table() && !node.as_table()->empty()) {
+        foreign_table(*node.as_table(), full + ".");
+        continue;
+      }
+      const std::string hint =
+          problems_.full() ? "" : "; " + remedy(known_, nullptr, path, std::string(key.str()));
+      problems_.add(order_of(key.source()),
+                    fmt::format("{}: {} = {}: unknown key{}", place(key.source()), full,
+                                node_text(node), hint));
+    }
   }
 
   void environments(const toml::node& node, const std::string& where) {
@@ -154,8 +180,11 @@ std::string node_text(const toml::node& node) {
 
 std::string remedy(const Known& known, const Section* section, const std::string& path,
                    const std::string& key) {
+  const std::string foreign = foreign_hint(path + key);
+  if (is_foreign_path(path + key)) return foreign;
   const std::vector<std::string> exact = elsewhere(known, key);
   if (!exact.empty()) return fmt::format("did you mean {}?", fmt::join(exact, " or "));
+  if (!foreign.empty()) return foreign;
   std::vector<std::string> here;
   if (section != nullptr) {
     here = names_in(known, *section);

@@ -14,18 +14,28 @@
 namespace leeway {
 namespace {
 
-// The GPU library next to the program, or why there is none.
+// The GPU library, or why there is none.
 struct LoadedBackends {
   const CudaBackends* backends = nullptr;
   std::string problem;
 };
 
-LoadedBackends load_backends() {
+// Beside the program in a build, in the library folder where both are installed.
+std::string library_path() {
   std::string program(4096, '\0');
   const ssize_t length = ::readlink("/proc/self/exe", program.data(), program.size());
   program.resize(length < 0 ? 0 : static_cast<size_t>(length));
-  const std::string path = program.substr(0, program.rfind('/') + 1) + "libleeway_cuda.so";
-  if (!path_exists(path)) {
+  const std::string folder = program.substr(0, program.rfind('/') + 1);
+  for (const char* place : {"", LEEWAY_LIBRARY_FOLDER "/"}) {
+    const std::string path = folder + place + "libleeway_cuda.so";
+    if (path_exists(path)) return path;
+  }
+  return "";
+}
+
+LoadedBackends load_backends() {
+  const std::string path = library_path();
+  if (path.empty()) {
     return {nullptr,
             "this build of leeway has no PyTorch for CUDA; build it with one "
             "(docs/dependencies.md)"};
