@@ -235,7 +235,7 @@ std::vector<Field> orchestrator_fields(OrchestratorTable& t) {
       integer("max_turns", t.max_turns, 1, 10000, "Maximum turns per rollout."),
       {.key = "max_error_reschedule_attempts",
        .target = &t.max_error_reschedule_attempts,
-       .meaning = "Number of failed attempts after which a group is given up.",
+       .meaning = "Rounds with a failure after which a group is given up.",
        .range = {.low = 1, .high = 1e6}},
       integer("min_group_size", t.min_group_size, 0, kMostRollouts,
               "A group that is given up is still trained if at least this many of its rollouts "
