@@ -191,11 +191,9 @@ struct WordFacts {
   HWY_INLINE uint64_t dual_clipped() const { return word(Chunk::dual_clipped); }
 };
 
-// No token: for going over the slots of the table.
+// No token, but all that one can have: for going over the slots of the table.
 struct NoFacts {
   using Number = V;
-
-  const RunFacts& run;
 
   HWY_INLINE M trained() const { return nothing<V>(); }
   HWY_INLINE M positive() const { return nothing<V>(); }
@@ -204,18 +202,18 @@ struct NoFacts {
   HWY_INLINE V coefficient() const { return hn::Zero(D()); }
   HWY_INLINE V mismatch_log() const { return hn::Zero(D()); }
   HWY_INLINE V mismatch_ratio() const { return hn::Zero(D()); }
-  HWY_INLINE bool has_penalty() const { return run.has_penalty; }
+  HWY_INLINE bool has_penalty() const { return true; }
   HWY_INLINE V penalty() const { return hn::Zero(D()); }
-  HWY_INLINE bool has_weight() const { return run.has_weight; }
+  HWY_INLINE bool has_weight() const { return true; }
   HWY_INLINE V weight() const { return hn::Zero(D()); }
-  HWY_INLINE bool has_ref() const { return run.has_ref; }
+  HWY_INLINE bool has_ref() const { return true; }
   HWY_INLINE V ref_log() const { return hn::Zero(D()); }
-  HWY_INLINE bool has_teacher() const { return run.has_teacher; }
+  HWY_INLINE bool has_teacher() const { return true; }
   HWY_INLINE V teacher_log() const { return hn::Zero(D()); }
 };
 
 // The sums of a run, a vector to a slot. kSlots: those of leeway/metrics.h, and more where rules
-// bring sums of their own. Slots that the run does not use hold anything.
+// bring sums of their own.
 template <int kSlots>
 struct VectorTally {
   uint64_t counts[kSlots];
@@ -281,16 +279,13 @@ struct Together {
 };
 
 template <class Part, class Act>
-HWY_INLINE void for_slots(const RunFacts& run, const Act& act) {
+HWY_INLINE void for_slots(const Act& act) {
   SlotVisitor<Act> visitor{act};
-  Part::add(NoFacts{run}, visitor);
+  Part::add(NoFacts(), visitor);
 }
 template <class Rules, class Act>
-HWY_INLINE void for_all_slots(const RunFacts& run, const Act& act) {
-  for_slots<Coefficients>(run, act);
-  if (run.has_rollout) for_slots<Mismatches>(run, act);
-  for_slots<Others>(run, act);
-  for_slots<More<Rules>>(run, act);
+HWY_INLINE void for_all_slots(const Act& act) {
+  for_slots<Together<Coefficients, Mismatches, Others, More<Rules>>>(act);
 }
 
 // Adds one part of the table over the vectors of a chunk; `then(facts)` follows each. The part's
@@ -300,13 +295,13 @@ HWY_INLINE void sum_vectors(const RunFacts& facts_of_run, const Chunk& chunk, si
                             VectorTally<kSlots>& totals, const Then& then) {
   const RunFacts run = facts_of_run;
   VectorTally<kSlots> tally;
-  for_slots<Part>(run, [&](Slot slot) HWY_ATTR { tally.of(slot) = totals.of(slot); });
+  for_slots<Part>([&](Slot slot) HWY_ATTR { tally.of(slot) = totals.of(slot); });
   for (size_t v = 0; v < vectors; ++v) {
     const ChunkFacts facts{run, chunk, ChunkPlace(v * hn::Lanes(D()))};
     Part::add(facts, tally);
     then(facts);
   }
-  for_slots<Part>(run, [&](Slot slot) HWY_ATTR { totals.of(slot) = tally.of(slot); });
+  for_slots<Part>([&](Slot slot) HWY_ATTR { totals.of(slot) = tally.of(slot); });
 }
 
 // Adds a chunk that run_vectors() has filled to the totals.
@@ -498,10 +493,11 @@ LEEWAY_ONE_COPY void add_totals(const RunFacts& run, const VectorTally<kSlots>& 
   const D d;
   const double tokens = static_cast<double>(totals.counts[static_cast<int>(Slot::tokens)]);
   for (int k = 0; k < kSlotCount; ++k) slots[k] += static_cast<double>(totals.counts[k]);
-  for_all_slots<Rules>(run, [&](Slot slot) HWY_ATTR {
+  for_all_slots<Rules>([&](Slot slot) HWY_ATTR {
     if (is_extreme(slot)) return;
     const double sum = static_cast<double>(hn::GetLane(hn::SumOfLanes(d, totals.of(slot))));
-    slots[static_cast<int>(slot)] += sum - static_cast<double>(idle) * idle_value(slot);
+    const double idled = run.has_rollout ? static_cast<double>(idle) * idle_value(slot) : 0.0;
+    slots[static_cast<int>(slot)] += sum - idled;
   });
   if (!run.has_weight) slots[static_cast<int>(Slot::weight)] += tokens;
   if (tokens == 0.0) return;
@@ -544,7 +540,7 @@ LEEWAY_ONE_COPY void run_chunks(RunVectors run_vectors_of, bool of_ratio, const 
   VectorTally<kSlots> totals;
   if (metrics) {
     std::memset(totals.counts, 0, sizeof totals.counts);
-    for_all_slots<Rules>(run, [&](Slot slot) HWY_ATTR {
+    for_all_slots<Rules>([&](Slot slot) HWY_ATTR {
       totals.of(slot) = constant<V>(static_cast<float>(empty_value(slot)));
     });
   }
