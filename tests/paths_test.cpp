@@ -126,7 +126,7 @@ TEST(Paths, OfASweepsResultsAreNamed) {
   const std::string tail =
       "seeds = [1]\n[[table]]\nname = \"t\"\n[[table.row]]\nname = \"r\"\nset = "
       "[\"trainer.epochs=1\"]\n";
-  for (const std::string bad : {folder / "loop", std::string(300, 'n')}) {
+  for (const std::string& bad : {folder / "loop", std::string(300, 'n')}) {
     const std::string sweep = folder.write(
         "sweep.toml", fmt::format("base = \"config.toml\"\noutput_dir = \"{}\"\n{}", bad, tail));
     expect_mistake(run_program({"sweep", sweep}), {bad});

@@ -156,8 +156,8 @@ TEST_P(Transcripts, AreWhatAReaderSees) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Pages, Transcripts, ::testing::ValuesIn(kTranscripts),
-                         [](const auto& info) {
-                           return std::regex_replace(info.param, std::regex("[^a-z]"), "_");
+                         [](const auto& page) {
+                           return std::regex_replace(page.param, std::regex("[^a-z]"), "_");
                          });
 
 // ---------------------------------------------------------------------------------------------

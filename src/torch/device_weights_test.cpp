@@ -81,7 +81,7 @@ TEST(DeviceWeights, StayWhenTrainingGoesOnAndWhenItsTrainerIsGone) {
         Trainer trainer = trainer_of(policy, device, compute);
         for (uint64_t version = 0; version < 3; ++version) {
           if (version > 0) train(trainer, policy, version);
-          snapshots.push_back(trainer.snapshot(static_cast<int64_t>(version)));
+          snapshots.push_back(trainer.snapshot(static_cast<PolicyVersion>(version)));
           expected.push_back(trainer.parameters());
         }
       }
