@@ -1,5 +1,7 @@
 #include "torch/device_weights.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <cmath>
 #include <tuple>
 #include <utility>
