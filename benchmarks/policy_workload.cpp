@@ -104,7 +104,7 @@ PackedWorkload pack(const std::vector<std::vector<int32_t>>& sequences) {
 }
 
 PackedWorkload training_batch(ThreadPool& pool, const Model& model,
-                           const std::vector<int64_t>& lengths) {
+                              const std::vector<int64_t>& lengths) {
   Rng rng(7);
   std::vector<std::vector<int32_t>> sequences;
   for (int64_t length : lengths) sequences.push_back(random_ids(model, length, rng));

@@ -54,7 +54,7 @@ PackedWorkload pack(const std::vector<std::vector<int32_t>>& sequences);
 // Random tokens. The second half of each sequence is trained; rollouts come from a slightly
 // different policy.
 PackedWorkload training_batch(ThreadPool& pool, const Model& model,
-                           const std::vector<int64_t>& lengths);
+                              const std::vector<int64_t>& lengths);
 
 // Skewed like real completions: the median is about 120, and a few reach the limit of 512.
 std::vector<int64_t> mixed_lengths(int64_t sequences);

@@ -122,8 +122,8 @@ bool lies_beside_its_source(const fs::path& test, const std::set<std::string>& p
   if (name == test.parent_path().filename()) return true;
   while (true) {
     const std::string beside = (test.parent_path() / name).string();
-    for (const std::string& source :
-         {beside + ".cpp", beside + ".h", beside + ".cu", "include/leeway/" + name + ".h"}) {
+    for (const std::string& source : {beside + ".cpp", beside + ".h", beside + ".cu",
+                                      beside + "-inl.h", "include/leeway/" + name + ".h"}) {
       if (paths.contains(source)) return true;
     }
     const size_t word = name.rfind('_');
@@ -172,9 +172,10 @@ std::vector<std::string> problems_of(const std::vector<SourceFile>& files) {
                          std::to_string(kMostLines) + " are readable");
     }
     const fs::path path = file.path;
-    // Highway compiles such a header once per instruction set; it has its own guard.
-    const bool for_each_target = contains(file.text, "defined(HWY_TARGET_TOGGLE)");
-    if (path.extension() == ".h" && !for_each_target &&
+    // Such a header is included several times, for example once per instruction set.
+    const bool included_again =
+        contains(file.text, "defined(HWY_TARGET_TOGGLE)") || path.stem().string().ends_with("-inl");
+    if (path.extension() == ".h" && !included_again &&
         std::find(lines.begin(), lines.end(), "#pragma once") == lines.end()) {
       problems.push_back(file.path + ": a header without #pragma once");
     }

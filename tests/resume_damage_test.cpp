@@ -159,7 +159,7 @@ TEST_F(DamageTest, NothingIsMovedOrDeletedBehindASymbolicLink) {
   const auto weights = content_of(path("weights"));
   const RunResult result = resume({"checkpoint.keep_last=1"});
   ASSERT_EQ(result.code, 0) << result;
-  EXPECT_TRUE(contains(result.err, "run/weights/step_12 lies behind a symbolic link and stays"))
+  EXPECT_TRUE(contains(result.err, "run/weights/step_12 is behind a symbolic link and stays"))
       << result.err;
   EXPECT_TRUE(content_of(path("weights")) == weights);  // recreated identically
   for (const char* name : {"weights", "checkpoints", "rollouts"}) {

@@ -350,7 +350,7 @@ TEST(Engine, RefusesARequestAtOnceAndGoesOn) {
             std::string::npos);
   EXPECT_NE(refusal([&] { engine.submit(make_request(90, 7, 1, 1)); }).find("is 96"),
             std::string::npos);
-  EXPECT_NE(refusal([&] { engine.submit(make_request(80, 9, 1, 1)); }).find("6 blocks"),
+  EXPECT_NE(refusal([&] { engine.submit(make_request(80, 9, 1, 1)); }).find("6 KV-cache blocks"),
             std::string::npos);
   EXPECT_TRUE(engine.idle());
   EXPECT_EQ(engine.submit(make_request(4, 4, 3, 1)), 0);

@@ -54,7 +54,7 @@ TEST(CheckRequest, SaysWhatIsWrongWithItsValueAndTheLimit) {
       {request(101, 1), {"101 tokens", "max_position_embeddings is 100"}},
       {with(good, [](Request& r) { r.sampling.top_p = 0.0f; }), {"top_p is 0"}},
       {with(good, [](Request& r) { r.sampling.temperature = -1.0f; }), {"temperature is -1"}},
-      {request(20, 60, 4), {"17 blocks", "17000 bytes", "12 (12000 bytes)", "kv_bytes"}}};
+      {request(20, 60, 4), {"17 KV-cache blocks", "17000 bytes", "12 (12000 bytes)", "kv_bytes"}}};
   for (const auto& [r, words] : bad) {
     const std::string message = refusal(r);
     for (const std::string& word : words) {

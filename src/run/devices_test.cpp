@@ -36,7 +36,7 @@ TEST(Devices, CudaIsThereOrItsKeyAndTheRemedyAreNamed) {
     return;
   }
   EXPECT_TRUE(error.starts_with("model.device = \"cuda\": ")) << error;
-  EXPECT_NE(error.find("take \"cpu\""), std::string::npos) << error;
+  EXPECT_NE(error.find("use \"cpu\""), std::string::npos) << error;
   EXPECT_EQ(error_of([&] { RunSetup setup(config, false); }), error);
   EXPECT_TRUE(
       error_of([] { check_device(Device::cuda, "--device cuda"); }).starts_with("--device cuda"));

@@ -14,7 +14,7 @@
 #include "leeway/evaluator.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "core/float32/made_up_test.cpp"
+#define HWY_TARGET_INCLUDE "core/float32/made_up_rules_test.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
