@@ -469,7 +469,7 @@ const std::map<std::string, std::string, std::less<>>& renamed_keys() {
       "tis_ratio_low and tis_ratio_high (+icepop_tis), ois_ratio_low and ois_ratio_high "
       "(+off_policy_is). It is not eps_clip, a distance from one around pi/prox";
   static const std::string kDppo =
-      "changed its meaning: a probability difference in prime-rl's dppo loss, a ratio bound since "
+      "changed its meaning: a probability difference in prime-rl's dppo loss, a ratio bound in "
       "IPO+KL (PR 2423), gone in IcePop (PR 2401). Say which you mean: dppo_diff_low and "
       "dppo_diff_high (dppo_tv, dppo_kl), ipo_ratio_low and ipo_ratio_high (ipo_kl), "
       "icepop_ratio_low and icepop_ratio_high (icepop)";

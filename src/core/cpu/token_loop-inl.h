@@ -329,10 +329,8 @@ LEEWAY_ONE_COPY void add_chunk(const RunFacts& run, Chunk& chunk, size_t vectors
     sum_vectors<Others>(run, chunk, vectors, totals, nothing_more);
   }
   if (Rules::kSumsMore) sum_vectors<More<Rules>>(run, chunk, vectors, totals, nothing_more);
-  // Bits beyond the last vector are cleared first.
-  const size_t bytes = ChunkPlace(vectors * hn::Lanes(D())).byte, padded = (bytes + 7) / 8 * 8;
-  for (auto& row : chunk.bits) std::memset(row + bytes, 0, padded - bytes);
-  for (size_t at = 0; at < padded; at += 8) count_tokens(WordFacts{run, chunk, at}, totals);
+  const size_t bytes = ChunkPlace(vectors * hn::Lanes(D())).byte;
+  for (size_t at = 0; at < bytes; at += 8) count_tokens(WordFacts{run, chunk, at}, totals);
 }
 
 // Leaves what the metrics need of a vector in the chunk.
@@ -549,9 +547,11 @@ LEEWAY_ONE_COPY void run_chunks(RunVectors run_vectors_of, bool of_ratio, const 
     const size_t count = std::min(n - begin, kChunk), whole = count / lanes, rest = count % lanes;
     const size_t vectors = whole + (rest > 0);
     if (metrics) {
-      const size_t bytes = ChunkPlace(vectors * lanes).byte;
+      // Counts take whole words of eight bytes: bits beyond the last vector are zero.
+      const size_t words = (ChunkPlace(vectors * lanes).byte + 7) / 8;
+      for (auto& row : chunk.bits) std::memset(row + 8 * (words - 1), 0, 8);
       for (auto row : {Chunk::gone, Chunk::below, Chunk::above}) {
-        std::memset(chunk.bits[row], 0, bytes);
+        std::memset(chunk.bits[row], 0, 8 * words);
       }
     }
     run_vectors_of(plan, in, sequence, run, begin, whole, run_sums, chunk, 0);
