@@ -17,9 +17,9 @@
 
 namespace leeway {
 
-// Weights in a device's memory that nobody changes. Whoever knows the device derives from this; an
-// engine's backend that knows it too recognises its own kind by dynamic_cast. The functions may be
-// called from any thread.
+// Immutable weights in a device's memory. Each kind of device has a class derived from this one; an
+// engine backend finds the class of its own device by dynamic_cast. The functions may be called
+// from any thread.
 class DeviceWeights {
  public:
   virtual ~DeviceWeights() = default;
@@ -36,7 +36,7 @@ class PolicySnapshot {
   PolicySnapshot(Parameters host, PolicyVersion version);
   PolicySnapshot(ModelConfig config, std::unique_ptr<const DeviceWeights> device,
                  PolicyVersion version);
-  // Of weights that belong to somebody else, who keeps them as they are while the snapshot lives.
+  // Does not copy or own: `host` must outlive the snapshot and must not change while it lives.
   static PolicySnapshot view_of(const Parameters& host, PolicyVersion version);
 
   const ModelConfig& config() const { return config_; }

@@ -170,7 +170,8 @@ void ProcessPool::pump_if_due(Time now) {
 }
 
 void ProcessPool::pump(Time now) {
-  // While nobody polls, no request can be assigned, so waiting ones do not time out.
+  // The pool works only while its caller polls. After a long gap between two polls, waiting
+  // requests are given their time again: no process could take them meanwhile.
   const bool unwatched = now - last_pump_ > timeout_ / 4;
   if (unwatched) last_answer_ = now;
   last_pump_ = now;

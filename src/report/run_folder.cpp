@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "leeway/error.h"
+#include "report/step_files.h"
 
 namespace leeway {
 namespace {
@@ -94,44 +95,20 @@ size_t checked_tokens(const std::string& place, const rapidjson::Value& rollout)
   return total;
 }
 
-struct RolloutFile {
-  double step;
-  std::string path;
-};
-
-// The files step_N.jsonl, sorted by N. Other names are ignored: the run did not write them.
-std::vector<RolloutFile> rollout_files(const fs::path& folder) {
-  std::vector<RolloutFile> files;
-  std::error_code missing;
-  for (const auto& entry : fs::directory_iterator(folder, missing)) {
-    const std::string name = entry.path().filename().string();
-    constexpr std::string_view kBefore = "step_", kAfter = ".jsonl";
-    if (!name.starts_with(kBefore) || !name.ends_with(kAfter)) continue;
-    const char* end = name.data() + name.size() - kAfter.size();
-    int64_t step = 0;
-    const auto read = std::from_chars(name.data() + kBefore.size(), end, step);
-    if (read.ec != std::errc() || read.ptr != end) continue;
-    files.push_back({static_cast<double>(step), entry.path().string()});
-  }
-  std::sort(files.begin(), files.end(),
-            [](const RolloutFile& a, const RolloutFile& b) { return a.step < b.step; });
-  return files;
-}
-
 // At most `count` files: the first, the last and others evenly spaced between them.
-std::vector<RolloutFile> spread(const std::vector<RolloutFile>& files, size_t count) {
+std::vector<StepFile> spread(const std::vector<StepFile>& files, size_t count) {
   if (files.size() <= count) return files;
   if (count <= 1) return {files.back()};
-  std::vector<RolloutFile> chosen;
+  std::vector<StepFile> chosen;
   for (size_t k = 0; k < count; ++k) chosen.push_back(files[k * (files.size() - 1) / (count - 1)]);
   return chosen;
 }
 
 // The last file, which most readers want, may take half of the limit; the others share the rest.
 // Rollouts appear in the order of the run.
-void write_rollouts(JsonWriter& json, const std::vector<RolloutFile>& files,
+void write_rollouts(JsonWriter& json, const std::vector<StepFile>& files,
                     const RolloutLimits& limits, ReportNotes& notes) {
-  const std::vector<RolloutFile> chosen = spread(files, limits.files);
+  const std::vector<StepFile> chosen = spread(files, limits.files);
   json.begin_array();
   size_t tokens_taken = 0;
   for (size_t k = 0; k < chosen.size(); ++k) {
@@ -271,7 +248,7 @@ std::string run_folder_json(const std::string& folder, const std::string& name,
     throw Error(fmt::format("{}: has no metrics.jsonl; is it a run folder?", folder));
   }
   const std::string config = text_or_nothing(path / "config.toml");
-  const std::vector<RolloutFile> files = rollout_files(path / "rollouts");
+  const std::vector<StepFile> files = step_files((path / "rollouts").string());
   ReportNotes notes;
   JsonWriter json;
   json.begin_object().key("name").value(name).key("path").value(folder);
@@ -291,7 +268,7 @@ std::string run_folder_json(const std::string& folder, const std::string& name,
   json.key("rollouts");
   write_rollouts(json, files, limits, notes);
   json.key("rollout_steps").begin_array();
-  for (const RolloutFile& file : files) json.value(file.step);
+  for (const StepFile& file : files) json.value(static_cast<double>(file.step));
   json.end_array().key("notes").begin_array();
   for (const std::string& note : notes) json.value(note);
   json.end_array().end_object();

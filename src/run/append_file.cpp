@@ -6,14 +6,13 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <map>
 #include <string_view>
 #include <utility>
 
 #include "leeway/error.h"
+#include "report/step_files.h"
 
 namespace leeway {
 namespace {
@@ -96,22 +95,13 @@ void LogFile::append(const std::string& line) {
 
 void keep_step_files(const std::string& folder, int64_t keep) {
   if (keep <= 0) return;
-  std::map<int64_t, fs::path> files;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    const std::string name = entry.path().filename().string();
-    constexpr std::string_view kBefore = "step_", kAfter = ".jsonl";
-    if (!name.starts_with(kBefore) || !name.ends_with(kAfter)) continue;
-    const char* end = name.data() + name.size() - kAfter.size();
-    int64_t step = 0;
-    const auto read = std::from_chars(name.data() + kBefore.size(), end, step);
-    if (read.ec == std::errc() && read.ptr == end) files.emplace(step, entry.path());
-  }
+  std::vector<StepFile> files = step_files(folder);
   // Removes the second oldest until `keep` are left: the first and the newest stay.
   auto oldest = files.begin();
   if (keep > 1 && oldest != files.end()) ++oldest;
+  std::error_code ignored;
   for (auto count = static_cast<int64_t>(files.size()); count > keep; --count, ++oldest) {
-    fs::remove(oldest->second, ignored);
+    fs::remove(oldest->path, ignored);
   }
 }
 

@@ -355,7 +355,11 @@ HWY_INLINE void keep_facts(const LossPlan& plan, const RunFacts& run,
   }
   if (!run.kept_is_ratio) bits(Chunk::kept, out.kept);
   if (!run.coefficient_is_mismatch) values(Chunk::coefficient, out.coefficient);
-  if (run.has_rollout) {
+  if (run.has_rollout && plan.is_mismatch_ratio) {
+    // Said apart: joined with the other case, both numbers take a way through memory.
+    values(Chunk::log_ratio, out.log_ratio);
+    values(Chunk::ratio, out.ratio);
+  } else if (run.has_rollout) {
     const Mismatch<V> mismatch = mismatch_of(plan, token, out);
     values(Chunk::log_ratio, mismatch.log);
     values(Chunk::ratio, mismatch.ratio);

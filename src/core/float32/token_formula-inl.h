@@ -171,6 +171,20 @@ LEEWAY_FORMULA V token_gate_value(const PlannedGate& gate, const In& in, V r, V&
   return Rules::quantity(gate.quantity, num, den, x, of_pair);
 }
 
+template <class Rules, class In, class V>
+LEEWAY_FORMULA void apply_gate(const PlannedGate& gate, const In& in, V r, Verdict<V>& out,
+                               V& sanity) {
+  const V value = token_gate_value<Rules>(gate, in, r, sanity);
+  const GateSides<V> sides = judge(gate, value, in.raw_advantage());
+  out.low = either(out.low, sides.low);
+  out.high = either(out.high, sides.high);
+  const MaskOf<V> outside = either(sides.low, sides.high);
+  out.dropped = either(out.dropped, outside);
+  if (gate.scope == GateScope::policy_and_penalty) {
+    out.penalty_dropped = either(out.penalty_dropped, outside);
+  }
+}
+
 template <class Shape, class In, class V>
 LEEWAY_FORMULA Verdict<V> apply_gates(const LossPlan& plan, const In& in, V r, V& sanity) {
   const MaskOf<V> none = nothing<V>();
@@ -184,17 +198,10 @@ LEEWAY_FORMULA Verdict<V> apply_gates(const LossPlan& plan, const In& in, V r, V
     out.selected = in.flagged(flags, kSelected);
   }
   const int gates = in.gates_in_flags() ? 0 : plan.token_gates;
-  for (int g = 0; g < gates; ++g) {
-    const PlannedGate& gate = plan.gates[g];
-    const V value = token_gate_value<typename Shape::Rules>(gate, in, r, sanity);
-    const GateSides<V> sides = judge(gate, value, in.raw_advantage());
-    out.low = either(out.low, sides.low);
-    out.high = either(out.high, sides.high);
-    const MaskOf<V> outside = either(sides.low, sides.high);
-    out.dropped = either(out.dropped, outside);
-    if (gate.scope == GateScope::policy_and_penalty) {
-      out.penalty_dropped = either(out.penalty_dropped, outside);
-    }
+  // Most specs have one: it stands before the loop, which then costs nothing.
+  if (gates > 0) apply_gate<typename Shape::Rules>(plan.gates[0], in, r, out, sanity);
+  for (int g = 1; g < gates; ++g) {
+    apply_gate<typename Shape::Rules>(plan.gates[g], in, r, out, sanity);
   }
   out.low = both(out.low, in.trained());
   out.high = both(out.high, in.trained());
