@@ -57,6 +57,7 @@ void RolloutScheduler::admit() {
   const int64_t room =
       table_.max_inflight > 0 ? table_.max_inflight : std::numeric_limits<int64_t>::max();
   int64_t waiting = 0;  // retries whose group has rollouts that must end first
+  bool full = false;
   for (auto& [number, open] : open_) {
     const auto missing = static_cast<int64_t>(open.missing.size());
     if (missing == 0 || open.given_up) continue;
@@ -66,9 +67,12 @@ void RolloutScheduler::admit() {
       continue;
     }
     const bool retry = open.round > 0;
-    if (driver_.running() + missing + (retry ? 0 : waiting) > room) return;
+    if (driver_.running() + missing + (retry ? 0 : waiting) > room) full = true;
+    // A retry that fits goes past one that does not: its group may hold places until it has ended.
+    if (full && (!retry || driver_.running() + missing > room)) continue;
     dispatch(open);
   }
+  if (full) return;
   // In lockstep groups are drawn when all before them have ended: which prompts are quarantined
   // then does not depend on the order in which they ended. Those without room yet are dispatched
   // later, above.
