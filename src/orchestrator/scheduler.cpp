@@ -16,12 +16,6 @@ namespace {
 constexpr double kLongestBackoff = 60.0;  // seconds
 constexpr int64_t kMostDraws = 100000;    // consecutive quarantined prompts that are skipped
 
-void add_failures(ScheduleCounts& counts, size_t environment, FailureKind kind, int64_t number) {
-  (kind == FailureKind::empty ? counts.empty : counts.errored)[environment] += number;
-  // A kind is listed only while its count is not zero.
-  if ((counts.failures[kind] += number) == 0) counts.failures.erase(kind);
-}
-
 }  // namespace
 
 RolloutScheduler::RolloutScheduler(const OrchestratorTable& table, uint64_t seed,
@@ -44,8 +38,11 @@ int64_t RolloutScheduler::places_taken() const {
 void RolloutScheduler::pump(double seconds) {
   swap_weights();
   admit();
-  if (driver_.running() == 0 && !open_.empty()) wait_for_retries(seconds);
+  int64_t waiting = 0;  // for others of their group
+  for (const auto& [number, open] : open_) waiting += static_cast<int64_t>(open.unscored.size());
+  if (driver_.running() == waiting && !open_.empty()) wait_for_retries(seconds);
   for (RolloutOutcome& outcome : driver_.poll(seconds)) take(std::move(outcome));
+  take_unscored();
   const int64_t ended = totals_.completed + totals_.failed + totals_.cancelled;
   LEEWAY_CHECK(totals_.admitted == ended + driver_.running(), "every rollout has one outcome");
 }
@@ -54,17 +51,22 @@ void RolloutScheduler::admit() {
   const int64_t room =
       table_.max_inflight > 0 ? table_.max_inflight : std::numeric_limits<int64_t>::max();
   int64_t waiting = 0;  // retries whose group has rollouts that must end first
+  bool full = false;
   for (auto& [number, open] : open_) {
     const auto missing = static_cast<int64_t>(open.missing.size());
-    if (missing == 0) continue;
-    if ((lockstep() && !open.running.empty()) || open.retry_at > clock_.now()) {
+    if (missing == 0 || open.given_up) continue;
+    const bool others_run = open.running.size() > open.unscored.size();
+    if ((lockstep() && others_run) || open.retry_at > clock_.now()) {
       waiting += missing;
       continue;
     }
     const bool retry = open.round > 0;
-    if (driver_.running() + missing + (retry ? 0 : waiting) > room) return;
+    if (driver_.running() + missing + (retry ? 0 : waiting) > room) full = true;
+    // A retry that fits goes past one that does not: its group may hold places until it has ended.
+    if (full && (!retry || driver_.running() + missing > room)) continue;
     dispatch(open);
   }
+  if (full) return;
   // In lockstep groups are drawn when all before them have ended: which prompts are quarantined
   // then does not depend on the order in which they ended. Those without room yet are dispatched
   // later, above.
@@ -122,8 +124,11 @@ void RolloutScheduler::wait_for_retries(double seconds) {
 
 std::string RolloutScheduler::dead_end() const {
   const double most = table_.zero_progress_batches * static_cast<double>(batch_places());
-  // Rollouts that started before the failures began may still complete.
-  const bool older_rollouts_run = !places_.empty() && places_.begin()->first < streak_begin_;
+  // Rollouts that started before the failures began may still complete. Those that wait for others
+  // of their group do not.
+  const bool older_rollouts_run =
+      std::any_of(places_.begin(), places_.lower_bound(streak_begin_),
+                  [](const auto& place) { return !place.second.unscored; });
   if (static_cast<double>(totals_.failures_in_a_row) >= most && !older_rollouts_run) {
     return fmt::format(
         "{} rollouts in a row failed, without one that completed "
@@ -160,15 +165,17 @@ void RolloutScheduler::dispatch(Open& open) {
   totals_.admitted += static_cast<int64_t>(rollouts.size());
   const Environment& environment = *mix_.members()[open.group.environment].environment;
   const auto group = static_cast<uint64_t>(open.group.number);
+  EpisodePlace place{.group = open.group.number, .members = table_.group_size};
   if (open.round == 0) {
-    driver_.start(environment, open.group.example, rollouts, mixed_seed({seed_, group}));
+    driver_.start(environment, open.group.example, rollouts, mixed_seed({seed_, group}), place);
     return;
   }
   // Each retry has its own seed, whichever others fail with it.
   for (size_t i = 0; i < members.size(); ++i) {
     const uint64_t seed = mixed_seed(
         {seed_, group, static_cast<uint64_t>(open.round), static_cast<uint64_t>(members[i])});
-    driver_.start(environment, open.group.example, {rollouts[i]}, seed);
+    place.member = members[i];
+    driver_.start(environment, open.group.example, {rollouts[i]}, seed, place);
   }
 }
 
@@ -198,11 +205,37 @@ void RolloutScheduler::take(RolloutOutcome&& outcome) {
   } else {
     finish_failed(open, place, outcome);
   }
+  end_round(open);
+}
+
+void RolloutScheduler::end_round(Open& open) {
   // In lockstep a round is handled when all of it has ended: which rollouts survive must not depend
   // on timing.
   const auto& cap = table_.max_error_reschedule_attempts;
-  const bool round_over = !lockstep() || open.running.empty();
-  if (cap && open.failed_rounds >= *cap && round_over) give_up(open);
+  const bool others_run = open.running.size() > open.unscored.size();
+  const bool round_over = open.given_up ? open.running.empty() : !lockstep() || !others_run;
+  if (cap && open.failed_rounds >= *cap && round_over) return give_up(open);
+  if (!open.unscored.empty() && !others_run && open.missing.empty()) score(open);
+}
+
+void RolloutScheduler::take_unscored() {
+  for (int64_t rollout : driver_.take_unscored()) {
+    const auto place = places_.find(rollout);
+    if (place == places_.end()) continue;  // cancelled just now, with its group
+    place->second.unscored = true;
+    Open& open = open_.at(place->second.group);
+    open.unscored.push_back(rollout);
+    end_round(open);
+  }
+}
+
+// From here on they run like others, to a reward or a failure.
+void RolloutScheduler::score(Open& open) {
+  std::vector<int64_t> rollouts = std::exchange(open.unscored, {});
+  for (int64_t rollout : rollouts) places_.at(rollout).unscored = false;
+  std::sort(rollouts.begin(), rollouts.end(),
+            [&](int64_t a, int64_t b) { return places_.at(a).member < places_.at(b).member; });
+  driver_.score(rollouts);
 }
 
 void RolloutScheduler::finish(Open& open) {
@@ -217,7 +250,7 @@ void RolloutScheduler::finish(Open& open) {
 void RolloutScheduler::finish_failed(Open& open, const Place& place,
                                      const RolloutOutcome& outcome) {
   const size_t environment = open.group.environment;
-  add_failures(counts_, environment, outcome.kind, 1);
+  counts_.add(environment, outcome.kind, 1);
   ++open.failures[outcome.kind];
   if (totals_.failures_in_a_row++ == 0) streak_begin_ = next_rollout_;
   open.last_failure = fmt::format("{}: {}", name_of(outcome.kind), outcome.message);
@@ -237,12 +270,22 @@ void RolloutScheduler::finish_failed(Open& open, const Place& place,
 void RolloutScheduler::give_up(Open& open) {
   const int64_t number = open.group.number;
   const size_t environment = open.group.environment;
-  counts_.cancelled_dropped += cancel_running(open, "dropped");
+  // Members without a score that could be trained are scored first; the group comes here again
+  // then.
+  std::vector<int64_t> others = open.running;
+  if (!open.given_up && open.finished + static_cast<int64_t>(open.unscored.size()) >= enough()) {
+    for (int64_t rollout : open.unscored) std::erase(others, rollout);
+  }
+  counts_.cancelled_dropped += cancel(open, others, "dropped");
+  if (!open.running.empty()) {
+    open.given_up = true;
+    open.missing.clear();
+    return score(open);
+  }
   std::vector<Rollout>& rollouts = open.group.rollouts;
   std::erase_if(rollouts, [](const Rollout& rollout) { return rollout.steps.empty(); });
   const auto survivors = static_cast<int64_t>(rollouts.size());
-  const int64_t enough = table_.min_group_size > 0 ? table_.min_group_size : table_.group_size;
-  const bool trained = survivors >= enough;
+  const bool trained = survivors >= enough();
   counts_.given_up.push_back(
       {number, environment, open.group.example.index, survivors, trained, open.last_failure});
   ++totals_.groups_dropped;
@@ -259,9 +302,16 @@ void RolloutScheduler::give_up(Open& open) {
   open_.erase(number);
 }
 
-int64_t RolloutScheduler::cancel_running(Open& open, const std::string& reason) {
+int64_t RolloutScheduler::enough() const {
+  return table_.min_group_size > 0 ? table_.min_group_size : table_.group_size;
+}
+
+int64_t RolloutScheduler::cancel(Open& open, const std::vector<int64_t>& rollouts,
+                                 const std::string& reason) {
   int64_t cancelled = 0;
-  for (int64_t rollout : std::exchange(open.running, {})) {
+  for (int64_t rollout : rollouts) {
+    std::erase(open.running, rollout);
+    std::erase(open.unscored, rollout);
     if (!driver_.cancel(rollout, reason))
       continue;  // it has ended; its outcome comes with the next poll
     places_.erase(rollout);
@@ -327,69 +377,12 @@ void RolloutScheduler::swap_weights() {
     Open& open = open_.at(number);
     ++totals_.groups_stale;
     totals_.stale += open.finished;
-    counts_.cancelled_stale += cancel_running(open, "stale");
+    counts_.cancelled_stale += cancel(open, std::vector<int64_t>(open.running), "stale");
     open_.erase(number);
   }
   version_ = offered_.front().first;
   sampler_.update_weights(std::move(offered_.front().second), version_);
   offered_.pop_front();
-}
-
-ScheduleCounts RolloutScheduler::take_counts() {
-  for (auto& [number, open] : open_) open.failures.clear();
-  counts_.unasked_answers.resize(mix_.members().size());
-  for (size_t e = 0; e < mix_.members().size(); ++e) {
-    counts_.unasked_answers[e] += mix_.members()[e].environment->take_unasked_answers();
-  }
-  return std::exchange(counts_, ScheduleCounts(mix_.members().size()));
-}
-
-ScheduleState RolloutScheduler::state() const {
-  ScheduleState state;
-  state.version = version_;
-  state.batches_taken = batches_taken_;
-  state.next_group = next_group_;
-  state.next_rollout = next_rollout_;
-  state.totals = totals_;
-  state.totals.admitted -= driver_.running();
-  state.finished.assign(finished_.begin(), finished_.end());
-  state.counts = counts_;
-  for (const auto& [number, open] : open_) {
-    // Finished members of an unfinished group are sampled again with it.
-    state.totals.dropped += open.finished;
-    --state.totals.groups_opened;
-    // In lockstep a group restarts with the same seeds, and therefore the same failures.
-    state.open.emplace_back(number, lockstep() ? 0 : open.failed_rounds);
-    if (!lockstep()) continue;
-    for (const auto& [kind, failures] : open.failures) {
-      add_failures(state.counts, open.group.environment, kind, -failures);
-    }
-  }
-  state.prompt_failures = prompt_failures_;
-  return state;
-}
-
-void RolloutScheduler::restore(const ScheduleState& state) {
-  LEEWAY_CHECK(totals_.admitted == 0, "a scheduler is restored before it begins");
-  version_ = state.version;
-  batches_taken_ = state.batches_taken;
-  next_group_ = state.next_group;
-  next_rollout_ = state.next_rollout;
-  totals_ = state.totals;
-  totals_.failures_in_a_row = 0;  // the cause may have been fixed since
-  finished_.assign(state.finished.begin(), state.finished.end());
-  prompt_failures_ = state.prompt_failures;
-  counts_ = state.counts;
-  for (std::vector<int64_t>* each : {&counts_.errored, &counts_.empty, &counts_.dropped_groups}) {
-    each->resize(mix_.members().size());
-  }
-  for (const auto& [number, failed_rounds] : state.open) {
-    Open& open = open_group(number, mix_.draw(static_cast<uint64_t>(number)));
-    ++totals_.groups_opened;
-    open.failed_rounds = failed_rounds;
-    open.last_failed_round = failed_rounds - 1;
-    open.round = failed_rounds;
-  }
 }
 
 }  // namespace leeway
