@@ -46,6 +46,8 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"run",
      {"orchestrator", "trainer", "engine", "torch", "model", "core", "kernels", "config", "text",
       "report", "data", "base"}},
+    {"generate",
+     {"run", "trainer", "engine", "model", "core", "kernels", "config", "text", "data", "base"}},
     {"sweep",
      {"run", "orchestrator", "trainer", "model", "core", "config", "report", "data", "base"}},
 };

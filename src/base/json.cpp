@@ -201,5 +201,10 @@ JsonWriter& JsonWriter::null() {
   text_ += "null";
   return *this;
 }
+JsonWriter& JsonWriter::raw(std::string_view json) {
+  separate();
+  text_ += json;
+  return *this;
+}
 
 }  // namespace leeway

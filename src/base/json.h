@@ -50,6 +50,7 @@ class JsonWriter {
   JsonWriter& value(const char* text) { return value(std::string_view(text)); }
   JsonWriter& value(bool flag);
   JsonWriter& null();
+  JsonWriter& raw(std::string_view json);  // a value that is JSON already
   const std::string& text() const { return text_; }
 
  private:

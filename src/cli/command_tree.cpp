@@ -78,7 +78,8 @@ class TreeMaker {
     if (entry.type == "KEY") return {Kind::words, keys_};
     const bool number = entry.type.starts_with("INT") || entry.type.starts_with("UINT") ||
                         entry.type.starts_with("FLOAT");
-    if (number || entry.type == "NAME" || entry.type == "COMMAND") return {};
+    if (number || entry.type == "NAME" || entry.type == "COMMAND" || entry.type == "WORDS")
+      return {};
     return {Kind::files, {}};
   }
 

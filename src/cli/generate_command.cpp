@@ -2,15 +2,20 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
-#include "base/json.h"
+#include "cli/chat_terminal.h"
 #include "cli/choice_option.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/seed_option.h"
 #include "cli/terminal_progress.h"
-#include "cli/token_lists.h"
 #include "engine/engine.h"
+#include "engine/sampler.h"
+#include "generate/completion_text.h"
+#include "generate/generation.h"
+#include "generate/input.h"
+#include "generate/token_lists.h"
 #include "leeway/error.h"
 #include "run/devices.h"
 #include "run/durations.h"
@@ -19,67 +24,98 @@ namespace leeway {
 namespace {
 
 struct Options {
-  std::string model, tokens;
+  ModelTextOptions text;
+  std::string tokens, messages;
+  std::optional<std::string> prompt;
+  bool chat = false, json = false, quiet = false, no_thinking = false, stop_at_eos = false;
+  GenerationFlags flags;
   Device device = Device::cpu;
-  int64_t max_new_tokens = 0, samples = 1;
-  SamplingSettings sampling;
+  int64_t samples = 1;
   uint64_t seed = 0;
-  bool stop_at_eos = false;
-  std::vector<int32_t> stop_ids;
   EngineOptions engine;
 };
 
-void write_completions(const std::vector<SampledSequence>& completions) {
-  JsonWriter json;
-  const auto lists = [&](const char* key, auto member, auto write) {
-    json.key(key).begin_array();
-    for (const SampledSequence& completion : completions) {
-      json.begin_array();
-      for (const auto& value : completion.*member) write(value);
-      json.end_array();
-    }
-    json.end_array();
+void check_options(const Options& options) {
+  const int inputs = (options.tokens.empty() ? 0 : 1) + (options.prompt ? 1 : 0) +
+                     (options.messages.empty() ? 0 : 1) + (options.chat ? 1 : 0);
+  if (inputs != 1) {
+    throw Error("generate: give one of --prompt, --messages, --chat and --tokens");
+  }
+  const auto refuse = [](bool given, const char* option, const char* with, const char* why) {
+    if (given) throw Error(fmt::format("{} with {}: {}", option, with, why));
   };
-  const auto logprob = [&](float value) { json.value(value); };
-  json.begin_object();
-  lists("tokens", &SampledSequence::ids, [&](int32_t id) { json.value(static_cast<double>(id)); });
-  lists("logprobs", &SampledSequence::raw_logprobs, logprob);
-  lists("processed_logprobs", &SampledSequence::processed_logprobs, logprob);
-  json.key("finish").begin_array();
-  for (const SampledSequence& completion : completions) json.value(name_of(completion.finish));
-  json.end_array().end_object();
-  print(json.text() + "\n");
-}
-
-void run(const Options& options) {
-  check_sampling(options.sampling);
+  const bool no_renderer = options.messages.empty() && !options.chat;
+  refuse(options.chat && options.json, "--json", "--chat", "a chat is for people; use --messages");
+  refuse(options.chat && options.samples > 1, "--samples", "--chat",
+         "there is one reply at a time");
+  if (!options.tokens.empty()) {
+    const char* why = "ids in, ids out: there is no text";
+    refuse(options.json, "--json", "--tokens", "its output is JSON without that");
+    refuse(options.quiet, "--quiet", "--tokens", "it is for text");
+    refuse(!options.flags.stop_texts.empty(), "--stop", "--tokens", why);
+    refuse(!options.text.tokenizer.empty(), "--tokenizer", "--tokens", why);
+    if (!options.flags.max_new_tokens) throw Error("--tokens: give --max-new-tokens too");
+  } else {
+    refuse(options.stop_at_eos, "--stop-at-eos", "text", "it always stops there");
+  }
+  refuse(no_renderer && !options.text.renderer.empty(), "--renderer", "a plain prompt",
+         "it is for --messages and --chat");
+  refuse(no_renderer && options.no_thinking, "--no-thinking", "a plain prompt",
+         "it is for --messages and --chat");
   check_device(options.device, "--device cuda");
   if (options.device == Device::cuda && options.engine.precision == Precision::int8) {
     throw Error("--precision int8: works on the CPU only; with --device cuda use bf16 or float32");
   }
-  const Parameters parameters = load_parameters(options.model);
+}
+
+EngineOptions engine_options(const Options& options) {
+  EngineOptions engine = options.engine;
+  engine.backend = sampling_backend(options.device, engine.precision);
+  return engine;
+}
+
+// Says at its end how many tokens took how long.
+class Speed {
+ public:
+  void say_for(size_t tokens) const {
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start_;
+    say(fmt::format("{} tokens in {}, {:.0f} tokens/s", tokens, duration_text(time.count()),
+                    static_cast<double>(tokens) / std::max(time.count(), 1e-9)));
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+void generate_from_ids(const Options& options) {
+  SamplingSettings sampling;
+  sampling.temperature = options.flags.temperature.value_or(sampling.temperature);
+  sampling.top_k = options.flags.top_k.value_or(sampling.top_k);
+  sampling.top_p = options.flags.top_p.value_or(sampling.top_p);
+  sampling.min_p = options.flags.min_p.value_or(sampling.min_p);
+  check_sampling(sampling);
+  const Parameters parameters = load_parameters(options.text.folder);
   const auto prompts = read_token_lists(options.tokens, parameters.config());
-  EngineOptions engine_options = options.engine;
-  engine_options.backend = sampling_backend(options.device, engine_options.precision);
-  Engine engine(parameters, 0, engine_options);
-  std::vector<int32_t> stop_ids = options.stop_ids;
+  std::vector<int32_t> stop_ids = options.flags.stop_ids;
   if (options.stop_at_eos) {
     const auto& eos = parameters.config().eos_token_id;
     if (eos.empty()) {
       throw Error(
           fmt::format("{}/config.json has no eos_token_id to stop at; name ids with "
                       "--stop-id",
-                      options.model));
+                      options.text.folder));
     }
     stop_ids.insert(stop_ids.end(), eos.begin(), eos.end());
   }
+  Engine engine(parameters, 0, engine_options(options));
+  const int64_t limit = *options.flags.max_new_tokens;
   // Each prompt has its own random stream, independent of the others.
   for (size_t i = 0; i < prompts.size(); ++i) {
     try {
       engine.submit({.prompt = prompts[i],
                      .samples = options.samples,
-                     .max_new_tokens = options.max_new_tokens,
-                     .sampling = options.sampling,
+                     .max_new_tokens = limit,
+                     .sampling = sampling,
                      .stop_ids = stop_ids,
                      .seed = options.seed + i});
     } catch (const Error& error) {
@@ -87,26 +123,135 @@ void run(const Options& options) {
     }
   }
   TerminalProgress progress;
-  const auto start = std::chrono::steady_clock::now();
-  const auto most = prompts.size() * static_cast<size_t>(options.samples * options.max_new_tokens);
+  const Speed speed;
+  const size_t most = prompts.size() * static_cast<size_t>(options.samples * limit);
   size_t sampled = 0;
-  std::vector<SampledSequence> completions;
-  while (!engine.idle()) {
-    sampled += static_cast<size_t>(engine.step().sampled);
-    for (SampledSequence& completion : engine.take_finished()) {
-      completions.push_back(std::move(completion));
+  const auto sequences = run_to_end(engine, [&](size_t tokens) {
+    sampled = tokens;
+    progress.count("generate", "tokens", tokens, most);
+  });
+  print(sequences_json(sequences));
+  speed.say_for(sampled);
+}
+
+// The prompt of --prompt or --messages, and the options it was rendered with.
+std::vector<int32_t> prompt_of(const Options& options, const ModelText& text,
+                               RenderOptions& render) {
+  if (options.prompt) return plain_prompt(text, "--prompt", *options.prompt);
+  const Input input = read_input(options.messages);
+  RenderRequest request = read_conversation(input.name, input.text);
+  request.options.add_generation_prompt = true;
+  if (options.no_thinking) request.options.enable_thinking = false;
+  render = request.options;
+  return render_conversation(text, input.name, request).ids;
+}
+
+void print_generated(const Options& options, const std::vector<Generated>& all,
+                     const Renderer* renderer, const RenderOptions& render) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (options.json) {
+      print(generated_json(all[i], renderer, render));
+    } else {
+      print(fmt::format("[{}/{}]\n{}\n", i + 1, all.size(), all[i].text));
     }
-    progress.count("generate", "tokens", sampled, most);
   }
-  std::sort(completions.begin(), completions.end(),
-            [](const SampledSequence& a, const SampledSequence& b) {
-              return std::pair(a.request, a.sample) < std::pair(b.request, b.sample);
-            });
-  write_completions(completions);
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  say(fmt::format("{} tokens in {}, {:.0f} tokens/s", sampled, duration_text(seconds),
-                  static_cast<double>(sampled) / std::max(seconds, 1e-9)));
+}
+
+void generate_text(const Options& options) {
+  ModelTextOptions text_options = options.text;
+  text_options.needs_renderer = !options.prompt;
+  const ModelConfig config = load_model_config(options.text.folder);
+  const ModelText text = load_model_text(text_options, config);
+  if (options.no_thinking && !text.renderer->has_thinking()) {
+    throw Error(fmt::format("--no-thinking: the renderer {} has no thinking; remove it",
+                            text.renderer->name()));
+  }
+  const GenerationSettings settings = generation_settings(options.flags, text);
+  // Before the weights, which take long.
+  RenderOptions render;
+  std::vector<int32_t> prompt;
+  if (!options.chat) prompt = prompt_of(options, text, render);
+  const bool quiet = options.json || options.quiet;
+  if (!quiet) say(settings_text(options.flags, text));
+  const Parameters parameters = load_parameters(options.text.folder);
+  Engine engine(parameters, 0, engine_options(options));
+  const int64_t positions = most_positions(engine, config);
+  if (options.chat) {
+    ChatSession session(engine, text, positions, settings, options.seed);
+    if (options.no_thinking) session.disable_thinking();
+    TerminalChat terminal;
+    return run_chat(session, terminal);
+  }
+  const bool streams = options.samples == 1 && !options.json;
+  TerminalProgress progress;
+  GenerationEvents events;
+  size_t sampled = 0;
+  if (streams) {
+    events.on_text = [](int64_t, const TextPiece& piece) {
+      print_piece(piece.text, piece.thinking);
+    };
+  }
+  events.on_pass = [&](size_t tokens, size_t most) {
+    sampled = tokens;
+    if (!streams) progress.count("generate", "tokens", tokens, most);
+  };
+  const Speed speed;
+  std::vector<Generated> all;
+  try {
+    all = generate(engine, *text.tokenizer, positions,
+                   {.ids = prompt, .samples = options.samples, .seed = options.seed}, settings,
+                   events);
+  } catch (const Error& error) {
+    const std::string source = options.prompt ? "--prompt" : "--messages " + options.messages;
+    throw Error(fmt::format("{}: {}", source, error.what()));
+  }
+  if (streams) print("\n");
+  if (!streams) print_generated(options, all, text.renderer.get(), render);
+  if (!quiet) speed.say_for(sampled);
+}
+
+void add_inputs(CLI::App& command, Options& options) {
+  command
+      .add_option("model,--model", options.text.folder, "Hugging Face folder (Qwen3, Qwen2, Llama)")
+      ->required();
+  // By a function, since an empty text is one too.
+  const auto set_prompt = [&options](const std::string& text) { options.prompt = text; };
+  command.add_option_function<std::string>("--prompt", set_prompt, "A text to continue")
+      ->type_name("WORDS");
+  command.add_option(
+      "--messages", options.messages,
+      "A conversation to reply to: a JSON file, or - for stdin; see docs/formats.md");
+  command.add_flag("--chat", options.chat, "Talk with the model; /help lists the commands");
+  command.add_option("--tokens", options.tokens,
+                     "JSON file with prompts of token ids, or - for stdin");
+}
+
+void add_sampling(CLI::App& command, Options& options) {
+  GenerationFlags& flags = options.flags;
+  command
+      .add_option("--max-new-tokens", flags.max_new_tokens,
+                  "Most tokens to sample; default for text: the folder's, or 1024, and what fits")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  command
+      .add_option("--temperature", flags.temperature,
+                  "0: greedy; default for text: the folder's, or 1")
+      ->default_str("1");
+  command.add_option("--top-k", flags.top_k, "0: off; default as above")->default_str("0");
+  command.add_option("--top-p", flags.top_p, "1: off; default as above")->default_str("1");
+  command.add_option("--min-p", flags.min_p, "0: off; default as above")->default_str("0");
+  command
+      .add_option("--seed", options.seed, "Prompt or reply i uses seed + i: same seed, same tokens")
+      ->check(not_negative())
+      ->capture_default_str();
+  command.add_option("--samples", options.samples, "Completions per prompt")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  command.add_option("--stop", flags.stop_texts, "A text that ends a completion; may be repeated")
+      ->type_name("WORDS")
+      ->allow_extra_args(false);
+  command.add_option("--stop-id", flags.stop_ids, "Ids that end a completion");
+  command.add_flag("--stop-at-eos", options.stop_at_eos,
+                   "With --tokens: end at the model's eos_token_id, as text always does");
 }
 
 }  // namespace
@@ -114,33 +259,34 @@ void run(const Options& options) {
 void add_generate(CLI::App& app, Program&) {
   auto* command = app.add_subcommand(
       "generate",
-      "Samples new tokens after each prompt. Reads {\"tokens\": [[1, 2, ..], ..]}, prints\n"
-      "{\"tokens\": new ids, \"logprobs\": of the model's own distribution, as `leeway logprobs` "
-      "gives\nthem, \"processed_logprobs\": after temperature and filters, \"finish\"}, a list "
-      "each\nper prompt (and sample).");
+      "Samples from a model: continues a text, replies to a conversation, or talks in the "
+      "terminal.\n"
+      "  leeway generate MODEL --chat\n"
+      "  leeway generate MODEL --prompt 'Once upon a time' --max-new-tokens 50\n"
+      "  leeway generate MODEL --messages talk.json --json\n"
+      "Tokenizer, chat format, sampling defaults and end tokens come from the model's folder.\n"
+      "--json prints an object per sample: text, content, reasoning, tool_calls, tokens, "
+      "logprobs,\n"
+      "processed_logprobs, finish.\n"
+      "Token ids: --tokens reads {\"tokens\": [[1, 2, ..], ..]} and prints {\"tokens\": new ids,\n"
+      "\"logprobs\": of the model's own distribution, as `leeway logprobs` gives them,\n"
+      "\"processed_logprobs\": after temperature and filters, \"finish\"}, a list each per prompt\n"
+      "(and sample).");
   auto options = std::make_shared<Options>();
-  command->add_option("--model", options->model, "Hugging Face folder (Qwen3, Qwen2, Llama)")
-      ->required();
-  command->add_option("--tokens", options->tokens, "JSON file with prompts, or - for stdin")
-      ->required();
+  add_inputs(*command, *options);
+  add_sampling(*command, *options);
+  command->add_option("--tokenizer", options->text.tokenizer,
+                      "A tokenizer.json, or \"byte\", in place of the folder's");
   command
-      ->add_option("--max-new-tokens", options->max_new_tokens,
-                   "Maximum number of tokens to sample")
-      ->required()
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  command->add_option("--temperature", options->sampling.temperature, "0: greedy")
-      ->capture_default_str();
-  command->add_option("--top-k", options->sampling.top_k, "0: off")->capture_default_str();
-  command->add_option("--top-p", options->sampling.top_p, "1: off")->capture_default_str();
-  command->add_option("--min-p", options->sampling.min_p, "0: off")->capture_default_str();
-  command->add_option("--seed", options->seed, "Prompt i uses seed + i: same seed, same tokens")
-      ->check(not_negative())
-      ->capture_default_str();
-  command->add_option("--samples", options->samples, "Completions per prompt")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->capture_default_str();
-  command->add_option("--stop-id", options->stop_ids, "Ids that end a completion");
-  command->add_flag("--stop-at-eos", options->stop_at_eos, "End at the model's eos_token_id");
+      ->add_option("--renderer", options->text.renderer,
+                   fmt::format("The chat format in place of the folder's: {}",
+                               fmt::join(renderer_names(), ", ")))
+      ->type_name("NAME");
+  command->add_flag("--no-thinking", options->no_thinking,
+                    "Ask the chat format for a reply without thinking");
+  command->add_flag("--json", options->json, "Print JSON, one object per sample");
+  command->add_flag("--quiet", options->quiet,
+                    "Do not say what comes from the folder, nor the speed");
   add_choice(*command, "--precision", options->engine.precision,
              "Dtype of the weights while sampling");
   add_choice(*command, "--device", options->device, "Device to run on; cuda needs a GPU");
@@ -152,7 +298,10 @@ void add_generate(CLI::App& app, Program&) {
   command->add_option("--threads", options->engine.threads, "0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  command->callback([options] { run(*options); });
+  command->callback([options] {
+    check_options(*options);
+    options->tokens.empty() ? generate_text(*options) : generate_from_ids(*options);
+  });
 }
 
 }  // namespace leeway

@@ -12,12 +12,25 @@
 
 namespace leeway {
 
-void print(std::string_view text) {
-  std::string shown;
-  if (::isatty(STDOUT_FILENO)) text = shown = printable(text);
+namespace {
+
+void write_result(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
     throw Error(fmt::format("cannot write the result to stdout: {}", std::strerror(errno)));
   }
+}
+
+}  // namespace
+
+void print(std::string_view text) {
+  write_result(::isatty(STDOUT_FILENO) != 0 ? printable(text) : std::string(text));
+}
+
+void print_piece(std::string_view text, bool dim) {
+  // In one write, so that an interrupted program does not leave the terminal dim.
+  const bool styled = dim && ::isatty(STDOUT_FILENO) != 0;
+  if (!styled) return print(text);
+  write_result("\033[2m" + printable(text) + "\033[0m");
 }
 
 void warn(std::string_view text) { say(fmt::format("leeway: warning: {}", text)); }

@@ -11,6 +11,8 @@ namespace leeway {
 // Writes to stdout, byte for byte unless that is a terminal; throws Error on failure (a full disk,
 // a closed pipe).
 void print(std::string_view text);
+// A piece of a result, shown at once; dim where stdout is a terminal.
+void print_piece(std::string_view text, bool dim);
 // One line to stderr: "leeway: warning: ..".
 void warn(std::string_view text);
 // One line to stderr. Write errors are ignored.

@@ -174,6 +174,17 @@ void Engine::update_weights(std::shared_ptr<const PolicySnapshot> weights) {
 
 StepReport Engine::step() { return impl_->step(); }
 
+std::span<const int32_t> Engine::sampled(int64_t request, int64_t sample) const {
+  const ScheduledSample* running = impl_->scheduler.find_running(request, sample);
+  return running == nullptr ? std::span<const int32_t>() : running->result.ids;
+}
+
+bool Engine::cancel_sample(int64_t request, int64_t sample) {
+  const bool ran = impl_->scheduler.cancel_sample(request, sample, impl_->ended);
+  impl_->publish();
+  return ran;
+}
+
 std::vector<SampledSequence> Engine::take_finished() {
   const std::lock_guard lock(impl_->mutex);
   return std::exchange(impl_->finished, {});

@@ -10,11 +10,13 @@
 //   whatever else is in the batch. (A GPU's logits depend in their last bits on the batch.)
 // - Each token carries the policy version whose weights gave its logits.
 //
-// Threads: one thread calls `step`; everything else may be called from any thread at any time.
+// Threads: one thread calls `step`, `sampled` and `cancel_sample`; everything else may be called
+// from any thread at any time.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "config/settings.h"
@@ -70,6 +72,12 @@ class Engine {
   // to NaN or infinity): its unfinished samples end as cancelled, without a token of this step; all
   // others have their token, and the next step goes on with them.
   StepReport step();
+  // The tokens that a running sample has so far; empty if it waits, has ended or is unknown. By the
+  // thread that steps; valid until its next call.
+  std::span<const int32_t> sampled(int64_t request, int64_t sample) const;
+  // Ends one running sample as cancelled and leaves the request's others; false if it does not run.
+  // By the thread that steps.
+  bool cancel_sample(int64_t request, int64_t sample);
   // Samples that ended since the last call, in the order they ended.
   std::vector<SampledSequence> take_finished();
   bool idle() const;       // nothing running, queued or pending

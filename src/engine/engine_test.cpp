@@ -202,6 +202,48 @@ TEST(Engine, CancelledSamplesKeepTheTokensTheyHave) {
   EXPECT_FALSE(engine.cancel(1));
 }
 
+// One sample is cut after `cut` tokens (0: while the prompt is computed, by the leader); the others
+// have the tokens they have without that.
+TEST(Engine, ASampleIsCancelledAloneAndItsTokensAreSeenWhileItRuns) {
+  const Parameters weights = tiny_weights(Family::qwen3, 5);
+  const Request request = make_request(9, 12, 3, 5);
+  Engine whole(weights, 0, options_of(4));
+  whole.submit(request);
+  std::map<int64_t, std::vector<int32_t>> expected;
+  while (!whole.idle()) whole.step();
+  for (const SampledSequence& result : whole.take_finished()) expected[result.sample] = result.ids;
+  for (const int64_t sample : {0, 1, 2}) {
+    for (const size_t cut : {size_t{0}, size_t{3}}) {
+      SCOPED_TRACE(::testing::Message() << "sample " << sample << " after " << cut);
+      Engine engine(weights, 0, options_of(4));
+      const int64_t id = engine.submit(request);
+      EXPECT_FALSE(engine.cancel_sample(id, sample)) << "it waits";
+      bool done = false;
+      while (!engine.idle()) {
+        engine.step();
+        const auto seen = engine.sampled(id, sample);
+        EXPECT_TRUE(!done || seen.empty());
+        ASSERT_TRUE(std::equal(seen.begin(), seen.end(), expected[sample].begin()));
+        if (!done && seen.size() >= cut) done = engine.cancel_sample(id, sample);
+      }
+      EXPECT_TRUE(done);
+      EXPECT_FALSE(engine.cancel_sample(id, sample)) << "it has ended";
+      EXPECT_FALSE(engine.cancel_sample(id, 3)) << "there is none";
+      const std::vector<SampledSequence> results = engine.take_finished();
+      ASSERT_EQ(results.size(), 3u);
+      for (const SampledSequence& result : results) {
+        if (result.sample != sample) {
+          EXPECT_EQ(result.ids, expected[result.sample]);
+          EXPECT_EQ(result.finish, Finish::length);
+        } else {
+          EXPECT_EQ(result.finish, Finish::cancelled);
+          EXPECT_EQ(result.ids.size(), cut);
+        }
+      }
+    }
+  }
+}
+
 TEST(Engine, CancelLeavesFinishedSamplesOfTheRequestAlone) {
   const Parameters weights = tiny_weights(Family::qwen2, 9);
   Request request = make_request(9, 25, 4, 1);

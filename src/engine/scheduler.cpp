@@ -59,13 +59,38 @@ void Scheduler::cancel(int64_t id, std::vector<SampledSequence>& ended) {
   queue_.erase(waiting);
 }
 
+const ScheduledSample* Scheduler::find_running(int64_t id, int64_t sample) const {
+  for (const auto& request : requests_) {
+    if (request->id != id || sample < 0 || sample >= request->request.samples) continue;
+    const ScheduledSample& found = request->samples[static_cast<size_t>(sample)];
+    return found.live ? &found : nullptr;
+  }
+  return nullptr;
+}
+
+bool Scheduler::cancel_sample(int64_t id, int64_t sample, std::vector<SampledSequence>& ended) {
+  if (find_running(id, sample) == nullptr) return false;
+  const auto request =
+      std::find_if(requests_.begin(), requests_.end(), [&](const auto& r) { return r->id == id; });
+  end_sample(**request, (*request)->samples[static_cast<size_t>(sample)], Finish::cancelled, ended);
+  // Another sample computes the rest of the prompt, from its beginning.
+  if (!(*request)->prompt_done) choose_leader(**request);
+  sweep();
+  return true;
+}
+
+// The first sample that lives.
+void Scheduler::choose_leader(ScheduledRequest& request) {
+  const auto first = std::find_if(request.samples.begin(), request.samples.end(),
+                                  [](const ScheduledSample& sample) { return sample.live; });
+  request.leader = static_cast<size_t>(first - request.samples.begin());
+}
+
 void Scheduler::restart() {
   for (const auto& request : requests_) {
     request->prompt_done = false;
     for (ScheduledSample& sample : request->samples) sample.stored = 0;
-    const auto first = std::find_if(request->samples.begin(), request->samples.end(),
-                                    [](const ScheduledSample& sample) { return sample.live; });
-    request->leader = static_cast<size_t>(first - request->samples.begin());
+    choose_leader(*request);
   }
 }
 
@@ -123,7 +148,9 @@ void Scheduler::add_rows(ScheduledRequest& request, ScheduledSample& sample, int
     pass_.draws.push_back({&request, &sample, logits});
     return;
   }
-  for (ScheduledSample& each : request.samples) pass_.draws.push_back({&request, &each, logits});
+  for (ScheduledSample& each : request.samples) {
+    if (each.live) pass_.draws.push_back({&request, &each, logits});
+  }
 }
 
 const StepRows& Scheduler::plan() {

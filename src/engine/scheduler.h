@@ -73,6 +73,10 @@ class Scheduler {
   // Ends what is left of a request; unknown: nothing. Samples that ended are appended to `ended`,
   // here and below.
   void cancel(int64_t id, std::vector<SampledSequence>& ended);
+  // Ends one sample alone. False if it is not running: unknown, waiting or ended.
+  bool cancel_sample(int64_t id, int64_t sample, std::vector<SampledSequence>& ended);
+  // The running sample, or null.
+  const ScheduledSample* find_running(int64_t id, int64_t sample) const;
   // Forgets all keys and values: every running sample is computed again, its tokens stay.
   void restart();
   // Takes requests from the queue, in order, as long as the next one finds a place for each sample
@@ -107,6 +111,7 @@ class Scheduler {
   void accept(const Draw& draw, const SampledToken& token, PolicyVersion version,
               std::vector<SampledSequence>& ended);
   void fork(ScheduledRequest& request);
+  static void choose_leader(ScheduledRequest& request);
   void end_sample(ScheduledRequest& request, ScheduledSample& sample, Finish finish,
                   std::vector<SampledSequence>& ended);
   void end_request(ScheduledRequest& request, std::vector<SampledSequence>& ended);

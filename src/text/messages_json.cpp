@@ -157,6 +157,18 @@ RenderRequest read_render_request(const std::string& name, std::string_view json
   return {read_list(*messages, name + ": messages"), read_options(root, name)};
 }
 
+RenderRequest read_conversation(const std::string& name, std::string_view json) {
+  const size_t first = json.find_first_not_of(" \t\r\n");
+  RenderRequest request;
+  if (first != std::string_view::npos && json[first] == '[') {
+    request.messages = read_messages(name, json);
+  } else {
+    request = read_render_request(name, json);
+  }
+  if (request.messages.empty()) wrong(name, "messages: the list is empty");
+  return request;
+}
+
 std::vector<Message> read_messages(const std::string& name, std::string_view json) {
   return read_list(read_json(name, json), name + ": messages");
 }

@@ -1,4 +1,4 @@
-// Conversations as JSON: the input of `leeway render`.
+// Conversations as JSON: the input of `leeway render` and of `leeway generate --messages`.
 #pragma once
 
 #include <string>
@@ -19,6 +19,10 @@ struct RenderRequest {
 // name. Types are checked strictly; other keys are ignored. Throws Error with `name` and the line
 // for invalid JSON, and with the index of the message for invalid messages.
 RenderRequest read_render_request(const std::string& name, std::string_view json);
+
+// Either of the two forms: a list of messages, or the object above. Throws Error also if there is
+// no message.
+RenderRequest read_conversation(const std::string& name, std::string_view json);
 
 // Only the list of messages.
 std::vector<Message> read_messages(const std::string& name, std::string_view json);

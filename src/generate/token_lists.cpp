@@ -1,12 +1,9 @@
-#include "cli/token_lists.h"
+#include "generate/token_lists.h"
 
 #include <fmt/format.h>
 
-#include <iostream>
-#include <iterator>
-
-#include "base/files.h"
 #include "base/json.h"
+#include "generate/input.h"
 #include "leeway/error.h"
 
 namespace leeway {
@@ -19,10 +16,7 @@ constexpr const char* kShape =
 
 std::vector<std::vector<int32_t>> read_token_lists(const std::string& path,
                                                    const ModelConfig& config) {
-  const bool from_stdin = path == "-";
-  const std::string name = from_stdin ? "standard input" : path;
-  const std::string text =
-      from_stdin ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : read_file(path);
+  const auto [name, text] = read_input(path);
   const rapidjson::Document json = parse_json(name, text);
   if (!json.IsObject()) throw Error(fmt::format("{}: {}", name, kShape));
   const auto tokens = json.FindMember("tokens");
