@@ -17,10 +17,11 @@ if(LEEWAY_WERROR)
 endif()
 if(LEEWAY_SANITIZE)
   # Without the checks of undefined behaviour that cost most to compile and find least: an access through
-  # null, or beyond an object, is the address sanitizer's as well.
+  # null, or beyond an object, is the address sanitizer's as well. Without warnings, which the other
+  # builds give, and which are wrong about code that sanitizers have filled in.
   target_compile_options(leeway_options INTERFACE -fsanitize=${LEEWAY_SANITIZE}
                          -fno-sanitize=null,object-size,vptr
-                         -fno-omit-frame-pointer -fno-sanitize-recover=all)
+                         -fno-omit-frame-pointer -fno-sanitize-recover=all -w)
   target_link_options(leeway_options INTERFACE -fsanitize=${LEEWAY_SANITIZE})
 endif()
 
