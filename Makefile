@@ -48,9 +48,9 @@ asan: PROGRAMS ?= base_test config_test config_dump_test config_problems_test te
   report_test fuzz_test safetensors_fuzz_test core_test policy_head_test engine_test
 tsan: PROGRAMS ?= base_test engine_test orchestrator_loop_test failure_modes_test background_writer_test
 asan tsan:
-	@scripts/setup build
+	@scripts/setup program
 	@cmake --preset $@ $(FLAGS) > /dev/null
-	@ninja -C build-$@ -j $(JOBS) $(PROGRAMS)
+	@ninja -C build-$@ -j $(JOBS) sanitizer_proof $(PROGRAMS)
 	@scripts/run_sanitized build-$@ $(JOBS) $(PROGRAMS)
 
 format:

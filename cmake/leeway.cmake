@@ -16,14 +16,19 @@ if(LEEWAY_WERROR)
     "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-Werror;-Wno-error=restrict;-Wno-error=maybe-uninitialized;-Wno-error=stringop-overflow;-Wno-error=stringop-overread;-Wno-error=array-bounds;-Wno-error=free-nonheap-object>>")
 endif()
 if(LEEWAY_SANITIZE)
+  # Without the checks of undefined behaviour that cost most to compile and find least: an access through
+  # null, or beyond an object, is the address sanitizer's as well. Without warnings, which the other
+  # builds give, and which are wrong about code that sanitizers have filled in.
   target_compile_options(leeway_options INTERFACE -fsanitize=${LEEWAY_SANITIZE}
-                         -fno-omit-frame-pointer -fno-sanitize-recover=all)
+                         -fno-sanitize=null,object-size,vptr
+                         -fno-omit-frame-pointer -fno-sanitize-recover=all -w)
   target_link_options(leeway_options INTERFACE -fsanitize=${LEEWAY_SANITIZE})
 endif()
 
 # A build from nothing (LEEWAY_COLD_BUILD) is made to be tested, not to be used: only what computes is
-# compiled as users have it, the rest with -O1 and tests of sanitizer builds with -O0, and the headers
-# that most files begin with are read once, except by what includes PyTorch, whose flags differ.
+# compiled as users have it, the rest with -O1, and the headers that most files begin with are read
+# once, except by what includes PyTorch, whose flags differ. Sanitizers multiply the time that a file
+# takes, so in their builds tests are compiled with -O0, and the files of a layer several at once.
 if(LEEWAY_COLD_BUILD)
   set(CMAKE_PCH_WARN_INVALID OFF)
   set(CMAKE_CXX_FLAGS_RELEASE "-O1 -DNDEBUG")
@@ -47,10 +52,18 @@ if(LEEWAY_COLD_BUILD)
 endif()
 set(computing_layers kernels core model engine trainer)
 
-# leeway_layer(NAME SOURCES .. LINKS ..)
+# leeway_layer(NAME SOURCES .. [ALONE ..] LINKS ..)
+# ALONE: those of the sources that are never compiled together with others, because they are compiled
+# once per SIMD level, or because another source of the layer has a private name of theirs too.
 function(leeway_layer name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;ALONE;LINKS" ${ARGN})
   add_library(leeway_${name} STATIC ${ARG_SOURCES})
+  if(LEEWAY_COLD_BUILD AND LEEWAY_SANITIZE)
+    set_target_properties(leeway_${name} PROPERTIES UNITY_BUILD ON)
+    if(ARG_ALONE)
+      set_source_files_properties(${ARG_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
+  endif()
   target_link_libraries(leeway_${name} PUBLIC leeway_options ${ARG_LINKS})
   if(LEEWAY_COLD_BUILD AND name IN_LIST computing_layers AND NOT LEEWAY_SANITIZE)
     target_compile_options(leeway_${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O3>")
@@ -72,6 +85,9 @@ function(leeway_test name)
   endif()
   if(LEEWAY_COLD_BUILD AND LEEWAY_SANITIZE)
     target_compile_options(${name} PRIVATE -O0)
+  endif()
+  if(LEEWAY_SANITIZE)
+    return()  # scripts/run_sanitized runs whole programs, with the options of the sanitizers
   endif()
   set(properties TIMEOUT 600)
   if(ARG_SERIAL)

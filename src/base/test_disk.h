@@ -1,5 +1,6 @@
 // A small disk for tests of a full one: a tmpfs in mounts of this process's own, so that nothing
-// stays mounted when it ends. Needs the right to mount, which root has outside of most containers.
+// stays mounted when it ends. Needs the right to mount, which root has outside of most containers,
+// and everybody where the system lets users have namespaces of their own.
 #pragma once
 
 #include <fcntl.h>
@@ -13,12 +14,31 @@
 
 namespace leeway::testing {
 
+inline bool write_whole(const char* path, const std::string& text) {
+  const int file = ::open(path, O_WRONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool done = ::write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  ::close(file);
+  return done;
+}
+
+// In a namespace of its own every user may mount. It is this one user's: the others stay without a
+// number in it.
+inline bool have_mounts_of_ones_own() {
+  const std::string user = std::to_string(::geteuid()), group = std::to_string(::getegid());
+  if (::unshare(CLONE_NEWNS) == 0) return true;
+  return ::unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0 &&
+         write_whole("/proc/self/setgroups", "deny") &&
+         write_whole("/proc/self/uid_map", user + " " + user + " 1") &&
+         write_whole("/proc/self/gid_map", group + " " + group + " 1");
+}
+
 // Keeps what this process mounts from everybody else. In a chroot "/" is not a mount point and
 // cannot be made private; the folder above it that is one is reached by leaving the chroot for that
 // moment:
 // ".." leads out of it for who stands outside the root of the moment.
 inline bool make_mounts_private(const std::string& any_folder) {
-  if (::unshare(CLONE_NEWNS) != 0) return false;
+  if (!have_mounts_of_ones_own()) return false;
   if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0) return true;
   if (errno != EINVAL) return false;
   const std::filesystem::path here = std::filesystem::current_path();
