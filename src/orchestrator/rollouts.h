@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/run_config.h"
@@ -20,13 +22,21 @@
 
 namespace leeway {
 
+// What the environment says of one step, besides the rollout's reward. Numbers are finite.
+struct StepCredit {
+  std::optional<double> reward;    // of this step alone
+  std::vector<double> advantages;  // one per token of the completion; empty: none given
+};
+
 // A finished rollout.
 struct Rollout {
   std::vector<TrajectoryStep> steps;  // one per turn of the policy
   std::vector<RewardPart> rewards;
   double reward = 0.0;
-  bool truncated = false;  // a length limit or max_turns ended it
-  std::string text;        // of the last reply
+  bool truncated = false;                               // a length limit or max_turns ended it
+  std::string text;                                     // of the last reply
+  std::vector<StepCredit> credit;                       // empty, or one per step
+  std::vector<std::pair<std::string, double>> metrics;  // the environment's; no part of the reward
 
   int64_t sampled_tokens() const;
   PolicyVersion oldest_version() const;  // of its tokens
