@@ -142,7 +142,8 @@ uint64_t ProcessPool::submit(const std::string& members) {
     return number;
   }
   request.id = unguessable_id();
-  request.line = fmt::format("{{\"type\": \"turn\", \"id\": {}, {}}}", request.id, members);
+  request.line = fmt::format("{{\"type\": \"{}\", \"id\": {}, {}}}", settings_.request_type,
+                             request.id, members);
   request.submitted = now;
   queue_.push_back(number);
   hand_out(now);
@@ -206,11 +207,11 @@ void ProcessPool::serve(Place& place, Time now) {
   } else if (place.state != Place::State::idle && now - place.since > timeout_) {
     const char* what = place.state == Place::State::greeting ? "hello" : "answer";
     greeting_late_ = place.state == Place::State::greeting;
-    replace(place, FailureKind::timeout,
-            fmt::format("environment.turn_timeout: process {} gave no {} within {} s and was "
-                        "killed{}",
-                        child.pid(), what, settings_.turn_timeout, child.last_words()),
-            now);
+    replace(
+        place, FailureKind::timeout,
+        fmt::format("{}: process {} gave no {} within {} s and was killed{}", settings_.timeout_key,
+                    child.pid(), what, settings_.turn_timeout, child.last_words()),
+        now);
   }
 }
 
@@ -220,9 +221,8 @@ bool ProcessPool::take_lines(Place& place, Time now) {
   const auto too_long = [&](const std::string& line) {
     if (line.size() <= most) return false;
     replace(place, FailureKind::bad_answer,
-            fmt::format("environment.max_output_bytes: process {} wrote a line of more than {} "
-                        "bytes: {}",
-                        place.child->pid(), most, in_quotes(line)),
+            fmt::format("{}: process {} wrote a line of more than {} bytes: {}",
+                        settings_.output_key, place.child->pid(), most, in_quotes(line)),
             now);
     return true;
   };
@@ -284,9 +284,8 @@ void ProcessPool::take_greeting(Place& place, std::string_view line, Time now) {
   }
   if (std::strtod(protocol->text.c_str(), nullptr) != kProtocol) {
     refuse_all(
-        fmt::format("the program of environment.command speaks protocol {}, and this "
-                    "version of Leeway protocol {}",
-                    in_quotes(protocol->text), kProtocol));
+        fmt::format("the program of {} speaks protocol {}, and this version of Leeway protocol {}",
+                    settings_.command_key, in_quotes(protocol->text), kProtocol));
     return replace(place, FailureKind::bad_answer, refusal_, now);
   }
   place.state = Place::State::idle;
@@ -348,8 +347,8 @@ void ProcessPool::expire_queue(Time now) {
     if (now - std::max(requests_.at(number).submitted, last_answer_) <= timeout_) return;
     queue_.pop_front();
     fail(number, FailureKind::timeout,
-         fmt::format("environment.turn_timeout: no process took the turn for {} s{}",
-                     settings_.turn_timeout,
+         fmt::format("{}: no process took the {} for {} s{}", settings_.timeout_key,
+                     settings_.request_type, settings_.turn_timeout,
                      last_failure_.empty() ? "" : "; the last one that failed: " + last_failure_));
   }
 }

@@ -30,6 +30,12 @@ struct ProcessPoolSettings {
   double turn_timeout = 60.0;                   // seconds, of the greeting and of every answer
   int64_t max_output_bytes = int64_t{1} << 20;  // of a line
   ProcessLimits limits;
+  // For other requests than the turns of an environment: their type, and the keys of the
+  // configuration that messages name.
+  std::string request_type = "turn";
+  std::string command_key = "environment.command";
+  std::string timeout_key = "environment.turn_timeout";
+  std::string output_key = "environment.max_output_bytes";
 };
 
 // All methods are thread-safe; only the destructor waits for a process. There is no internal
@@ -61,8 +67,8 @@ class ProcessPool {
   // before anything is submitted.
   std::string greet();
 
-  // Requests {"type": "turn", "id": .., MEMBERS}; `members` is JSON on one line. Requests are taken
-  // in order. Returns the request's number.
+  // Requests {"type": "turn", "id": .., MEMBERS}, or of another request_type; `members` is JSON on
+  // one line. Requests are taken in order. Returns the request's number.
   uint64_t submit(const std::string& members);
 
   // What came of a request: `pending` until then. Afterwards the number is forgotten. Failures:

@@ -8,6 +8,7 @@
 
 #include "base/rng.h"
 #include "leeway/error.h"
+#include "orchestrator/credit.h"
 
 namespace leeway {
 namespace {
@@ -228,6 +229,12 @@ void RolloutDriver::complete(Running& running, const std::vector<RewardPart>& re
   running.result.rewards = rewards;
   running.result.truncated = truncated;
   for (const RewardPart& part : rewards) running.result.reward += part.weight * part.value;
+  for (const StepCredit& credit : running.result.credit) {
+    running.result.reward += credit.reward.value_or(0.0);
+  }
+  if (const std::string problem = credit_problem(running.result); !problem.empty()) {
+    return fail(running.rollout, FailureKind::bad_answer, problem);
+  }
   // Training uses float32. The comparison also rejects NaN.
   if (!(std::abs(running.result.reward) <= std::numeric_limits<float>::max())) {
     return fail(running.rollout, FailureKind::bad_answer,

@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "leeway/error.h"
+#include "orchestrator/credit.h"
 
 namespace leeway {
 namespace {
@@ -71,6 +72,13 @@ void write_list(JsonWriter& json, const char* key, const List& values) {
   json.end_array();
 }
 
+void write_credit(JsonWriter& json, const StepCredit& credit) {
+  json.key("credit").begin_object();
+  if (credit.reward) json.key("reward").value(*credit.reward);
+  write_list(json, "advantages", credit.advantages);
+  json.end_object();
+}
+
 void write_rollout(JsonWriter& json, const Rollout& rollout) {
   json.begin_object().key("reward").value(rollout.reward);
   json.key("truncated").value(rollout.truncated).key("text").value(rollout.text);
@@ -80,8 +88,10 @@ void write_rollout(JsonWriter& json, const Rollout& rollout) {
     json.key("value").value(part.value).end_object();
   }
   json.end_array().key("steps").begin_array();
-  for (const TrajectoryStep& step : rollout.steps) {
+  for (size_t k = 0; k < rollout.steps.size(); ++k) {
+    const TrajectoryStep& step = rollout.steps[k];
     json.begin_object();
+    if (!rollout.credit.empty()) write_credit(json, rollout.credit[k]);
     write_list(json, "prompt", step.prompt);
     write_list(json, "completion", step.completion);
     write_list(json, "logprobs", step.logprobs);
@@ -109,6 +119,7 @@ void write_counts(JsonWriter& json, const ScheduleCounts& counts,
     json.begin_object().key("environment").value(ids[e]);
     for_each_environment_count(
         counts, [&](const char* key, const auto& values) { number(key, values[e]); });
+    number("completed", counts.completed[e]);
     json.end_object();
   }
   json.end_array().key("given_up").begin_array();
@@ -242,6 +253,8 @@ class Reader {
       const size_t e = environment(each);
       for_each_environment_count(
           counts, [&](const char* key, auto& values) { values[e] = integer(each, key); });
+      // States written by earlier versions do not have it.
+      if (each.HasMember("completed")) counts.completed[e] = integer(each, "completed");
     }
     for (const Json& group : list(json, "given_up")) {
       const size_t from = environment(group);
@@ -282,8 +295,14 @@ class Reader {
         fail("the lists of a step have different lengths");
       }
       if (step.completion.empty()) fail("\"completion\" is empty");
+      if (!from.HasMember("credit")) continue;
+      const Json& given = from["credit"];
+      StepCredit& credit = rollout.credit.emplace_back();
+      credit.advantages = numbers<double>(given, "advantages");
+      if (given.HasMember("reward")) credit.reward = number(given, "reward");
     }
     if (rollout.steps.empty()) fail("a rollout has no \"steps\"");
+    if (const std::string problem = credit_problem(rollout); !problem.empty()) fail(problem);
     return rollout;
   }
 
