@@ -129,7 +129,9 @@ const std::vector<ForeignKey>& table() {
        "advantage_estimator",
        {"orchestrator.advantage", "trainer.loss.preset"},
        "one word there chooses both: grpo is group_deviation with preset grpo, gspo and cispo are "
-       "presets, reinforce_plus_plus_baseline is reinforce_pp; ppo needs a critic, and there is "
+       "presets, reinforce_plus_plus_baseline is reinforce_pp; reinforce_plus_plus has no baseline "
+       "of the group: batch_mean is nearest, which does not divide; ppo needs a critic, and there "
+       "is "
        "none"},
       {"slime",
        "disable_grpo_std_normalization",
@@ -343,7 +345,8 @@ const std::vector<ForeignKey>& table() {
        "algorithm.adv_estimator",
        {"orchestrator.advantage"},
        "grpo is group_deviation, rloo leave_one_out, reinforce_plus_plus_baseline reinforce_pp "
-       "(its deviation is over rollouts here, over tokens there); gae needs a critic, and there is "
+       "(its deviation is over rollouts here, over tokens there), reinforce_plus_plus nearest to "
+       "batch_mean, which does not divide; gae needs a critic, and there is "
        "none"},
       {"verl",
        "algorithm.norm_adv_by_std_in_grpo",

@@ -95,6 +95,17 @@ class Checks {
             fmt::format("rollout.max_sequences ({}) must be at least orchestrator.group_size "
                         "({}): the rollouts of a group share one prefill of their prompt",
                         run_.rollout.max_sequences, o.group_size));
+    const bool program = !o.advantage_command.empty();
+    const OrchestratorTable defaults;
+    const std::string instead =
+        "inert: orchestrator.advantage_command computes the advantages; leave one of them out";
+    const std::vector<std::string> command = {"orchestrator.advantage_command"};
+    effective(!program || o.advantage == defaults.advantage, "orchestrator.advantage", command,
+              instead);
+    effective(!program || o.length_penalty == 0.0, "orchestrator.length_penalty", command, instead);
+    effective(program || o.advantage_timeout == defaults.advantage_timeout,
+              "orchestrator.advantage_timeout", command,
+              "inert without orchestrator.advantage_command; set the program, or leave it out");
     const double temperature = run_.rollout.temperature;
     require(temperature == 0 || temperature >= kLeastTemperature, {"rollout.temperature"},
             fmt::format("must be 0 (greedy) or at least {}", kLeastTemperature));

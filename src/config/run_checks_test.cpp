@@ -38,6 +38,20 @@ TEST(RunChecks, AModelHasAFolderOrAShape) {
   expect_taken({"[model]\npath = \"m\"\ntokenizer = \"byte\"\n"});
 }
 
+TEST(RunChecks, AProgramTakesThePlaceOfAnAdvantage) {
+  const std::string command = "[orchestrator]\nadvantage_command = \"p\"\n";
+  expect_refused(
+      {{command + "advantage = \"none\"\n",
+        {"line 3", "orchestrator.advantage = \"none\"", "inert", "orchestrator.advantage_command"}},
+       {command + "length_penalty = 0.5\n", {"line 3", "orchestrator.length_penalty", "inert"}},
+       {"[orchestrator]\nadvantage_timeout = 5\n",
+        {"line 2", "orchestrator.advantage_timeout", "inert", "orchestrator.advantage_command"}},
+       {command + "advantage_timeout = 0\n", {"line 3", "above 0"}}});
+  expect_taken({command, command + "advantage_timeout = 5\nfilter_zero_advantages = true\n",
+                "[orchestrator]\nadvantage = \"none\"\n",
+                "[orchestrator]\nadvantage = \"batch_mean\"\nlength_penalty = 0.5\n"});
+}
+
 TEST(RunChecks, HeadsOfAModelDivide) {
   expect_refused(
       {{"[model]\nnum_attention_heads = 3\nhidden_size = 9\n",

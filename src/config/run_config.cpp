@@ -248,10 +248,15 @@ std::vector<Field> orchestrator_fields(OrchestratorTable& t) {
              "Seconds before a group's first retry; doubles with every retry, up to a minute."),
       number("rollout_timeout", t.rollout_timeout, kNotNegative,
              "Seconds that a rollout may take; 0 means no limit."),
-      choice("advantage", t.advantage, "How advantages are computed from the rewards of a group."),
+      choice("advantage", t.advantage, "How advantages are computed from rewards."),
       number("length_penalty", t.length_penalty, kWeightOrNone,
              "Length penalty: subtracted from the longest of a group's best rollouts, less from "
              "shorter ones; 0 disables it."),
+      text("advantage_command", t.advantage_command,
+           "Program that computes the advantages of each group, or drops it, instead of "
+           "`advantage` and `length_penalty`; run by /bin/sh. Empty: none."),
+      number("advantage_timeout", t.advantage_timeout, kPositive,
+             "Maximum seconds per answer of `advantage_command`."),
       flag("filter_zero_advantages", t.filter_zero_advantages,
            "Whether to drop groups whose advantages are all 0 from the batch."),
   };

@@ -117,7 +117,9 @@ struct OrchestratorTable {
   double retry_backoff = 0.1;          // seconds before the first retry; doubles with every retry
   double rollout_timeout = 600.0;      // seconds; 0: no limit
   AdvantageKind advantage = AdvantageKind::group_mean;
-  double length_penalty = 0.0;  // 0: off
+  double length_penalty = 0.0;      // 0: off
+  std::string advantage_command;    // a program that takes their place; empty: none
+  double advantage_timeout = 60.0;  // seconds, of each of its answers
   bool filter_zero_advantages = false;
 };
 

@@ -45,10 +45,19 @@ template <>
 inline constexpr std::array kNames<RolloutSchedule>{"lockstep", "free"};
 
 // orchestrator.advantage: formulas are in orchestrator/advantages.h.
-enum class AdvantageKind { group_mean, group_deviation, leave_one_out, max_rl, reinforce_pp };
+enum class AdvantageKind {
+  group_mean,
+  group_deviation,
+  leave_one_out,
+  max_rl,
+  reinforce_pp,
+  batch_mean,
+  none,
+};
 template <>
 inline constexpr std::array kNames<AdvantageKind>{"group_mean", "group_deviation", "leave_one_out",
-                                                  "max_rl", "reinforce_pp"};
+                                                  "max_rl",     "reinforce_pp",    "batch_mean",
+                                                  "none"};
 
 // rollout.kv_after_swap: what becomes of the KV cache of running requests when weights are swapped:
 // kept (the field does this; the next tokens are sampled from a mixture of both policies' states),

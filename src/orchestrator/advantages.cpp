@@ -42,33 +42,14 @@ void check_group(const GroupRewards& group, size_t number) {
   }
 }
 
-std::vector<double> shaped_rewards(const GroupRewards& group, double length_penalty) {
-  std::vector<double> rewards = group.rewards;
-  if (length_penalty == 0.0) return rewards;
-  LEEWAY_CHECK(group.lengths.size() == rewards.size(), "one length per reward");
-  const double best = *std::max_element(rewards.begin(), rewards.end());
-  if (best <= 0.0) return rewards;
-  int64_t shortest = INT64_MAX, longest = INT64_MIN;
-  for (size_t i = 0; i < rewards.size(); ++i) {
-    if (rewards[i] != best) continue;
-    shortest = std::min(shortest, group.lengths[i]);
-    longest = std::max(longest, group.lengths[i]);
-  }
-  if (shortest == longest) return rewards;
-  const double range = static_cast<double>(longest - shortest);
-  for (size_t i = 0; i < rewards.size(); ++i) {
-    if (rewards[i] != best) continue;
-    rewards[i] -= length_penalty * (static_cast<double>(group.lengths[i] - shortest) / range);
-  }
-  return rewards;
-}
-
 // The factor for a group's differences from its mean; reinforce_pp scales by the batch.
 double group_scale(AdvantageKind kind, const std::vector<double>& differences, double mean) {
   const double count = static_cast<double>(differences.size());
   switch (kind) {
     case AdvantageKind::group_mean:
-    case AdvantageKind::reinforce_pp: return 1.0;
+    case AdvantageKind::reinforce_pp:
+    case AdvantageKind::batch_mean:
+    case AdvantageKind::none: return 1.0;
     case AdvantageKind::leave_one_out: return count / (count - 1.0);
     case AdvantageKind::max_rl: return mean > 0.0 ? 1.0 / mean : 0.0;
     case AdvantageKind::group_deviation: {
@@ -90,7 +71,51 @@ void scale_by_batch(std::vector<std::vector<double>>& groups) {
   }
 }
 
+// The mean of all rewards of the batch; exactly theirs if they are all equal.
+double batch_mean(const std::vector<std::vector<double>>& groups) {
+  std::vector<double> all;
+  for (const std::vector<double>& group : groups) all.insert(all.end(), group.begin(), group.end());
+  if (all.empty() || all_equal(all)) return all.empty() ? 0.0 : all.front();
+  const double count = static_cast<double>(all.size());
+  return sum(std::move(all)) / count;
+}
+
+bool compares_group(AdvantageKind kind) {
+  return kind != AdvantageKind::none && kind != AdvantageKind::batch_mean;
+}
+
+// For the kinds that do not compare the rollouts of a group.
+void subtract_batch_baseline(AdvantageKind kind, AdvantageResult& result) {
+  const double mean = kind == AdvantageKind::batch_mean ? batch_mean(result.advantages) : 0.0;
+  for (std::vector<double>& group : result.advantages) {
+    for (double& value : group) value -= mean;
+    const bool zero = std::all_of(group.begin(), group.end(), [](double a) { return a == 0.0; });
+    if (group.size() > 1 && zero) ++result.zero_variance_groups;
+  }
+}
+
 }  // namespace
+
+std::vector<double> shaped_rewards(const GroupRewards& group, double length_penalty) {
+  std::vector<double> rewards = group.rewards;
+  if (length_penalty == 0.0) return rewards;
+  LEEWAY_CHECK(group.lengths.size() == rewards.size(), "one length per reward");
+  const double best = *std::max_element(rewards.begin(), rewards.end());
+  if (best <= 0.0) return rewards;
+  int64_t shortest = INT64_MAX, longest = INT64_MIN;
+  for (size_t i = 0; i < rewards.size(); ++i) {
+    if (rewards[i] != best) continue;
+    shortest = std::min(shortest, group.lengths[i]);
+    longest = std::max(longest, group.lengths[i]);
+  }
+  if (shortest == longest) return rewards;
+  const double range = static_cast<double>(longest - shortest);
+  for (size_t i = 0; i < rewards.size(); ++i) {
+    if (rewards[i] != best) continue;
+    rewards[i] -= length_penalty * (static_cast<double>(group.lengths[i] - shortest) / range);
+  }
+  return rewards;
+}
 
 AdvantageResult compute_advantages(std::span<const GroupRewards> groups,
                                    const AdvantageOptions& options) {
@@ -103,6 +128,11 @@ AdvantageResult compute_advantages(std::span<const GroupRewards> groups,
     check_group(groups[g], g);
     std::vector<double> values = shaped_rewards(groups[g], options.length_penalty);
     const bool single = values.size() == 1;
+    if (!compares_group(options.kind)) {
+      result.singleton_groups += single ? 1 : 0;
+      result.advantages.push_back(std::move(values));
+      continue;
+    }
     if (single || all_equal(values)) {
       ++(single ? result.singleton_groups : result.zero_variance_groups);
       result.advantages.emplace_back(values.size(), 0.0);
@@ -115,6 +145,7 @@ AdvantageResult compute_advantages(std::span<const GroupRewards> groups,
     result.advantages.push_back(std::move(values));
   }
   if (options.kind == AdvantageKind::reinforce_pp) scale_by_batch(result.advantages);
+  if (!compares_group(options.kind)) subtract_batch_baseline(options.kind, result);
   for (size_t g = 0; g < groups.size(); ++g) {
     for (size_t i = 0; i < result.advantages[g].size(); ++i) {
       if (std::isfinite(result.advantages[g][i])) continue;

@@ -6,9 +6,12 @@
 //   max_rl             A = (r - mean) / mean; 0 where the mean is not positive
 //   reinforce_pp       A = (r - mean) / deviation of r - mean over all rollouts of the batch, the
 //                      population's; 0 where it is 0                 (REINFORCE++ baseline)
+//   batch_mean         A = r - mean over all rollouts of the batch
+//   none               A = r                            (REINFORCE without a baseline)
 //
-// A group of one has no baseline: its advantage is 0 for all kinds. A group whose rewards are all
-// equal has advantages 0 for all kinds, exactly. Both are counted.
+// The first five compare rollouts of one prompt: a group of one, and a group whose rewards are all
+// equal, have advantages 0, exactly. With the last two they keep their signal, and only a batch of
+// equal rewards (batch_mean) or a reward of 0 (none) has advantages 0, exactly.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +39,13 @@ struct GroupRewards {
 struct AdvantageResult {
   std::vector<std::vector<double>> advantages;  // indexed like the groups
   int64_t singleton_groups = 0;
-  int64_t zero_variance_groups = 0;  // two or more rollouts, all shaped rewards equal
+  // Two or more rollouts without a signal: all shaped rewards equal; for batch_mean and none, all
+  // advantages 0.
+  int64_t zero_variance_groups = 0;
 };
+
+// The rewards of a group after length shaping.
+std::vector<double> shaped_rewards(const GroupRewards& group, double length_penalty);
 
 // Advantages do not depend on the order of the rollouts or groups, bit for bit. Throws Error naming
 // group and rollout for an empty group and for a reward that is not finite; for a length_penalty

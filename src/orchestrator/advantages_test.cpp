@@ -15,9 +15,14 @@ namespace {
 
 using ::leeway::testing::expect_refused;
 
-constexpr AdvantageKind kAll[] = {AdvantageKind::group_mean, AdvantageKind::group_deviation,
+// Those that compare the rollouts of a group, and all.
+constexpr AdvantageKind kGroup[] = {AdvantageKind::group_mean, AdvantageKind::group_deviation,
+                                    AdvantageKind::leave_one_out, AdvantageKind::max_rl,
+                                    AdvantageKind::reinforce_pp};
+constexpr AdvantageKind kAll[] = {AdvantageKind::group_mean,    AdvantageKind::group_deviation,
                                   AdvantageKind::leave_one_out, AdvantageKind::max_rl,
-                                  AdvantageKind::reinforce_pp};
+                                  AdvantageKind::reinforce_pp,  AdvantageKind::batch_mean,
+                                  AdvantageKind::none};
 
 AdvantageResult advantages_of(const std::vector<GroupRewards>& groups, AdvantageKind kind,
                               double length_penalty = 0.0) {
@@ -122,8 +127,9 @@ TEST(Advantages, OfReinforcePpHaveDeviationOneOverTheBatch) {
   }
 }
 
-TEST(Advantages, OfEqualRewardsAreExactlyZeroForAllKinds) {
+TEST(Advantages, OfEqualRewardsAreExactlyZeroWhereRolloutsAreCompared) {
   for (const AdvantageKind kind : kAll) {
+    if (kind == AdvantageKind::none) continue;
     for (const double reward : {0.1, 1.0 / 3.0, -0.7, 0.0, 1e300, 5e-324, 1.0}) {
       for (size_t count = 2; count <= 33; ++count) {
         const auto result = advantages_of({{std::vector<double>(count, reward), {}}}, kind);
@@ -136,7 +142,7 @@ TEST(Advantages, OfEqualRewardsAreExactlyZeroForAllKinds) {
 }
 
 TEST(Advantages, OfAGroupOfOneAreZeroAndCounted) {
-  for (const AdvantageKind kind : kAll) {
+  for (const AdvantageKind kind : kGroup) {
     const auto result =
         advantages_of({{{3.7}, {}}, {{-0.1}, {}}, {{2, 2}, {}}, {{1, 2}, {}}}, kind);
     EXPECT_EQ(result.advantages[0], std::vector<double>{0.0});
@@ -152,6 +158,39 @@ TEST(Advantages, OfMaxRlAreZeroWhereTheMeanIsNotPositive) {
        {std::vector<double>{-1, 1}, {-3, 1, 1}, {-1, 0}, {-0.5, 0.25, 0.25}}) {
     for (const double a : of_group(rewards, AdvantageKind::max_rl)) EXPECT_EQ(a, 0.0);
   }
+}
+
+TEST(Advantages, WithoutABaselineAreTheRewards) {
+  Rng rng(8);
+  for (int round = 0; round < 100; ++round) {
+    const std::vector<GroupRewards> groups = random_batch(rng);
+    const AdvantageResult result = advantages_of(groups, AdvantageKind::none);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      EXPECT_EQ(result.advantages[g], groups[g].rewards);
+    }
+  }
+  const AdvantageResult result =
+      advantages_of({{{2, 2}, {}}, {{0, 0}, {}}, {{3}, {}}, {{0}, {}}}, AdvantageKind::none);
+  EXPECT_EQ(result.advantages, (std::vector<std::vector<double>>{{2, 2}, {0, 0}, {3}, {0}}));
+  EXPECT_EQ(result.zero_variance_groups, 1) << "equal rewards other than 0 are a signal";
+  EXPECT_EQ(result.singleton_groups, 2);
+}
+
+TEST(Advantages, ByBatchMeanAddUpToZeroOverTheBatchAndKeepDifferencesBetweenPrompts) {
+  Rng rng(9);
+  for (int round = 0; round < 100; ++round) {
+    const std::vector<GroupRewards> groups = random_batch(rng);
+    double total = 0.0;
+    for (const auto& group : advantages_of(groups, AdvantageKind::batch_mean).advantages) {
+      total += sum(group);
+    }
+    EXPECT_NEAR(total, 0.0, 1e-12);  // some fifty roundings of numbers below 10
+  }
+  const AdvantageResult result =
+      advantages_of({{{1, 1}, {}}, {{0, 0}, {}}, {{0.5}, {}}}, AdvantageKind::batch_mean);
+  EXPECT_EQ(result.advantages, (std::vector<std::vector<double>>{{0.5, 0.5}, {-0.5, -0.5}, {0}}));
+  EXPECT_EQ(result.zero_variance_groups, 0);
+  EXPECT_EQ(result.singleton_groups, 1);
 }
 
 TEST(Advantages, DoNotDependOnTheOrderOfRolloutsAndGroups) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "orchestrator/credit.h"
 #include "text/trajectory.h"
 
 namespace leeway {
@@ -26,7 +27,7 @@ struct Statistic {
 };
 
 struct Tally {
-  Statistic reward, lag;
+  Statistic reward, lag, truncated;
   std::map<std::string, Statistic> parts, metrics;
 };
 
@@ -49,7 +50,8 @@ class Summary {
     }
     turns_.add(static_cast<double>(rollout.steps.size()));
     decode_.add(static_cast<double>(rollout.sampled_tokens()));
-    truncated_.add(rollout.truncated ? 1.0 : 0.0);
+    all_.truncated.add(rollout.truncated ? 1.0 : 0.0);
+    own.truncated.add(rollout.truncated ? 1.0 : 0.0);
   }
   void add(const SplitTrajectory& split) {
     samples_.add(static_cast<double>(split.samples.size()));
@@ -74,7 +76,6 @@ class Summary {
     write_mean_max("turns/all", turns_, out);
     write_mean_max("seq_len/all", length_, out);
     write_mean_max("decode_len/all", decode_, out);
-    out.emplace_back("is_truncated/all", truncated_.mean());
   }
 
  private:
@@ -92,19 +93,39 @@ class Summary {
       out.emplace_back("env_metrics/" + id + "/" + name + "/mean", value.mean());
     }
     write_mean_max("off_policy_level/" + id, tally.lag, out);
+    out.emplace_back("is_truncated/" + id, tally.truncated.mean());
   }
 
   const std::vector<std::string>& ids_;
   Tally all_;
   std::vector<Tally> by_environment_;
-  Statistic samples_, turns_, length_, decode_, truncated_;
+  Statistic samples_, turns_, length_, decode_;
   std::map<std::string, int64_t> breaks_;
 };
+
+// Whether no trained token of the sample has an advantage.
+bool is_zero(const Sample& sample) {
+  for (size_t t = 0; t < sample.ids.size(); ++t) {
+    if (sample.loss_mask[t] != 0 && sample.advantage(t) != 0.0f) return false;
+  }
+  return true;
+}
+
+void count_group(const std::vector<double>& advantages, AdvantageResult& result) {
+  const bool zero =
+      std::all_of(advantages.begin(), advantages.end(), [](double a) { return a == 0.0; });
+  if (advantages.size() == 1) {
+    ++result.singleton_groups;
+  } else if (zero) {
+    ++result.zero_variance_groups;
+  }
+}
 
 }  // namespace
 
 PreparedBatch prepare_batch(int64_t step, std::vector<Group> groups,
-                            const std::vector<std::string>& ids, const BatchOptions& options) {
+                            const std::vector<std::string>& ids, const BatchOptions& options,
+                            const std::function<bool()>& should_stop) {
   PreparedBatch batch;
   batch.learner.step = step;
   std::vector<GroupRewards> rewards(groups.size());
@@ -114,30 +135,55 @@ PreparedBatch prepare_batch(int64_t step, std::vector<Group> groups,
       rewards[g].lengths.push_back(rollout.sampled_tokens());
     }
   }
-  AdvantageResult advantages = compute_advantages(rewards, options.advantage);
+  AdvantageResult advantages;
+  std::vector<std::vector<std::vector<double>>> by_turn(groups.size());  // [group][rollout][step]
+  batch.drop_reasons.resize(groups.size());
+  if (options.program == nullptr) {
+    advantages = compute_advantages(rewards, options.advantage);
+    by_turn = turn_advantages(groups, options.advantage);
+  } else {
+    std::vector<GroupVerdict> verdicts = options.program->ask(groups, ids, should_stop);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      batch.drop_reasons[g] = std::move(verdicts[g].drop);
+      advantages.advantages.push_back(std::move(verdicts[g].advantages));
+      std::vector<double>& own = advantages.advantages.back();
+      own.resize(groups[g].rollouts.size());  // zeros where it is dropped
+      count_group(own, advantages);
+    }
+  }
 
   Summary summary(ids);
   int64_t filtered = 0, trained = 0;
   int32_t number = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
     const std::vector<double>& own = advantages.advantages[g];
-    const bool zero = std::all_of(own.begin(), own.end(), [](double a) { return a == 0.0; });
-    const bool leave_out = zero && options.filter_zero_advantages;
+    std::vector<SplitTrajectory> splits;
+    bool zero = true;
+    for (size_t r = 0; r < groups[g].rollouts.size(); ++r) {
+      const Rollout& rollout = groups[g].rollouts[r];
+      splits.push_back(split_trajectory(rollout.steps));
+      const std::span<const double> by_step =
+          by_turn[g].empty() ? std::span<const double>() : by_turn[g][r];
+      for (Sample& sample : splits.back().samples) {
+        sample.advantages = token_advantages(sample, rollout, own[r], by_step);
+        zero = zero && is_zero(sample);
+      }
+    }
+    const bool leave_out =
+        !batch.drop_reasons[g].empty() || (zero && options.filter_zero_advantages);
     filtered += leave_out ? 1 : 0;
     for (size_t r = 0; r < groups[g].rollouts.size(); ++r, ++number) {
       const Rollout& rollout = groups[g].rollouts[r];
       batch.first_sample.push_back(batch.learner.samples.size());
       batch.sampled_tokens += rollout.sampled_tokens();
       summary.add(groups[g].environment, rollout, static_cast<PolicyVersion>(step - 1));
-      SplitTrajectory split = split_trajectory(rollout.steps);
-      summary.add(split);
+      summary.add(splits[r]);
       if (leave_out) {
         ++batch.filtered_rollouts;
         continue;
       }
       ++trained;
-      for (Sample& sample : split.samples) {
-        sample.advantages = {static_cast<float>(own[r])};
+      for (Sample& sample : splits[r].samples) {
         sample.rollout_id = number;
         sample.temperature = options.temperature;
         batch.learner.samples.push_back(std::move(sample));

@@ -123,6 +123,8 @@ TEST(Batch, MeasuresWhatIsInIt) {
       {"decode_len/all/mean", 2.0},
       {"decode_len/all/max", 3.0},
       {"is_truncated/all", 1.0 / 6},
+      {"is_truncated/sort", 1.0 / 4},
+      {"is_truncated/talk", 0.0},
       {"singleton_groups", 0.0},
       {"zero_advantage_groups", 1.0},
       {"filtered_groups", 0.0},
@@ -134,6 +136,22 @@ TEST(Batch, MeasuresWhatIsInIt) {
     EXPECT_NEAR(metrics[name], value, 1e-12) << name;
   }
   EXPECT_EQ(metrics.size(), expected.size()) << "an environment without a rollout has no number";
+}
+
+TEST(Batch, LeavesOutRewardsOfZeroWhereThereIsNoBaseline) {
+  const PreparedBatch batch =
+      prepare_batch(4, hand_made(), kIds,
+                    {.advantage = {.kind = AdvantageKind::none}, .filter_zero_advantages = true});
+  auto metrics = metrics_of(batch);
+  EXPECT_EQ(metrics["filtered_groups"], 0.0) << "equal rewards of 1 are a signal";
+  EXPECT_EQ(batch.advantages[1], (std::vector<double>{1.0, 1.0}));
+  std::vector<Group> groups = hand_made();
+  for (Rollout& rollout : groups[1].rollouts) rollout.reward = 0.0;
+  const PreparedBatch filtered =
+      prepare_batch(4, groups, kIds,
+                    {.advantage = {.kind = AdvantageKind::none}, .filter_zero_advantages = true});
+  EXPECT_EQ(metrics_of(filtered)["filtered_groups"], 1.0);
+  EXPECT_EQ(filtered.filtered_rollouts, 2);
 }
 
 TEST(Batch, CountsGroupsOfOne) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "leeway/error.h"
+
 namespace leeway {
 namespace {
 
@@ -32,6 +34,7 @@ class Loop {
     LoopResult result;
     result.steps = options_.steps_before;
     while (result.steps < options_.max_steps || checkpoint_due_) {
+      if (!batch_failure_.empty()) return give_up(result, batch_failure_);
       const bool stop = events_.should_stop();
       if (stop && !in_progress_ && result.steps > saved_) checkpoint_due_ = true;
       if (checkpoint_due_ && scheduler_.version() == result.steps) {
@@ -81,10 +84,18 @@ class Loop {
   }
 
   void start_learner() {
-    if (in_progress_) return;
+    if (in_progress_ || !batch_failure_.empty()) return;
     std::optional<std::vector<Group>> groups = scheduler_.take_batch();
     if (!groups) return;
-    in_progress_ = prepare_batch(++step_, std::move(*groups), ids_, options_.batch);
+    try {
+      in_progress_ =
+          prepare_batch(step_ + 1, std::move(*groups), ids_, options_.batch, events_.should_stop);
+    } catch (const Error& error) {
+      // The record of the step before may still have to be processed: the loop ends after that.
+      batch_failure_ = fmt::format("step {}: {}", step_ + 1, error.what());
+      return;
+    }
+    ++step_;
     scheduler_.note_filtered(in_progress_->filtered_rollouts);
     wait_ = clock_.now() - learner_idle_since_;
     learner_.start(std::move(in_progress_->learner));
@@ -94,6 +105,9 @@ class Loop {
     const double before = clock_.now();
     scheduler_.pump(kSamplingSlice);
     sampling_ += clock_.now() - before;  // with nothing in flight, pump returns at once
+    for (const RolloutFailure& failure : scheduler_.take_failures()) {
+      if (events_.on_failure) events_.on_failure(failure);
+    }
   }
 
   void finish_step(LearnerResult learned) {
@@ -127,8 +141,24 @@ class Loop {
         out.emplace_back(name + "/" + ids_[e], static_cast<double>(values[e]));
       }
     };
-    by_environment("errored_rollouts", counts.errored);
-    by_environment("empty_rollouts", counts.empty);
+    std::vector<int64_t> ended = counts.completed;
+    for (size_t e = 0; e < ended.size(); ++e) ended[e] += counts.errored[e] + counts.empty[e];
+    const auto with_rates = [&](const std::string& name, const std::vector<int64_t>& values) {
+      by_environment(name, values);
+      int64_t all = 0, all_ended = 0;
+      const auto rate = [&](const std::string& id, int64_t part, int64_t whole) {
+        const double share = static_cast<double>(part) / static_cast<double>(whole);
+        out.emplace_back(name + "/" + id + "/rate", part == 0 ? 0.0 : share);
+      };
+      for (size_t e = 0; e < values.size(); ++e) {
+        all += values[e];
+        all_ended += ended[e];
+        rate(ids_[e], values[e], ended[e]);
+      }
+      rate("all", all, all_ended);
+    };
+    with_rates("errored_rollouts", counts.errored);
+    with_rates("empty_rollouts", counts.empty);
     by_environment("dropped_groups", counts.dropped_groups);
     by_environment("unasked_answers", counts.unasked_answers);
     const auto number = [&](const char* name, auto value) {
@@ -181,6 +211,7 @@ class Loop {
   int64_t step_;
   int64_t saved_;  // the step of the last checkpoint
   bool checkpoint_due_ = false;
+  std::string batch_failure_;  // why the next batch could not be made
   double wait_ = 0.0, sampling_ = 0.0;
   int64_t sampled_before_;  // tokens sampled before a resume
 };

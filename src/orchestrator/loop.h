@@ -33,6 +33,8 @@ struct LoopOptions {
 struct LoopEvents {
   // Called on the loop's thread after each update, while the next one may already be running.
   std::function<void(const StepRecord&)> on_step;
+  // Called on the loop's thread for each rollout that fails, soon after it does; may be empty.
+  std::function<void(const RolloutFailure&)> on_failure;
   // Polled throughout: returning true ends the loop after the current update.
   std::function<bool()> should_stop;
   // Whether to save a checkpoint after this update; and the function that saves it, called with the

@@ -16,6 +16,7 @@ using namespace leeway::testing;
 struct Played {
   LoopResult result;
   std::vector<StepRecord> steps;
+  std::vector<RolloutFailure> failures;
 };
 
 OrchestratorTable loop_table(RolloutSchedule schedule, int64_t off_policy) {
@@ -37,6 +38,7 @@ Played play(FakeSystem& system, int64_t steps, const std::function<bool()>& stop
   int64_t looks = 0;
   LoopEvents events;
   events.on_step = [&](const StepRecord& record) { out.steps.push_back(record); };
+  events.on_failure = [&](const RolloutFailure& failure) { out.failures.push_back(failure); };
   events.should_stop = [&] { return ++looks > 200000 || (stop && stop()); };
   events.wants_checkpoint = [](int64_t) { return false; };
   events.on_checkpoint = [](int64_t, const ScheduleState&) {};
@@ -254,6 +256,29 @@ std::set<std::string> documented_metrics(const std::string& id) {
     }
   }
   return names;
+}
+
+TEST(Loop, TellsOfEveryFailureAndItsShare) {
+  FakeSystem system({.table = loop_table(RolloutSchedule::lockstep, 0), .max_batches = 6},
+                    random_policy(3, 0.1));
+  const Played out = play(system, 6);
+  ASSERT_EQ(out.result.end, LoopResult::End::finished) << out.result.reason;
+  double failed = 0.0;
+  for (const StepRecord& record : out.steps) {
+    const double errored = metric(record, "errored_rollouts/all");
+    const double empty = metric(record, "empty_rollouts/all");
+    failed += errored + empty;
+    // Strictly on-policy, a step's rollouts end before it: its six completed ones, or more where
+    // groups are given up, and those that failed.
+    const double rate = metric(record, "errored_rollouts/all/rate");
+    EXPECT_EQ(rate == 0.0, errored == 0.0);
+    EXPECT_LE(rate, errored / (errored + empty + 6.0) + 1e-12);
+    EXPECT_EQ(rate, metric(record, "errored_rollouts/letters/rate")) << "the only environment";
+    EXPECT_EQ(metric(record, "empty_rollouts/all/rate") == 0.0, empty == 0.0);
+  }
+  EXPECT_GT(failed, 0.0);
+  EXPECT_EQ(static_cast<double>(out.failures.size()), failed);
+  for (const RolloutFailure& failure : out.failures) EXPECT_FALSE(failure.message.empty());
 }
 
 TEST(Loop, ReportsMetricsUnderTheNamesOfTheManual) {

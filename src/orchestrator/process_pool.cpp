@@ -62,7 +62,8 @@ uint64_t ProcessPool::submit(const std::string& members) {
     return number;
   }
   request.id = unguessable_id();
-  request.line = fmt::format("{{\"type\": \"turn\", \"id\": {}, {}}}", request.id, members);
+  request.line = fmt::format("{{\"type\": \"{}\", \"id\": {}, {}}}",
+                             processes_.settings().request_type, request.id, members);
   request.submitted = now;
   queue_.push_back(number);
   hand_out(now);
@@ -112,10 +113,9 @@ void ProcessPool::serve(size_t place, Time now) {
   const bool late = !loss && work.id != 0 && now - work.since > timeout_;
   if (late) {
     loss = {FailureKind::timeout,
-            fmt::format("environment.turn_timeout: process {} gave no answer within {} s and was "
-                        "killed{}",
-                        slot.child->pid(), processes_.settings().turn_timeout,
-                        slot.child->last_words())};
+            fmt::format("{}: process {} gave no answer within {} s and was killed{}",
+                        processes_.settings().timeout_key, slot.child->pid(),
+                        processes_.settings().turn_timeout, slot.child->last_words())};
     processes_.replace(slot, loss->message, now);
   }
   if (loss) {
@@ -211,8 +211,8 @@ void ProcessPool::expire_queue(Time now) {
     queue_.pop_front();
     const std::string& last = processes_.last_failure();
     fail(number, FailureKind::timeout,
-         fmt::format("environment.turn_timeout: no process took the turn for {} s{}",
-                     processes_.settings().turn_timeout,
+         fmt::format("{}: no process took the {} for {} s{}", processes_.settings().timeout_key,
+                     processes_.settings().request_type, processes_.settings().turn_timeout,
                      last.empty() ? "" : "; the last one that failed: " + last));
   }
 }

@@ -46,8 +46,8 @@ class ProcessPool {
   // before anything is submitted.
   std::string greet();
 
-  // Requests {"type": "turn", "id": .., MEMBERS}; `members` is JSON on one line. Requests are taken
-  // in order. Returns the request's number.
+  // Requests {"type": "turn", "id": .., MEMBERS}, or of another request_type; `members` is JSON on
+  // one line. Requests are taken in order. Returns the request's number.
   uint64_t submit(const std::string& members);
 
   // What came of a request: `pending` until then. Afterwards the number is forgotten. Failures:

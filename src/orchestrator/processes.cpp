@@ -157,11 +157,11 @@ std::optional<Processes::Loss> Processes::serve(Slot& slot, const char* when, Ti
   }
   if (greeting && now - slot.since > timeout_) {
     greeting_late_ = true;
-    return lose(slot, FailureKind::timeout,
-                fmt::format("environment.turn_timeout: process {} gave no hello within {} s and "
-                            "was killed{}",
-                            child.pid(), settings_.turn_timeout, child.last_words()),
-                now);
+    return lose(
+        slot, FailureKind::timeout,
+        fmt::format("{}: process {} gave no hello within {} s and was killed{}",
+                    settings_.timeout_key, child.pid(), settings_.turn_timeout, child.last_words()),
+        now);
   }
   return std::nullopt;
 }
@@ -171,9 +171,8 @@ std::optional<Processes::Loss> Processes::take_lines(Slot& slot, Time now, const
   const auto too_long = [&](const std::string& line) -> std::optional<Loss> {
     if (line.size() <= most) return std::nullopt;
     return lose(slot, FailureKind::bad_answer,
-                fmt::format("environment.max_output_bytes: process {} wrote a line of more than {} "
-                            "bytes: {}",
-                            slot.child->pid(), most, in_quotes(line)),
+                fmt::format("{}: process {} wrote a line of more than {} bytes: {}",
+                            settings_.output_key, slot.child->pid(), most, in_quotes(line)),
                 now);
   };
   const uint64_t number = slot.number;
@@ -213,9 +212,8 @@ std::optional<Processes::Loss> Processes::take_greeting(Slot& slot, std::string_
   const auto known = std::find(protocols_.begin(), protocols_.end(), version);
   if (known == protocols_.end()) {
     refusal_ = fmt::format(
-        "the program of environment.command speaks protocol {}, and this version of Leeway "
-        "protocol {}{}",
-        in_quotes(protocol->text), fmt::join(protocols_, " or "),
+        "the program of {} speaks protocol {}, and this version of Leeway protocol {}{}",
+        settings_.command_key, in_quotes(protocol->text), fmt::join(protocols_, " or "),
         protocol_ != 0 ? ", which its first process has chosen" : "");
     return Loss{FailureKind::bad_answer, refusal_};
   }

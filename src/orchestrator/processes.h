@@ -27,6 +27,12 @@ struct ProcessPoolSettings {
   double turn_timeout = 60.0;                   // seconds, of the greeting and of every answer
   int64_t max_output_bytes = int64_t{1} << 20;  // of a line
   ProcessLimits limits;
+  // For other requests than those of an environment: their type, and the keys of the configuration
+  // that messages name.
+  std::string request_type = "turn";
+  std::string command_key = "environment.command";
+  std::string timeout_key = "environment.turn_timeout";
+  std::string output_key = "environment.max_output_bytes";
 };
 
 // A random number of 53 bits, not 0, so that a program can only answer what it has been asked.

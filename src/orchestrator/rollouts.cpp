@@ -8,6 +8,7 @@
 
 #include "base/rng.h"
 #include "leeway/error.h"
+#include "orchestrator/credit.h"
 #include "orchestrator/rollout_calls.h"
 #include "orchestrator/split.h"
 
@@ -364,7 +365,11 @@ void RolloutDriver::complete(Running& running, const std::vector<RewardPart>& re
   RolloutOutcome outcome;
   running.result.rewards = rewards;
   running.result.reward = total(rewards);
-  const std::string problem = problem_of(running.result.reward);
+  for (const StepCredit& credit : running.result.credit) {
+    running.result.reward += credit.reward.value_or(0.0);
+  }
+  std::string problem = credit_problem(running.result);
+  if (problem.empty()) problem = problem_of(running.result.reward);
   if (!problem.empty()) return fail(running.rollout, FailureKind::bad_answer, problem);
   outcome.result = std::move(running.result);
   end(running.rollout, std::move(outcome));

@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "leeway/error.h"
+#include "orchestrator/credit.h"
 
 namespace leeway {
 namespace {
@@ -128,6 +129,7 @@ void write_counts(JsonWriter& json, const ScheduleCounts& counts,
     json.begin_object().key("environment").value(ids[e]);
     for_each_environment_count(
         counts, [&](const char* key, const auto& values) { number(key, values[e]); });
+    number("completed", counts.completed[e]);
     json.end_object();
   }
   json.end_array().key("given_up").begin_array();
@@ -261,6 +263,8 @@ class Reader {
       const size_t e = environment(each);
       for_each_environment_count(
           counts, [&](const char* key, auto& values) { values[e] = integer(each, key); });
+      // States written by earlier versions do not have it.
+      if (each.HasMember("completed")) counts.completed[e] = integer(each, "completed");
     }
     for (const Json& group : list(json, "given_up")) {
       const size_t from = environment(group);
@@ -314,6 +318,7 @@ class Reader {
       }
     }
     if (rollout.steps.empty()) fail("a rollout has no \"steps\"");
+    if (const std::string problem = credit_problem(rollout); !problem.empty()) fail(problem);
     return rollout;
   }
 

@@ -82,12 +82,21 @@ Rollout random_rollout(Rng& rng) {
       }
     }
   }
+  if (rng.below(2) == 0) return rollout;
+  for (const TrajectoryStep& step : rollout.steps) {
+    StepCredit& credit = rollout.credit.emplace_back();
+    if (rng.below(2) == 0) credit.reward = random_float(rng);
+    if (rng.below(2) == 0) continue;
+    for (size_t t = 0; t < step.completion.size(); ++t) {
+      credit.advantages.push_back(random_float(rng));
+    }
+  }
   return rollout;
 }
 
 ScheduleCounts random_counts(Rng& rng) {
   ScheduleCounts counts(kIds.size());
-  for (auto* values : {&counts.errored, &counts.empty, &counts.dropped_groups}) {
+  for (auto* values : {&counts.errored, &counts.empty, &counts.completed, &counts.dropped_groups}) {
     for (int64_t& value : *values) value = random_count(rng);
   }
   for (int64_t* count : {&counts.cancelled_stale, &counts.cancelled_dropped, &counts.partial_groups,
@@ -172,11 +181,17 @@ void expect_same(const Rollout& a, const Rollout& b) {
     EXPECT_EQ(a.credit[i].reward, b.credit[i].reward);
     EXPECT_EQ(a.credit[i].advantages, b.credit[i].advantages);
   }
+  ASSERT_EQ(a.credit.size(), b.credit.size());
+  for (size_t i = 0; i < a.credit.size(); ++i) {
+    EXPECT_EQ(a.credit[i].reward, b.credit[i].reward);
+    EXPECT_TRUE(same_bits(a.credit[i].advantages, b.credit[i].advantages));
+  }
 }
 
 void expect_same(const ScheduleCounts& a, const ScheduleCounts& b) {
   EXPECT_EQ(a.errored, b.errored);
   EXPECT_EQ(a.empty, b.empty);
+  EXPECT_EQ(a.completed, b.completed);
   EXPECT_EQ(a.dropped_groups, b.dropped_groups);
   EXPECT_EQ(a.failures, b.failures);
   EXPECT_EQ(a.cancelled_stale, b.cancelled_stale);

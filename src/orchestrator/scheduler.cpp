@@ -200,6 +200,7 @@ void RolloutScheduler::take(RolloutOutcome&& outcome) {
   std::erase(open.running, outcome.rollout);
   if (completed) {
     totals_.failures_in_a_row = 0;
+    ++counts_.completed[open.group.environment];
     open.group.rollouts[static_cast<size_t>(place.member)] = std::move(outcome.result);
     if (++open.finished == table_.group_size) return finish(open);
   } else {
@@ -252,6 +253,7 @@ void RolloutScheduler::finish_failed(Open& open, const Place& place,
   const size_t environment = open.group.environment;
   counts_.add(environment, outcome.kind, 1);
   ++open.failures[outcome.kind];
+  failures_.push_back({outcome.kind, environment, open.group.example.index, outcome.message});
   if (totals_.failures_in_a_row++ == 0) streak_begin_ = next_rollout_;
   open.last_failure = fmt::format("{}: {}", name_of(outcome.kind), outcome.message);
   last_failure_ = fmt::format("{}, example {}: {}", mix_.members()[environment].id,

@@ -66,17 +66,27 @@ struct DroppedGroup {
   std::string message;  // of its last failure
 };
 
+// A rollout that failed, and is tried again.
+struct RolloutFailure {
+  FailureKind kind = FailureKind::environment_error;
+  size_t environment = 0;
+  uint64_t example = 0;
+  std::string message;
+};
+
 // Counts since the last `take_counts`; vectors are indexed by environment.
 struct ScheduleCounts {
   explicit ScheduleCounts(size_t environments = 0)
       : errored(environments),
         empty(environments),
+        completed(environments),
         dropped_groups(environments),
         unasked_answers(environments) {}
   // Counts failed rollouts.
   void add(size_t environment, FailureKind kind, int64_t number);
 
-  std::vector<int64_t> errored, empty, dropped_groups;
+  std::vector<int64_t> errored, empty, completed;  // rollouts, by how they ended
+  std::vector<int64_t> dropped_groups;
   std::vector<int64_t> unasked_answers;  // of the environments' programs; filled by take_counts
   std::map<FailureKind, int64_t> failures;
   int64_t cancelled_stale = 0, cancelled_dropped = 0;
@@ -143,6 +153,8 @@ class RolloutScheduler {
   void note_filtered(int64_t rollouts) { totals_.filtered += rollouts; }
 
   ScheduleCounts take_counts();
+  // Failures since the last call.
+  std::vector<RolloutFailure> take_failures() { return std::exchange(failures_, {}); }
   const ScheduleTotals& totals() const { return totals_; }
   int64_t running() const { return driver_.running(); }
   // Message of the last failure, for messages. May be empty.
@@ -216,6 +228,7 @@ class RolloutScheduler {
   ScheduleCounts counts_;
   ScheduleTotals totals_;
   std::string last_failure_;
+  std::vector<RolloutFailure> failures_;
 };
 
 }  // namespace leeway

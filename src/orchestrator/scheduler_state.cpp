@@ -57,7 +57,8 @@ void RolloutScheduler::restore(const ScheduleState& state) {
   finished_.assign(state.finished.begin(), state.finished.end());
   prompt_failures_ = state.prompt_failures;
   counts_ = state.counts;
-  for (std::vector<int64_t>* each : {&counts_.errored, &counts_.empty, &counts_.dropped_groups}) {
+  for (std::vector<int64_t>* each :
+       {&counts_.errored, &counts_.empty, &counts_.completed, &counts_.dropped_groups}) {
     each->resize(mix_.members().size());
   }
   for (const auto& [number, failed_rounds] : state.open) {
