@@ -14,7 +14,7 @@ std::vector<double> factors_of(const Correction& correction, const BatchView<dou
   std::vector<double> factors(trained.size(), 1.0);
   std::vector<uint8_t> mask(trained.begin(), trained.end());
   for (int64_t s = 0; s < batch.sequence_count(); ++s) {
-    const auto first = static_cast<size_t>(batch.offsets[s]);
+    const size_t first = first_position(batch, s);
     const SequenceView<double> sequence = sequence_of(batch, s, trained);
     correction.apply_double(sequence, {std::span(factors).subspan(first, sequence.mask.size()),
                                        std::span(mask).subspan(first, sequence.mask.size())});

@@ -54,6 +54,14 @@ TEST(WeightMetrics, OfAWholeSequenceClipAllOfIt) {
   EXPECT_NEAR(metrics["weight_abs_deviation"], 4.0, 1e-12);
 }
 
+TEST(WeightMetrics, DoNotSeePrompts) {
+  const Batch batch = testing::random_batch(3, {6, 4, 9}, true);
+  const LossSpec spec = spec_of(testing::with("ppo+tis", {{"tis_cap", 1.0}}));
+  const auto bare = metrics_of(spec, batch);
+  EXPECT_GT(bare.at("weight_clipped_share"), 0.0);
+  EXPECT_EQ(metrics_of(spec, testing::behind_prompts(batch)), bare);
+}
+
 TEST(WeightMetrics, OfUnitWeightsAreZeroAndOfNoWeightsAreAbsent) {
   const Batch batch = batch_of({0.0, 0.0, 3.0});
   auto metrics = metrics_of(spec_of(testing::with("ppo+tis")), batch);

@@ -60,9 +60,11 @@ TEST(RunPage, ThatDoesNotWorkIsRefusedWithWhatWasWaitedFor) {
       << broken.said;
 }
 
+// Its metrics contain one that an environment has invented, which is chosen for a chart.
 TEST(RunPage, OfOneRunWorksInABrowser) {
   const std::string folder = fresh_folder("one");
   make_run(folder, {});
+  ASSERT_NE(read_file(folder + "/metrics.jsonl").find("env_metrics/"), std::string::npos);
   check_in_browser("one_run", {folder});
 }
 

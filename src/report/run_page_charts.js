@@ -38,6 +38,8 @@
              {metric: 'perf/trainer_busy', name: 'trainer'}]},
     {title: 'Failures', about: 'since the last step', from_zero: true,
      lines: [{metric: 'errored_rollouts/{env}', name: 'errored'},
+             {metric: 'errored_rollouts/{env}/rate', name: 'errored, share (right)', is_raw: true,
+              right: true},
              {metric: 'empty_rollouts/{env}', name: 'empty'},
              {metric: 'dropped_groups/{env}', name: 'groups dropped'},
              {metric: 'cancelled_rollouts/all', name: 'cancelled'}]},

@@ -84,6 +84,7 @@ inline std::string metrics_line(const SyntheticRun& run, int step, Rng& rng) {
   put("decode_len/all/max", 58.0 + static_cast<double>(rng.below(7)));
   put("is_truncated/all", 0.05 * rng.uniform());
   put("errored_rollouts/all", rng.uniform() < 0.06 ? 1.0 : 0.0);
+  put("errored_rollouts/all/rate", 0.01 * rng.uniform());
   put("empty_rollouts/all", rng.uniform() < 0.03 ? 1.0 : 0.0);
   put("dropped_groups/all", rng.uniform() < 0.02 ? 1.0 : 0.0);
   put("cancelled_rollouts/all", std::floor(4.0 * rng.uniform() * rng.uniform()));
@@ -91,6 +92,7 @@ inline std::string metrics_line(const SyntheticRun& run, int step, Rng& rng) {
   put("perf/trained_tokens_per_second", 26500.0 + 700.0 * rng.normal());
   put("perf/sampler_busy", 0.93 + 0.02 * rng.normal());
   put("perf/trainer_busy", 0.71 + 0.03 * rng.normal());
+  put("env_metrics/sort/attempts", 1.0 + rng.uniform());
   put("time/step", 1.4 + 0.1 * rng.uniform());
   put("time/elapsed", 1.45 * step);
   json.end_object();

@@ -124,7 +124,10 @@ class RolloutReader {
     batch_.pi.insert(batch_.pi.end(), pi.begin(), pi.end());
     batch_.rollout.insert(batch_.rollout.end(), rollout.begin(), rollout.end());
     batch_.mask.insert(batch_.mask.end(), mask.begin(), mask.end());
-    batch_.advantages.insert(batch_.advantages.end(), n, advantage);
+    const std::vector<double> advantages = sample.HasMember("advantages")
+                                               ? list(sample, "advantages", n)
+                                               : std::vector<double>(n, advantage);
+    batch_.advantages.insert(batch_.advantages.end(), advantages.begin(), advantages.end());
     batch_.offsets.push_back(static_cast<int64_t>(batch_.pi.size()));
   }
 
@@ -191,7 +194,11 @@ std::string batch_json(const StepRecord& record) {
         json.begin_object().key("group").value(static_cast<double>(group.number));
         json.key("rollout_id").value(static_cast<double>(sample.rollout_id));
         json.key("prompt_len").value(static_cast<double>(prompt_length(sample.loss_mask)));
-        json.key("advantages").value(record.batch.advantages[g][r]);
+        if (sample.advantages.size() > 1) {
+          write_list(json, "advantages", sample.advantages);
+        } else {
+          json.key("advantages").value(record.batch.advantages[g][r]);
+        }
         write_list(json, "mask", sample.loss_mask);
         write_list(json, "versions", sample.versions);
         write_list(json, "rollout", sample.rollout);

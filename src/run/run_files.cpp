@@ -66,6 +66,8 @@ void write_sample(JsonWriter& json, const Sample& sample, const std::vector<floa
   write_list(json, "pi", pi, [&](float value) { json.value(value); });
   write_list(json, "kept", kept, number);
   write_list(json, "versions", sample.versions, number);
+  // Where the environment gives credit by turn.
+  if (sample.advantages.size() > 1) write_list(json, "advantages", sample.advantages, number);
   json.end_object();
 }
 
@@ -269,6 +271,7 @@ void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup, i
       json.key("reward").value(finished.reward).key("rewards").begin_object();
       for (const RewardPart& part : finished.rewards) json.key(part.name).value(part.value);
       json.end_object().key("advantage").value(batch.advantages[g][r]);
+      if (!batch.drop_reasons[g].empty()) json.key("dropped").value(batch.drop_reasons[g]);
       json.key("finish").value(finished.truncated ? "length" : "stop");
       json.key("turns").value(static_cast<double>(finished.steps.size()));
       json.key("batch_rollouts").value(static_cast<double>(batch.first_sample.size() - 1));

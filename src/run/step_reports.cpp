@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,12 +11,13 @@
 namespace leeway {
 
 StepReports::StepReports(const RunSetup& setup, RunFiles& files, Progress& progress,
-                         RunWarnings& warnings)
+                         RunWarnings& warnings, AdvantageProgram* program)
     : setup_(setup),
       run_(setup.config.run),
       files_(files),
       progress_(progress),
-      warnings_(warnings) {}
+      warnings_(warnings),
+      program_(program) {}
 
 void StepReports::note_all(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) progress_.note(line);
@@ -31,7 +33,8 @@ void StepReports::add(const StepRecord& record) {
                                group.survivors, group.trained ? "trained" : "finished",
                                group.message));
   }
-  tell_failures(record);
+  log_failures(record);
+  tell_drops(record);
   note_all(warnings_.on_step(record.metrics));
   std::error_code unknown;
   const auto space = std::filesystem::space(files_.folder(), unknown);
@@ -72,11 +75,49 @@ void StepReports::log_environments() {
       progress_.note(fmt::format("warning: environment {}: {}", member.id, warning));
     }
   }
+  if (program_ == nullptr) return;
+  for (const std::string& line : program_->take_log()) {
+    files_.log(fmt::format("advantage_command {}", line));
+  }
 }
 
-// By kind, with the last message. The first step with failures is reported to the user, later ones
-// only in the log.
-void StepReports::tell_failures(const StepRecord& record) {
+void StepReports::failed(const RolloutFailure& failure, double now) {
+  const std::string& id = setup_.environment_ids[failure.environment];
+  if (const auto line = failure_lines_.add(id, failure, now)) progress_.note(*line);
+}
+
+void StepReports::end_failures() {
+  if (const auto line = failure_lines_.rest()) progress_.note(*line);
+}
+
+// Groups that the program of orchestrator.advantage_command has dropped, by reason. The first step
+// with such groups is reported to the user, later ones only in the log.
+void StepReports::tell_drops(const StepRecord& record) {
+  std::map<std::string, int64_t> reasons;
+  int64_t groups = 0;
+  for (const std::string& reason : record.batch.drop_reasons) {
+    if (reason.empty()) continue;
+    ++reasons[reason];
+    ++groups;
+  }
+  if (groups == 0) return;
+  std::string text;
+  for (const auto& [reason, count] : reasons) {
+    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", reason, count);
+  }
+  const std::string line = fmt::format(
+      "step {}: orchestrator.advantage_command left {} of {} groups out of the update: "
+      "{}",
+      record.step, groups, record.batch.drop_reasons.size(), text);
+  if (std::exchange(told_drops_, true)) {
+    files_.log(line);
+  } else {
+    progress_.note(line + " (later steps are in log.txt)");
+  }
+}
+
+// By kind, with the last message.
+void StepReports::log_failures(const StepRecord& record) {
   std::string kinds;
   double failed = 0.0;
   for (const auto& [name, value] : record.metrics) {
@@ -93,14 +134,8 @@ void StepReports::tell_failures(const StepRecord& record) {
   }
   if (failed == 0.0) return;
   failed_ += static_cast<int64_t>(failed);
-  const std::string line =
-      fmt::format("step {}: {:.0f} rollouts failed ({}) and are tried again; the last: {}",
-                  record.step, failed, kinds, record.last_failure);
-  if (std::exchange(told_failures_, true)) {
-    files_.log(line);
-  } else {
-    progress_.note(line + " (later ones are in log.txt)");
-  }
+  files_.log(fmt::format("step {}: {:.0f} rollouts failed ({}) and are tried again; the last: {}",
+                         record.step, failed, kinds, record.last_failure));
 }
 
 }  // namespace leeway

@@ -8,6 +8,7 @@
 #include "base/start_thread.h"
 #include "leeway/error.h"
 #include "run/failure.h"
+#include "run/whole_batch_metrics.h"
 
 namespace leeway {
 namespace {
@@ -39,6 +40,9 @@ LearnerResult learn(Trainer& trainer, const TrainingBatch& batch, PolicyVersion 
   result.teacher = std::move(trained.streams.teacher);
   result.logprobs = std::move(trained.passes.logprobs);
   result.kept = std::move(trained.passes.kept);
+  for (auto& metric : whole_batch_metrics(trainer.spec(), batch.samples, result, result.metrics)) {
+    result.metrics.push_back(std::move(metric));
+  }
   result.busy_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   trained_tokens += trained.passes.tokens;

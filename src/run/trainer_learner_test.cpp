@@ -1,5 +1,8 @@
 #include "run/trainer_learner.h"
 
+#include <map>
+#include <set>
+
 #include "trainer/test_support.h"
 
 namespace leeway {
@@ -50,6 +53,58 @@ TEST(TrainerLearner, GivesTheBatchBackAfterAFailureToo) {
   EXPECT_NE(result.failure.find("sample 1: ids[0] = -1"), std::string::npos) << result.failure;
   EXPECT_EQ(result.weights, nullptr);
   EXPECT_EQ(result.batch.samples.size(), 3u);
+}
+
+std::map<std::string, double> metrics_after_a_step(const testing::NamedPreset& named) {
+  const Parameters policy = testing::make_policy();
+  TrainerTable table = testing::small_table();
+  table.prox_forward = ProxForward::never;  // prox is what sampled, and pi has moved from it
+  const LossSpec spec = testing::spec_of(named);
+  if (spec.reads(Stream::teacher)) return {};
+  Trainer trainer(testing::make_policy(3), spec, table);
+  TrainerLearner learner(trainer);
+  // Without NaN at masked positions, which some of the sources look at.
+  std::vector<Sample> samples = testing::make_samples(7, 9, true);
+  testing::add_rollouts(policy, samples, 107, 0.3, true);
+  learner.start({1, std::move(samples)});
+  const LearnerResult result = result_of(learner);
+  EXPECT_EQ(result.failure, "") << named.preset;
+  std::map<std::string, double> metrics;
+  for (const auto& [name, value] : result.metrics) {
+    EXPECT_TRUE(metrics.emplace(name, value).second) << name << " is there twice";
+  }
+  return metrics;
+}
+
+TEST(TrainerLearner, WritesTheSourcesMetricsUnderTheirNames) {
+  const Catalog catalog;
+  std::set<std::string> names;
+  int presets = 0;
+  for (const testing::NamedPreset& named : testing::foreign_list(catalog)) {
+    SCOPED_TRACE(named.preset);
+    const auto metrics = metrics_after_a_step(named);
+    presets += metrics.empty() ? 0 : 1;
+    for (const auto& [name, value] : metrics) names.insert(name);
+  }
+  EXPECT_GT(presets, 20);
+  for (const char* name :
+       {"tis", "tis_clipfrac", "tis_abs", "pg_clipfrac", "ppo_kl", "ppo_clip_frac",
+        "ppo_ratio_mean", "inference_diff", "inference_kld", "actor/ppo_kl", "actor/pg_clipfrac",
+        "foreign/is_masked", "foreign/masked_mismatch_kl"}) {
+    EXPECT_TRUE(names.contains(name)) << name;
+  }
+}
+
+TEST(TrainerLearner, MeasuresWhatBoundsDoToWeights) {
+  auto metrics = metrics_after_a_step(testing::with("ppo+tis"));
+  ASSERT_TRUE(metrics.contains("weight_clipped_share"));
+  EXPECT_TRUE(metrics.contains("weight_abs_deviation"));
+  // A narrow band around 1 changes nearly every weight that is not exactly 1.
+  metrics = metrics_after_a_step(testing::with(
+      "reinforce+off_policy_is", {{"ois_eps_low", 1e-9}, {"ois_eps_high", 1e-9}}));
+  EXPECT_GT(metrics["weight_clipped_share"], 0.9);
+  EXPECT_LT(metrics["weight_abs_deviation"], 1e-8);
+  EXPECT_FALSE(metrics_after_a_step(testing::with("grpo")).contains("weight_clipped_share"));
 }
 
 }  // namespace

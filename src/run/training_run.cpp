@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <thread>
 
 #include "config/given.h"
 #include "leeway/error.h"
+#include "orchestrator/advantage_program.h"
 #include "orchestrator/loop.h"
 #include "orchestrator/steady_clock.h"
 #include "run/devices.h"
@@ -69,11 +71,12 @@ void set_model_path(Config& config, const std::string& path) {
   }
 }
 
-LoopOptions loop_options(const RunConfig& run, int64_t steps_before) {
+LoopOptions loop_options(const RunConfig& run, int64_t steps_before, AdvantageProgram* program) {
   LoopOptions options;
   options.max_steps = run.trainer.max_steps;
   options.steps_before = steps_before;
   options.batch.advantage = {run.orchestrator.advantage, run.orchestrator.length_penalty};
+  options.batch.program = program;
   options.batch.filter_zero_advantages = run.orchestrator.filter_zero_advantages;
   options.batch.temperature = static_cast<float>(run.rollout.temperature);
   return options;
@@ -83,7 +86,17 @@ LoopOptions loop_options(const RunConfig& run, int64_t steps_before) {
 struct RunHost {
   Progress& progress;
   const StopCondition& should_stop;
+  AdvantageProgram* program = nullptr;  // of orchestrator.advantage_command; null: none
 };
+
+// Started and greeted, so that a program that does not work is the user's mistake before anything
+// is written. Null without orchestrator.advantage_command.
+std::unique_ptr<AdvantageProgram> checked_program(const OrchestratorTable& table, Clock& clock) {
+  if (table.advantage_command.empty()) return nullptr;
+  auto program = std::make_unique<AdvantageProgram>(table, clock);
+  program->check();
+  return program;
+}
 
 class Run {
  public:
@@ -94,6 +107,7 @@ class Run {
         catalog_(catalog),
         start_(start),
         should_stop_(host.should_stop),
+        program_(host.program),
         files_(std::move(files)),
         progress_(host.progress, files_),
         saving_(setup, files_, progress_),
@@ -101,7 +115,7 @@ class Run {
         // weights.
         warnings_(run_.orchestrator.prompts_per_batch,
                   4 * sizeof(float) * static_cast<uint64_t>(setup.weights.count())),
-        reports_(setup, files_, progress_, warnings_),
+        reports_(setup, files_, progress_, warnings_, program_),
         evaluator_(setup),
         evaluations_({setup, files_, progress_, should_stop_, warnings_, evaluator_}) {
     static_cast<void>(should_stop_());  // from here on a stop is the run's to handle
@@ -129,7 +143,10 @@ class Run {
         })) {
       summary_.weights.clear();
     }
-    attempt([&] { reports_.log_environments(); });
+    attempt([&] {
+      reports_.end_failures();
+      reports_.log_environments();
+    });
     summary_.sft_steps = state_.sft_steps;
     summary_.sft_seconds = state_.sft_seconds;
     summary_.before = evaluations_.before();
@@ -305,6 +322,9 @@ class Run {
     };
     LoopEvents events;
     events.on_step = [&](const StepRecord& record) { on_step(record); };
+    events.on_failure = [&](const RolloutFailure& failure) {
+      reports_.failed(failure, clock_.now());
+    };
     events.should_stop = [&] {
       const bool stop = should_stop_();
       if (stop) evaluations_.cancel();
@@ -316,8 +336,8 @@ class Run {
       save(step, schedule);
     };
     if (!from_ && run_.sft.enabled) save(0, scheduler.state());
-    return run_loop(scheduler, learner, clock_, setup_.environment_ids, loop_options(run_, first),
-                    events);
+    return run_loop(scheduler, learner, clock_, setup_.environment_ids,
+                    loop_options(run_, first, program_), events);
   }
 
   void on_step(const StepRecord& record) {
@@ -340,6 +360,7 @@ class Run {
   NewRun start_;
   std::optional<Checkpoint> sft_from_, from_;  // at most one of them
   const StopCondition& should_stop_;
+  AdvantageProgram* program_;
   RunFiles files_;
   LoggedProgress progress_;
   RunSaving saving_;
@@ -359,23 +380,28 @@ RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& s
                         Progress& progress, const StopCondition& should_stop) {
   refuse_sampling(setup.config.run.rollout);
   check_environments(*setup.environments);
+  SteadyClock clock;
+  const auto program = checked_program(setup.config.run.orchestrator, clock);
   RunFiles files(claim_folder(setup.config.run.output_dir));
   if (start.own_weights) {
     const std::string weights = files.save_weights(setup.weights, 0, setup);
     set_model_path(setup.config, std::filesystem::absolute(weights).string());
   }
   files.begin(setup.config, explain_text(setup.config.loss_spec), "train");
-  return Run(setup, catalog, std::move(files), start, {progress, should_stop}).run();
+  return Run(setup, catalog, std::move(files), start, {progress, should_stop, program.get()}).run();
 }
 
 RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resumption resumption,
                            Progress& progress, const StopCondition& should_stop) {
   refuse_sampling(setup.config.run.rollout);
   check_environments(*setup.environments);
+  SteadyClock clock;
+  const auto program = checked_program(setup.config.run.orchestrator, clock);
   const Checkpoint from = *resumption.from;
   const std::vector<std::string> notes = resumption.notes;
   RunFiles files(setup.config, explain_text(setup.config.loss_spec), std::move(resumption));
-  return Run(setup, catalog, std::move(files), from, notes, {progress, should_stop}).run();
+  return Run(setup, catalog, std::move(files), from, notes, {progress, should_stop, program.get()})
+      .run();
 }
 
 }  // namespace leeway

@@ -4,6 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "base/utf8.h"
+#include "config/given.h"
+#include "orchestrator/process_test_support.h"
 #include "run/run_start.h"
 #include "run/test_support.h"
 
@@ -79,6 +84,92 @@ TEST(TrainingRun, RefusesWhatCannotBeTrainedOnBeforeAnythingIsWritten) {
                Error);
   EXPECT_FALSE(is_present(folder / "run"));
   EXPECT_FALSE(asked) << "a stop is the run's to handle once its folder is there";
+}
+
+// The example program of docs/environments.md.
+const std::string kProgram = "python3 " LEEWAY_SOURCE_DIR "/examples/04_process/advantages.py";
+
+TEST(TrainingRun, WithAProgramForAdvantagesRepeatsAndResumesBitForBit) {
+  const TestFolder folder;
+  const Catalog catalog;
+  const std::vector<std::string> sets = {"orchestrator.advantage_command=" + kProgram,
+                                         "output.rollouts_every=1", "output.rollouts_groups=0"};
+  RecordingProgress progress;
+  const RunSummary first = train(tiny_config(catalog, folder / "first", sets), progress, never);
+  ASSERT_EQ(first.end, RunSummary::End::finished) << first.reason;
+  RecordingProgress again;
+  const RunSummary second = train(tiny_config(catalog, folder / "second", sets), again, never);
+  EXPECT_TRUE(weights_of(first) == weights_of(second));
+  RecordingProgress stopped;
+  const RunSummary part = train(tiny_config(catalog, folder / "third", sets), stopped,
+                                [&] { return stopped.last_step >= 2; });
+  ASSERT_EQ(part.end, RunSummary::End::stopped) << part.reason;
+  RecordingProgress resumed;
+  const ResumedSummary rest = resume_run(catalog, folder / "third", {}, resumed, never);
+  EXPECT_TRUE(weights_of(std::get<RunSummary>(rest)) == weights_of(first));
+  for (int step = 1; step <= 6; ++step) {
+    const std::string name = "/rollouts/step_" + std::to_string(step) + ".jsonl";
+    EXPECT_EQ(read_file(folder / ("first" + name)), read_file(folder / ("third" + name)));
+  }
+}
+
+TEST(TrainingRun, WhoseProgramForAdvantagesFailsGivesUpWithItsLastWords) {
+  const TestFolder folder;
+  const Catalog catalog;
+  // Works for the first two steps of two groups each.
+  const std::string program =
+      testing::answering("n=$((n+1)); if [ $n -gt 4 ]; then echo out of ideas >&2; " +
+                         testing::answer(R"("error": "no more")") + "; else " +
+                         testing::answer(R"("advantages": [1, -1, 0, 0])") + "; fi");
+  RecordingProgress progress;
+  const RunSummary summary =
+      train(tiny_config(catalog, folder / "run",
+                        {"orchestrator.advantage_command=" + toml_string(program),
+                         "orchestrator.retry_backoff=0.01", "checkpoint.every=1"}),
+            progress, never);
+  EXPECT_EQ(summary.end, RunSummary::End::gave_up);
+  EXPECT_EQ(summary.steps, 2);
+  for (const char* words : {"step 3: orchestrator.advantage_command", "asked 3 times",
+                            "the program reports: no more"}) {
+    EXPECT_NE(summary.reason.find(words), std::string::npos) << summary.reason;
+  }
+  EXPECT_EQ(steps_in(folder / "run/metrics.jsonl"), (std::vector<int64_t>{1, 2}));
+  EXPECT_FALSE(weights_of(summary).empty()) << "what was learned is kept";
+  EXPECT_NE(read_file(folder / "run/log.txt").find("out of ideas"), std::string::npos);
+}
+
+TEST(TrainingRun, RefusesAProgramForAdvantagesThatDoesNotStart) {
+  const TestFolder folder;
+  const Catalog catalog;
+  RecordingProgress progress;
+  EXPECT_THROW(train(tiny_config(catalog, folder / "run",
+                                 {"orchestrator.advantage_command=/does/not/exist"}),
+                     progress, never),
+               Error);
+  EXPECT_FALSE(is_present(folder / "run"));
+}
+
+TEST(TrainingRun, TellsWhichGroupsAProgramLeftOut) {
+  const TestFolder folder;
+  const Catalog catalog;
+  RecordingProgress progress;
+  const RunSummary summary = train(tiny_config(catalog, folder / "run",
+                                               {"trainer.max_steps=2", "output.rollouts_every=1",
+                                                "orchestrator.advantage_command=" +
+                                                    toml_string(testing::answering(testing::answer(
+                                                        R"("drop": "too easy")")))}),
+                                   progress, never);
+  ASSERT_EQ(summary.end, RunSummary::End::finished) << summary.reason;
+  EXPECT_EQ(summary.totals.filtered, 16);
+  const auto told = std::count_if(progress.notes.begin(), progress.notes.end(), [](const auto& n) {
+    return n.find("left 2 of 2 groups out of the update: too ") != std::string::npos;
+  });
+  EXPECT_EQ(told, 1) << "the first step; later ones are in the log";
+  const std::string log = read_file(folder / "run/log.txt");
+  EXPECT_NE(log.find("step 2: orchestrator.advantage_command left 2 of 2"), std::string::npos);
+  const std::string rollouts = read_file(folder / "run/rollouts/step_1.jsonl");
+  EXPECT_NE(rollouts.find("\"dropped\": \"too "), std::string::npos);
+  EXPECT_EQ(valid_utf8_prefix(rollouts), rollouts.size());
 }
 
 }  // namespace
