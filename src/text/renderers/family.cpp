@@ -38,8 +38,9 @@ FamilyRenderer::FamilyRenderer(FamilySpec spec, const Tokenizer* tokenizer,
   if (asked && !spec_.has_thinking) {
     throw Error(fmt::format("renderer {} has no thinking: {} has no effect; remove it", spec_.name,
                             retention.preserve_all_thinking
-                                ? "preserve_all_thinking"
-                                : "preserve_thinking_between_tool_calls"));
+                                ? "preserve_all_thinking (thinking_retention = \"all\")"
+                                : "preserve_thinking_between_tool_calls (thinking_retention = "
+                                  "\"between_tool_calls\")"));
   }
   if (!tokenizer_) return;
   for (Control& control : spec_.controls) {
