@@ -61,6 +61,35 @@ TEST(Render, TakesTheRendererFromTheConfig) {
   EXPECT_TRUE(contains(shown.out, "run.toml line 3")) << shown;
 }
 
+TEST(Render, FindsTheRendererByTheModelsTemplate) {
+  const TempFolder folder;
+  const std::string input = folder.write("c.json", kConversation);
+  const std::string model = folder.path().string();
+  folder.write("config.json", R"({"model_type": "qwen3"})");
+  const RunResult named = run_program({"render", "--renderer", "qwen3", "--input", input});
+  const RunResult found =
+      run_program({"render", "--renderer", "auto", "--model", model, "--input", input});
+  EXPECT_EQ(found.code, 0) << found;
+  EXPECT_EQ(found.out, named.out);
+  const std::string config =
+      folder.write("run.toml", "[model]\npath = \"" + model +
+                                   "\"\n[orchestrator.renderer]\nname = \"auto\"\n"
+                                   "thinking_retention = \"all\"\n");
+  const RunResult kept = run_program({"render", "--config", config, "--input", input});
+  EXPECT_EQ(kept.code, 0) << kept;
+  EXPECT_TRUE(contains(kept.out, "easy")) << kept;
+  EXPECT_EQ(run_program({"config", config}).code, 0);
+
+  folder.write("chat_template.jinja", "{{ messages }}");
+  expect_mistake(run_program({"config", config}),
+                 {"run.toml line 4", "name = \"auto\"", "chat_template.jinja", "nearest"});
+  expect_mistake(run_program({"render", "--renderer", "auto", "--input", input}), {"--model"});
+  expect_mistake(run_program({"render", "--renderer", "qwen3", "--model", model, "--input", input}),
+                 {"--model has no effect"});
+  const std::string scratch = folder.write("s.toml", "[orchestrator.renderer]\nname = \"auto\"\n");
+  expect_mistake(run_program({"config", scratch}), {"s.toml line 2", "auto", "model.path"});
+}
+
 TEST(Render, RefusesFlagsWhereThereIsNoThinkingAndWhatTheTemplateRefuses) {
   const TempFolder folder;
   const std::string input = folder.write("c.json", kConversation);
@@ -77,6 +106,10 @@ TEST(Render, RefusesFlagsWhereThereIsNoThinkingAndWhatTheTemplateRefuses) {
   const std::string config = folder.write(
       "run.toml", "[orchestrator.renderer]\nname = \"qwen2.5\"\npreserve_all_thinking = true\n");
   expect_mistake(run_program({"config", config}), {"run.toml line 2", "qwen2.5", "thinking"});
+  const std::string retained = folder.write(
+      "t.toml", "[orchestrator.renderer]\nname = \"chatml\"\nthinking_retention = \"all\"\n");
+  expect_mistake(run_program({"config", retained}),
+                 {"t.toml line 2", "chatml", "thinking_retention"});
   const std::string nameless =
       folder.write("n.toml", "[orchestrator.renderer]\npreserve_all_thinking = true\n");
   expect_mistake(run_program({"config", nameless}), {"n.toml line 2", "inert"});

@@ -49,7 +49,9 @@ void add_config(CLI::App& app, Program& program) {
       return print(quick_start_config());
     }
     const Config config = load_config(program.catalog, *options);
-    if (!config.renderer.name.empty()) make_configured_renderer(config.renderer, nullptr);
+    if (!config.renderer.name.empty()) {
+      make_configured_renderer(with_found_name(config.renderer, config.run.model.path), nullptr);
+    }
     if (!options->json) return print(config_toml(config));
     JsonWriter json;
     json.begin_object();

@@ -16,15 +16,19 @@ void add_render(CLI::App& app, Program& program) {
       "A conversation as the model's chat template writes it: text, token ids, loss mask");
   struct Options {
     RendererConfig renderer;
-    std::string config, input, tokenizer;
+    std::string config, input, tokenizer, model;
   };
   auto options = std::make_shared<Options>();
-  auto* name = command->add_option("--renderer", options->renderer.name,
-                                   fmt::format("One of {}", fmt::join(renderer_names(), ", ")));
+  auto* name =
+      command->add_option("--renderer", options->renderer.name,
+                          fmt::format("One of {}, or auto: by the chat template of --model",
+                                      fmt::join(renderer_names(), ", ")));
   auto* from_config = command
                           ->add_option("--config", options->config,
                                        "A TOML file; its [orchestrator.renderer] is used")
                           ->excludes(name);
+  command->add_option("--model", options->model, "A model folder, for --renderer auto")
+      ->excludes(from_config);
   command->add_option("--input", options->input, "Messages as JSON; see docs/formats.md")
       ->required();
   command->add_option("--tokenizer", options->tokenizer,
@@ -40,6 +44,7 @@ void add_render(CLI::App& app, Program& program) {
       ->excludes(from_config);
   command->callback([&program, options] {
     RendererConfig renderer = options->renderer;
+    std::string model = options->model;
     if (!options->config.empty()) {
       const Config config = parse_config(program.catalog, options->config,
                                          read_file(options->config), {}, ConfigScope::whole);
@@ -47,9 +52,16 @@ void add_render(CLI::App& app, Program& program) {
         throw Error(fmt::format("{}: has no [orchestrator.renderer] with a name", options->config));
       }
       renderer = config.renderer;
+      model = config.run.model.path;
     } else if (renderer.name.empty()) {
       throw Error("render: give --renderer or --config");
+    } else if (renderer.name == "auto" && model.empty()) {
+      throw Error("render: --renderer auto needs --model, the folder whose chat template decides");
+    } else if (renderer.name != "auto" && !model.empty()) {
+      throw Error(fmt::format("render: --model has no effect with --renderer {}; leave it out",
+                              renderer.name));
     }
+    renderer = with_found_name(std::move(renderer), model);
     std::unique_ptr<Tokenizer> tokenizer;
     if (!options->tokenizer.empty()) tokenizer = named_tokenizer(options->tokenizer);
     const auto made = make_configured_renderer(renderer, tokenizer.get());

@@ -23,8 +23,10 @@ struct EffectiveValue {
 };
 
 struct RendererConfig {
-  std::string name;   // empty: not configured
+  std::string name;   // empty: not configured; "auto": by the model folder's chat template
   std::string where;  // place of the name, for messages
+  // Both spellings of which past thinking is kept; read_run makes them agree.
+  KeptThinking thinking_retention = KeptThinking::last;
   bool preserve_all_thinking = false;
   bool preserve_thinking_between_tool_calls = false;
 };

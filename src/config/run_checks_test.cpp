@@ -208,6 +208,57 @@ TEST(RunChecks, EnvironmentsAreWellFormed) {
   expect_taken({sums + "operators = \"*-+\"\n", sums + "max_operand = 1000000\nterms = 4\n"});
 }
 
+const std::string kRenderer = "[orchestrator.renderer]\nname = \"qwen3\"\n";
+
+TEST(RunChecks, ThinkingHasTwoSpellingsThatMustAgree) {
+  struct Said {
+    std::string text;
+    bool all, between;
+  };
+  for (const Said& said : std::vector<Said>{
+           {"", false, false},
+           {"thinking_retention = \"last\"\n", false, false},
+           {"thinking_retention = \"all\"\n", true, false},
+           {"thinking_retention = \"between_tool_calls\"\n", false, true},
+           {"preserve_all_thinking = true\nthinking_retention = \"all\"\n", true, false},
+           {"preserve_thinking_between_tool_calls = true\nthinking_retention = \"all\"\n", true,
+            true},
+           {"thinking_retention = \"last\"\npreserve_all_thinking = false\n", false, false}}) {
+    SCOPED_TRACE(said.text);
+    const Config config = parse(kRenderer + said.text);
+    EXPECT_EQ(config.renderer.preserve_all_thinking, said.all);
+    EXPECT_EQ(config.renderer.preserve_thinking_between_tool_calls, said.between);
+    // The dump says it in flags alone, so that --set on it contradicts nothing.
+    const std::string dump = config_toml(config);
+    EXPECT_EQ(dump.find("thinking_retention"), std::string::npos);
+    EXPECT_EQ(values_of(parse(dump)), values_of(config));
+  }
+  EXPECT_EQ(parse(kRenderer + "preserve_all_thinking = true\n").renderer.thinking_retention,
+            KeptThinking::all);
+  EXPECT_EQ(origin_of(parse(kRenderer + "thinking_retention = \"all\"\n"),
+                      "orchestrator.renderer.preserve_all_thinking"),
+            "run.toml line 3");
+  expect_refused(
+      {{kRenderer + "thinking_retention = \"last\"\npreserve_all_thinking = true\n",
+        {"line 3", "orchestrator.renderer.thinking_retention = \"last\"",
+         "orchestrator.renderer.preserve_all_thinking = true (run.toml line 4)", "leave one"}},
+       {kRenderer + "thinking_retention = \"all\"\npreserve_all_thinking = false\n",
+        {"thinking_retention = \"all\"", "preserve_all_thinking = false"}},
+       {kRenderer + "thinking_retention = \"between_tool_calls\"\npreserve_all_thinking = true\n",
+        {"thinking_retention", "preserve_all_thinking = true"}},
+       {kRenderer + "thinking_retention = \"last\"\n"
+                    "preserve_thinking_between_tool_calls = true\n",
+        {"thinking_retention", "preserve_thinking_between_tool_calls = true"}},
+       {kRenderer + "thinking_retention = \"some\"\n", {"line 3", "last, between_tool_calls, all"}},
+       {"[orchestrator.renderer]\nthinking_retention = \"all\"\n", {"line 2", "inert without"}}});
+}
+
+TEST(RunChecks, AutoTakesTheRendererOfAFolder) {
+  expect_refused({{"[orchestrator.renderer]\nname = \"auto\"\n",
+                   {"run.toml line 2: orchestrator.renderer.name = \"auto\"", "model.path"}}});
+  expect_taken({"[model]\npath = \"m\"\n[orchestrator.renderer]\nname = \"auto\"\n"});
+}
+
 TEST(RunChecks, EnvironmentsWithoutAnIdAreCalledByNameAndNumber) {
   auto ids = [](const std::string& text) {
     std::string out;

@@ -266,15 +266,28 @@ std::vector<Field> renderer_fields(RendererConfig& t) {
   const std::string reason = "inert without orchestrator.renderer.name; set the renderer's name";
   const std::string by = "orchestrator.renderer.name";
   const bool nameless = t.name.empty();
+  Field retention = choice(
+      "thinking_retention", t.thinking_retention,
+      "Which past thinking is kept: `last` is what the template keeps; `between_tool_calls` and "
+      "`all` are the two flags below.");
+  retention.in_dump = false;
+  const auto said_by_retention = [](Field field) {
+    field.synonym = "orchestrator.renderer.thinking_retention";
+    return field;
+  };
   return {
-      text("name", t.name, "The chat renderer, such as `qwen3`; empty for plain text."),
+      text("name", t.name,
+           "The chat renderer, such as `qwen3`; `auto` takes that of the chat template in "
+           "`model.path`; empty for plain text."),
+      inert_if(nameless && t.thinking_retention != KeptThinking::last, by, reason, retention),
       inert_if(nameless && t.preserve_all_thinking, by, reason,
-               flag("preserve_all_thinking", t.preserve_all_thinking,
-                    "Whether to keep all past thinking.")),
+               said_by_retention(flag("preserve_all_thinking", t.preserve_all_thinking,
+                                      "Whether to keep all past thinking."))),
       inert_if(nameless && t.preserve_thinking_between_tool_calls, by, reason,
-               flag("preserve_thinking_between_tool_calls", t.preserve_thinking_between_tool_calls,
-                    "Whether to keep thinking after the last user message if a tool message "
-                    "follows.")),
+               said_by_retention(flag("preserve_thinking_between_tool_calls",
+                                      t.preserve_thinking_between_tool_calls,
+                                      "Whether to keep thinking after the last user message if a "
+                                      "tool message follows."))),
   };
 }
 

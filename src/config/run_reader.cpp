@@ -151,6 +151,34 @@ int64_t hidden_size_of(const std::string& folder) {
   }
 }
 
+// Makes the two spellings of [orchestrator.renderer] agree, or says that they do not.
+void unite_thinking_keys(const Document& document, RendererConfig& renderer, Problems& problems) {
+  const std::string table = "orchestrator.renderer.";
+  const Given* retention = document.find(table + "thinking_retention");
+  if (retention == nullptr) {
+    renderer.thinking_retention = renderer.preserve_all_thinking ? KeptThinking::all
+                                  : renderer.preserve_thinking_between_tool_calls
+                                      ? KeptThinking::between_tool_calls
+                                      : KeptThinking::last;
+    return;
+  }
+  if (problems.blames(retention->name())) return;
+  const KeptThinking kept = renderer.thinking_retention;
+  const auto unite = [&](const char* key, bool& flag, bool wanted) {
+    const Given* given = document.find(table + key);
+    if (given != nullptr && !problems.blames(given->name()) && flag != wanted) {
+      problems.add(*retention, fmt::format("contradicts {} = {} ({}); leave one of the two out",
+                                           given->name(), flag, given->place));
+    }
+    flag = wanted;
+  };
+  unite("preserve_all_thinking", renderer.preserve_all_thinking, kept == KeptThinking::all);
+  // With all thinking kept, the other flag has nothing to add.
+  if (kept == KeptThinking::all) return;
+  unite("preserve_thinking_between_tool_calls", renderer.preserve_thinking_between_tool_calls,
+        kept == KeptThinking::between_tool_calls);
+}
+
 }  // namespace
 
 void read_run(const Document& document, RunConfig& run, RendererConfig& renderer,
@@ -177,6 +205,7 @@ void read_run(const Document& document, RunConfig& run, RendererConfig& renderer
                                              demand(*section.find("name"))));
     findings.problems.blame(key);
   }
+  unite_thinking_keys(document, renderer, findings.problems);
   // Which keys have no effect depends on all values.
   sections = all_sections(run, renderer);
   const SectionIndex finished(sections);
@@ -189,7 +218,14 @@ void read_run(const Document& document, RunConfig& run, RendererConfig& renderer
   }
   fill_ids(run.environments);
   const Given* name = document.find("orchestrator.renderer.name");
-  if (name != nullptr) renderer.where = name->where();
+  if (name == nullptr) return;
+  renderer.where = name->where();
+  if (renderer.name == "auto" && run.model.path.empty() &&
+      !findings.problems.blames("model.path")) {
+    findings.problems.add(*name,
+                          "takes the renderer of a model folder, but model.path is empty; set "
+                          "model.path, or name a renderer");
+  }
 }
 
 void decide_automatic(RunConfig& run) {
@@ -223,9 +259,10 @@ std::vector<EffectiveValue> effective_values(const Document& document, RunConfig
     if (section.open) values.insert(values.end(), loss_values.begin(), loss_values.end());
     if (!section.present) continue;
     for (const Field& field : section.fields) {
-      if (!field.inert.empty()) continue;
+      if (!field.inert.empty() || !field.in_dump) continue;
       const std::string name = section.prefix() + field.key;
       const Given* given = document.find(name);
+      if (given == nullptr && !field.synonym.empty()) given = document.find(field.synonym);
       std::string origin = given == nullptr ? "default" : given->place;
       const auto* number = std::get_if<AutoNumber*>(&field.target);
       if (number != nullptr && (*number)->automatic) origin += ", auto";

@@ -66,6 +66,11 @@ enum class KvAfterSwap { keep, recompute };
 template <>
 inline constexpr std::array kNames<KvAfterSwap>{"keep", "recompute"};
 
+// orchestrator.renderer.thinking_retention: which past thinking a renderer keeps.
+enum class KeptThinking { last, between_tool_calls, all };
+template <>
+inline constexpr std::array kNames<KeptThinking>{"last", "between_tool_calls", "all"};
+
 // environment.verifier: how an answer is compared with the expected one.
 enum class VerifierKind { exact, numeric, regex, choice };
 template <>

@@ -146,6 +146,7 @@ length_penalty = 0.5
 filter_zero_advantages = true
 [orchestrator.renderer]
 name = "qwen3"
+thinking_retention = "all"
 preserve_all_thinking = true
 preserve_thinking_between_tool_calls = true
 [rollout]

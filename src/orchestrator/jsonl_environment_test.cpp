@@ -115,6 +115,23 @@ TEST(JsonlEnvironment, ReadsConversationsKeysOfOtherNamesAndDemonstrations) {
   EXPECT_TRUE(environment->example(Split::held_out, 0).demonstration.empty());
 }
 
+TEST(JsonlEnvironment, ToolsOfALineReachTheExample) {
+  const TestFolder folder;
+  const std::string tools =
+      R"([{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}])";
+  const auto environment = make_jsonl_environment(table(
+      folder.write("data.jsonl", R"({"prompt": "2+2?", "answer": "4", "tools": )" + tools + "}"),
+      folder.write("eval.jsonl", R"({"prompt": "3+3?", "answer": "6", "tools": []})")));
+  // Without a renderer, nobody would read them.
+  EXPECT_TRUE(environment->needs_renderer());
+  EXPECT_EQ(environment->example(Split::train, 0).tools_json, tools);
+  EXPECT_EQ(environment->example(Split::held_out, 0).tools_json, "");
+  const auto without = make_jsonl_environment(
+      table(folder.write("data.jsonl", R"({"prompt": "2+2?", "answer": "4", "tools": null})"),
+            folder.write("eval.jsonl", R"({"prompt": "3+3?", "answer": "6"})")));
+  EXPECT_FALSE(without->needs_renderer());
+}
+
 TEST(JsonlEnvironment, RewardsByItsVerifierAndForTheFormat) {
   const TestFolder folder;
   struct Case {
@@ -204,6 +221,24 @@ TEST(JsonlEnvironment, SaysWhichLineIsWrongAndWhy) {
       {VerifierKind::exact,
        good + R"({"prompt": "x", "answer": "1", "demonstration": "a", "completion": "b"})",
        {"line 2: ", "give one"}},
+      {VerifierKind::exact,
+       good + R"({"prompt": "x", "answer": "1", "tools": {"name": "f"}})",
+       {"data.jsonl line 2: tools must be a list of tool schemas, not an object"}},
+      {VerifierKind::exact,
+       good + R"({"prompt": "x", "answer": "1", "tools": ["f"]})",
+       {"line 2: tools[0] must be an object, not a string"}},
+      {VerifierKind::exact,
+       good + R"({"prompt": "x", "answer": "1", "tools": [{"name": "f"}, {"type": "function"}]})",
+       {"line 2: tools[1] has no name"}},
+      {VerifierKind::exact,
+       good + R"({"prompt": "x", "answer": "1", "tools": [{"function": "f"}]})",
+       {"line 2: tools[0].function must be an object, not a string"}},
+      {VerifierKind::exact,
+       good + R"({"prompt": "x", "answer": "1", "tools": [{"name": "f", "parameters": []}]})",
+       {"line 2: tools[0]: parameters of f must be an object, not a list"}},
+      {VerifierKind::exact,
+       good + R"({"prompt": "x", "answer": "1", "tools": [{"name": "f"}, {"name": "f"}]})",
+       {"line 2: tools[1]: another tool is called f"}},
       {VerifierKind::exact, "", {"data.jsonl: ", "no examples"}},
       {VerifierKind::exact, "\n \n", {"data.jsonl: ", "no examples"}},
       {VerifierKind::exact, good + std::string(100'000, '['), {"line 2"}}};

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/files.h"
@@ -50,6 +51,46 @@ std::vector<Message> prompt_of(const JsonValue& object, const std::string& key) 
   return messages;
 }
 
+// The name of the tool at `place`, which must be a schema.
+std::string tool_name(const JsonValue& tool, const std::string& place) {
+  if (!tool.is(Kind::object)) {
+    throw Error(fmt::format("{} must be an object, not {}", place, name_of(tool.kind)));
+  }
+  const JsonValue* function = tool.find("function");
+  if (function && !function->is(Kind::object)) {
+    throw Error(
+        fmt::format("{}.function must be an object, not {}", place, name_of(function->kind)));
+  }
+  if (!function) function = &tool;
+  const JsonValue* name = function->find("name");
+  if (!name || !name->is(Kind::string) || name->text.empty()) {
+    throw Error(fmt::format("{} has no name, a string", place));
+  }
+  const JsonValue* parameters = function->find("parameters");
+  if (parameters && !parameters->is(Kind::object)) {
+    throw Error(fmt::format("{}: parameters of {} must be an object, not {}", place, name->text,
+                            name_of(parameters->kind)));
+  }
+  return name->text;
+}
+
+std::string tools_of(const JsonValue& object) {
+  const JsonValue* tools = object.find("tools");
+  if (!tools || tools->is(Kind::null)) return "";
+  if (!tools->is(Kind::array)) {
+    throw Error(fmt::format("tools must be a list of tool schemas, not {}", name_of(tools->kind)));
+  }
+  std::set<std::string> names;
+  for (size_t i = 0; i < tools->items.size(); ++i) {
+    const std::string place = fmt::format("tools[{}]", i);
+    const std::string name = tool_name(tools->items[i], place);
+    if (!names.insert(name).second) {
+      throw Error(fmt::format("{}: another tool is called {}, too", place, name));
+    }
+  }
+  return names.empty() ? "" : to_json(*tools);
+}
+
 std::string demonstration_of(const JsonValue& object, const std::vector<std::string>& keys) {
   std::string found;
   for (const std::string& key : keys) {
@@ -75,6 +116,7 @@ Line read_prompt(std::string_view json, const JsonlReader& reader) {
   }
   Line line;
   line.prompt = {.messages = prompt_of(object, reader.prompt_key),
+                 .tools_json = tools_of(object),
                  .demonstration = demonstration_of(object, reader.demonstration_keys),
                  .kept = reader.keep(object)};
   line.identity = identity_of(object);
@@ -147,7 +189,7 @@ const JsonValue& jsonl_member(const JsonValue& object, const std::string& key,
 Example JsonlPrompts::example(Split split, uint64_t index) const {
   LEEWAY_CHECK(index < of(split).size(), "an example beyond the size of its split");
   const JsonlPrompt& prompt = of(split)[index];
-  Example example{.index = index, .messages = prompt.messages};
+  Example example{.index = index, .messages = prompt.messages, .tools_json = prompt.tools_json};
   if (!prompt.demonstration.empty()) {
     example.demonstration = {{.role = Role::assistant, .content = prompt.demonstration}};
   }
@@ -160,7 +202,8 @@ JsonlPrompts read_jsonl_prompts(const std::string& data, const std::string& eval
   JsonlPrompts prompts;
   const auto keep = [&](Line& line, Split split) {
     const std::vector<Message>& messages = line.prompt.messages;
-    if (messages.size() > 1 || messages.front().role != Role::user) prompts.needs_renderer = true;
+    const bool is_text = messages.size() == 1 && messages.front().role == Role::user;
+    if (!is_text || !line.prompt.tools_json.empty()) prompts.needs_renderer = true;
     (split == Split::train ? prompts.train : prompts.held_out).push_back(std::move(line.prompt));
   };
   std::vector<Line> lines = read_lines(data, reader);

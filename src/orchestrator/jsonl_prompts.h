@@ -13,6 +13,7 @@ namespace leeway {
 
 struct JsonlPrompt {
   std::vector<Message> messages;  // not empty; the last is not the assistant's
+  std::string tools_json;         // a list of tool schemas; empty: none
   std::string demonstration;      // a reply; empty: none
   std::string kept;               // what the environment keeps of the line
 };
@@ -31,18 +32,21 @@ const JsonValue& jsonl_member(const JsonValue& object, const std::string& key,
 
 struct JsonlPrompts {
   std::vector<JsonlPrompt> train, held_out;
-  bool needs_renderer = false;  // a prompt is more than one user message
+  bool needs_renderer = false;  // a prompt is more than one user message, or has tools
 
   const std::vector<JsonlPrompt>& of(Split split) const {
     return split == Split::train ? train : held_out;
   }
-  // Messages and demonstration; throws nothing, `index` must be below the size.
+  // Messages, tools and demonstration; throws nothing, `index` must be below the size.
   Example example(Split split, uint64_t index) const;
 };
 
 // A prompt is identified by the `id` of its line (a string or a number), or by the whole line:
 // identical prompts are on the same side, and lines with the same text but other keys are two
 // prompts.
+//
+// The key `tools` of a line is a list of tool schemas as OpenAI writes them, {"type": "function",
+// "function": {"name": ..}} or the inner object alone, with different names.
 //
 // Reads all of `data`; one prompt in 8 is held out by its identity (at least one on each side if
 // there are two), or all of `eval_data` if given. Throws Error with file and line for an invalid

@@ -204,6 +204,20 @@ TEST_F(ProcessEnvironmentTest, PromptsAreHeldOutAsThoseOfJsonl) {
   }
 }
 
+TEST_F(ProcessEnvironmentTest, ToolsOfALineReachTheExample) {
+  const EnvironmentTable t =
+      table(answer(R"("reward": 1)"), R"({"prompt": "2+2?", "tools": [{"name": "calc"}]})"
+                                      "\n"
+                                      R"({"prompt": "3+3?", "tools": [{"name": "calc"}]})");
+  const auto environment = make_process_environment(t);
+  EXPECT_TRUE(environment->needs_renderer());
+  EXPECT_EQ(environment->example(Split::train, 0).tools_json, R"([{"name": "calc"}])");
+  const EnvironmentTable wrong =
+      table(answer(R"("reward": 1)"), R"({"prompt": "2+2?", "tools": "calc"})");
+  expect_refused([&] { make_process_environment(wrong); },
+                 {"line 1: tools must be a list of tool schemas, not a string"});
+}
+
 TEST_F(ProcessEnvironmentTest, BadTablesAreRefused) {
   const EnvironmentTable good = table(answer(R"("reward": 1)"));
   const auto refused = [&](auto change, const std::vector<std::string>& words) {

@@ -56,6 +56,18 @@ Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer) {
   return weights;
 }
 
+// What "auto" stands for, also in the dump.
+Config with_found_renderer(Config config) {
+  if (config.renderer.name != "auto") return config;
+  config.renderer = with_found_name(config.renderer, config.run.model.path);
+  for (EffectiveValue& value : config.effective) {
+    if (value.key != "orchestrator.renderer.name") continue;
+    value.value = "\"" + config.renderer.name + "\"";
+    value.origin += ", auto";
+  }
+  return config;
+}
+
 // A folder of weights knows the chat format it was trained with; a configuration that names none
 // uses it.
 Config with_renderer_of_model(Config config) {
@@ -106,7 +118,8 @@ std::string tokenizer_file_of(const RunConfig& run, const PolicyCard& card) {
 }  // namespace
 
 RunSetup::RunSetup(Config configuration, bool needs_environments)
-    : config(with_renderer_of_model(with_its_device(std::move(configuration)))),
+    : config(
+          with_renderer_of_model(with_found_renderer(with_its_device(std::move(configuration))))),
       card(make_card(config)),
       tokenizer_file(tokenizer_file_of(config.run, card)),
       tokenizer(card.byte ? make_byte_tokenizer(card.control_tokens)

@@ -1,12 +1,22 @@
-// Which renderer a model's folder asks for.
+// Which renderer a model folder's chat template is.
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace leeway {
 
-// The name of the renderer (renderer.h) for a Hugging Face folder, by `model_type` of its
-// config.json. Throws Error for a family that has none.
+// The name of the renderer for the model in `model_folder`, by the text of its chat template:
+// chat_template.jinja, else `chat_template` of tokenizer_config.json (text, or a list of
+// {name, template}, of which "default" is taken). Without a template, by `model_type` of
+// config.json. The template is recognised by its tokens, tags and sentences, whatever its layout.
+//
+// Throws Error for a template that no renderer writes, with the nearest renderer and what is
+// different; for a file that holds no template; and for a folder that says nothing about its chat
+// format.
 std::string renderer_name_for(const std::string& model_folder);
+
+// The same for the text of a template; `where` is its place, for messages.
+std::string renderer_name_of_template(const std::string& where, std::string_view chat_template);
 
 }  // namespace leeway

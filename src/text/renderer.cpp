@@ -16,13 +16,19 @@ struct Entry {
   const char* name;
   MakeFamily make;
 };
-constexpr std::array<Entry, 7> kFamilies = {{{"qwen2.5", make_qwen2_5},
-                                             {"qwen3", make_qwen3},
-                                             {"qwen3.5", make_qwen3_5},
-                                             {"glm4.6", make_glm4_6},
-                                             {"llama3", make_llama3},
-                                             {"deepseek-v3.1", make_deepseek_v3_1},
-                                             {"kimi-k2-thinking", make_kimi_k2_thinking}}};
+constexpr std::array<Entry, 13> kFamilies = {{{"qwen2.5", make_qwen2_5},
+                                              {"qwen3", make_qwen3},
+                                              {"qwen3.5", make_qwen3_5},
+                                              {"qwen3-coder", make_qwen3_coder},
+                                              {"glm4.5", make_glm4_5},
+                                              {"glm4.6", make_glm4_6},
+                                              {"llama3", make_llama3},
+                                              {"deepseek-v3.1", make_deepseek_v3_1},
+                                              {"kimi-k2", make_kimi_k2},
+                                              {"kimi-k2-thinking", make_kimi_k2_thinking},
+                                              {"gpt-oss", make_gpt_oss},
+                                              {"smollm2", make_smollm2},
+                                              {"chatml", make_chatml}}};
 
 // Edit distance.
 size_t distance(std::string_view a, std::string_view b) {

@@ -110,8 +110,9 @@ class Renderer {
                                                       const RenderOptions& options) const = 0;
 };
 
-// The names that make_renderer knows: qwen2.5 qwen3 qwen3.5 glm4.6 llama3 deepseek-v3.1
-// kimi-k2-thinking.
+// The names that make_renderer knows: qwen2.5 qwen3 qwen3.5 qwen3-coder glm4.5 glm4.6 llama3
+// deepseek-v3.1 kimi-k2 kimi-k2-thinking gpt-oss smollm2 chatml. `renderer_name_for` in
+// chat_template.h finds the one of a model folder.
 std::vector<std::string> renderer_names();
 
 // `tokenizer` must outlive the renderer; a null tokenizer gives a renderer that can only

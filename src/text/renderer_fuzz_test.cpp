@@ -25,6 +25,10 @@ TEST(RendererFuzz, ParseAndBridgeTakeAnyIds) {
                                            "</parameter>",
                                            "</function>",
                                            "functions.f:0",
+                                           " to=functions.f",
+                                           "analysis",
+                                           "final",
+                                           "assistant",
                                            "\n",
                                            "\xe2\x96",
                                            "\""};

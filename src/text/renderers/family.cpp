@@ -38,8 +38,9 @@ FamilyRenderer::FamilyRenderer(FamilySpec spec, const Tokenizer* tokenizer,
   if (asked && !spec_.has_thinking) {
     throw Error(fmt::format("renderer {} has no thinking: {} has no effect; remove it", spec_.name,
                             retention.preserve_all_thinking
-                                ? "preserve_all_thinking"
-                                : "preserve_thinking_between_tool_calls"));
+                                ? "preserve_all_thinking (thinking_retention = \"all\")"
+                                : "preserve_thinking_between_tool_calls (thinking_retention = "
+                                  "\"between_tool_calls\")"));
   }
   if (!tokenizer_) return;
   for (Control& control : spec_.controls) {
@@ -145,7 +146,8 @@ std::optional<Rendered> FamilyRenderer::bridge_to_next_turn(
     };
     const auto stop = std::find_if(completion.begin(), completion.end(), is_stop);
     if (turn.closed && stop + 1 != completion.end()) return std::nullopt;
-    if (!turn.closed && !can_close(read, turn, c)) return std::nullopt;
+    const auto close = turn.closed ? std::optional<std::string>("") : closing(read, turn, c);
+    if (!close) return std::nullopt;
     if (!can_follow(turn.closed ? completion.back() : -1, new_messages.front())) {
       return std::nullopt;
     }
@@ -160,7 +162,7 @@ std::optional<Rendered> FamilyRenderer::bridge_to_next_turn(
     out.text = tokenizer_->decode(out.ids);
 
     Script script(spec_.controls);
-    if (!turn.closed) script.literal(spec_.close);
+    script.literal(*close);
     write_turn_end(script);
     for (size_t i = 1; i < messages.size(); ++i) {
       script.at(static_cast<int>(i) - 1);
@@ -177,21 +179,23 @@ std::optional<Rendered> FamilyRenderer::bridge_to_next_turn(
   return out;
 }
 
-bool FamilyRenderer::can_close(const Completion& read, const ParsedResponse& turn,
-                               const TemplateInput& c) const {
+std::optional<std::string> FamilyRenderer::closing(const Completion& read,
+                                                   const ParsedResponse& turn,
+                                                   const TemplateInput& c) const {
   for (const auto& [open_token, close_token] : spec_.blocks) {
     bool inside = std::string_view(open_token) == "<think>" && prompt_opens_thinking(c);
     for (size_t at = 0; at != Completion::kNone;) {
       at = read.find(inside ? close_token : open_token, at);
       if (at != Completion::kNone) inside = !inside;
     }
-    if (inside) return false;
+    if (inside) return std::nullopt;
   }
   const auto unclosed = [](const ParsedToolCall& call) {
     return call.status == ToolCallStatus::unclosed_block;
   };
-  if (std::any_of(turn.tool_calls.begin(), turn.tool_calls.end(), unclosed)) return false;
-  return !ends_inside_character(read.text());
+  if (std::any_of(turn.tool_calls.begin(), turn.tool_calls.end(), unclosed)) return std::nullopt;
+  if (ends_inside_character(read.text())) return std::nullopt;
+  return spec_.close;
 }
 
 bool FamilyRenderer::keeps_thinking(const TemplateInput& c, size_t i) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,8 @@ struct TemplateInput {
 
   // Assistant messages after this index keep their thinking. Each family sets it.
   int last_query = -1;
-  // Per message, the ids of its calls, and for a tool message the id that it answers. Set by Kimi.
+  // Per message, the ids of its calls, and for a tool message the id that it answers. Set by Kimi;
+  // gpt-oss keeps the name of the function that a tool message answers here.
   std::vector<std::vector<std::string>> call_ids;
   // Messages before this index are already tokens.
   size_t written = 0;
@@ -90,6 +92,10 @@ class FamilyRenderer : public Renderer {
   // Fills in everything but `closed`.
   virtual void parse(const Completion& completion, const TemplateInput& c,
                      ParsedResponse& out) const = 0;
+  // What ends a turn that a length limit cut off, so that the result is what the template writes;
+  // nothing if nothing provably does.
+  virtual std::optional<std::string> closing(const Completion& read, const ParsedResponse& turn,
+                                             const TemplateInput& c) const;
   // Whether the close token at the end of `completion` allows `next` to follow.
   virtual bool can_follow(int32_t close_id, const Message& next) const;
   // Whether the generation prompt ends inside <think>.
@@ -110,7 +116,6 @@ class FamilyRenderer : public Renderer {
   std::string arguments_text(const TemplateInput& c, size_t i, const ToolCall& call) const;
 
  private:
-  bool can_close(const Completion& read, const ParsedResponse& turn, const TemplateInput& c) const;
   TemplateInput open(const std::vector<Message>& messages, const RenderOptions& options) const;
   Script write(const std::vector<Message>& messages, const RenderOptions& options) const;
 
@@ -122,12 +127,18 @@ class FamilyRenderer : public Renderer {
 
 // One factory per family; see renderer.cpp for the names.
 using MakeFamily = std::unique_ptr<Renderer> (*)(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_chatml(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_smollm2(const Tokenizer*, const ThinkingRetention&);
 std::unique_ptr<Renderer> make_qwen2_5(const Tokenizer*, const ThinkingRetention&);
 std::unique_ptr<Renderer> make_qwen3(const Tokenizer*, const ThinkingRetention&);
 std::unique_ptr<Renderer> make_qwen3_5(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_qwen3_coder(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_glm4_5(const Tokenizer*, const ThinkingRetention&);
 std::unique_ptr<Renderer> make_glm4_6(const Tokenizer*, const ThinkingRetention&);
 std::unique_ptr<Renderer> make_llama3(const Tokenizer*, const ThinkingRetention&);
 std::unique_ptr<Renderer> make_deepseek_v3_1(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_gpt_oss(const Tokenizer*, const ThinkingRetention&);
+std::unique_ptr<Renderer> make_kimi_k2(const Tokenizer*, const ThinkingRetention&);
 std::unique_ptr<Renderer> make_kimi_k2_thinking(const Tokenizer*, const ThinkingRetention&);
 
 }  // namespace leeway

@@ -165,6 +165,50 @@ void write(std::string& out, const JsonValue& value, int indent, int depth) {
   }
 }
 
+// Python's repr() of a string: single quotes, unless only those are inside.
+void write_repr(std::string& out, std::string_view text) {
+  const bool has_single = text.find('\'') != std::string_view::npos;
+  const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
+  out += quote;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    switch (c) {
+      case '\n': out += "\\n"; break;
+      case '\r': out += "\\r"; break;
+      case '\t': out += "\\t"; break;
+      case '\\': out += "\\\\"; break;
+      default:
+        if (c == quote) out += '\\';
+        out += byte < 0x20 || byte == 0x7f ? fmt::format("\\x{:02x}", byte) : std::string(1, c);
+    }
+  }
+  out += quote;
+}
+
+// Python's repr() of a value; str() is the same, except for a string.
+void write_repr(std::string& out, const JsonValue& value) {
+  if (value.is(JsonValue::Kind::string)) return write_repr(out, std::string_view(value.text));
+  if (value.is(JsonValue::Kind::array)) {
+    out += '[';
+    for (const JsonValue& item : value.items) {
+      if (&item != &value.items.front()) out += ", ";
+      write_repr(out, item);
+    }
+    out += ']';
+  } else if (value.is(JsonValue::Kind::object)) {
+    out += '{';
+    for (const auto& member : value.members) {
+      if (&member != &value.members.front()) out += ", ";
+      write_repr(out, std::string_view(member.first));
+      out += ": ";
+      write_repr(out, member.second);
+    }
+    out += '}';
+  } else {
+    out += to_python_text(value);
+  }
+}
+
 // The end of the JSON value that starts at `at`, in text known to be valid.
 size_t end_of_value(std::string_view text, size_t at) {
   int depth = 0;
@@ -271,6 +315,15 @@ std::string to_python_text(const JsonValue& value) {
     case JsonValue::Kind::string: return value.text;
     default: return to_json(value);
   }
+}
+
+std::string to_python_repr(const JsonValue& value) {
+  if (!value.is(JsonValue::Kind::array) && !value.is(JsonValue::Kind::object)) {
+    return to_python_text(value);
+  }
+  std::string out;
+  write_repr(out, value);
+  return out;
 }
 
 std::string_view raw_member(std::string_view object, std::string_view key) {

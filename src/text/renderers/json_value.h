@@ -42,8 +42,10 @@ JsonValue read_json(const std::string& name, std::string_view text);
 std::string to_json(const JsonValue& value, int indent = 0);
 std::string to_json(std::string_view text);
 
-// `value | string`: Python's str() of the value.
+// `value | string`, but lists and objects as JSON: what templates write for arguments.
 std::string to_python_text(const JsonValue& value);
+// `value | string`: Python's str() of the value.
+std::string to_python_repr(const JsonValue& value);
 
 // The raw text of member `key` in the valid JSON object `object`; empty if absent.
 std::string_view raw_member(std::string_view object, std::string_view key);

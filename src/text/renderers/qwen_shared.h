@@ -1,4 +1,4 @@
-// What Qwen2.5, Qwen3 and Qwen3.5 have in common.
+// What Qwen2.5, Qwen3, Qwen3.5 and Qwen3-Coder have in common.
 #pragma once
 
 #include <string_view>
@@ -21,5 +21,13 @@ int last_query_index(const TemplateInput& c, bool trimmed, int none);
 
 // Parses the content after the thinking and the <tool_call> blocks with JSON in them.
 void parse_json_calls(const Completion& completion, const Thinking& thinking, ParsedResponse& out);
+
+// The end of the XML-style tool list of Qwen3.5 and Qwen3-Coder: how calls are written.
+extern const std::string_view kXmlCallFormat;
+// <tool_call> with <function=NAME> and one <parameter=KEY> per argument; `arguments` is an object.
+void write_xml_call(Script& script, std::string_view name, const JsonValue& arguments);
+// Appends the calls in `blocks`, which that function wrote or the model sampled.
+void read_xml_calls(const Completion& completion, const std::vector<Block>& blocks,
+                    const std::vector<JsonValue>& tools, ParsedResponse& out);
 
 }  // namespace leeway

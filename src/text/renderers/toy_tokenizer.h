@@ -47,7 +47,14 @@ inline std::vector<std::string> toy_special_tokens() {
                                      "<|tool_calls_section_end|>",
                                      "<|tool_call_begin|>",
                                      "<|tool_call_end|>",
-                                     "<|tool_call_argument_begin|>"};
+                                     "<|tool_call_argument_begin|>",
+                                     "<|start|>",
+                                     "<|end|>",
+                                     "<|message|>",
+                                     "<|channel|>",
+                                     "<|constrain|>",
+                                     "<|return|>",
+                                     "<|call|>"};
   for (const std::string& name :
        {std::string("begin of sentence"), std::string("end of sentence"), std::string("User"),
         std::string("Assistant"), std::string("tool calls begin"), std::string("tool calls end"),

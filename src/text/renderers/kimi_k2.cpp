@@ -1,5 +1,5 @@
-// Kimi-K2-Thinking: a default system message, tool calls with ids, thinking kept after the first
-// plain answer.
+// Kimi-K2 and Kimi-K2-Thinking: a default system message and tool calls with ids; the latter keeps
+// thinking after the first plain answer.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,31 +17,34 @@ constexpr const char* kCallBegin = "<|tool_call_begin|>";
 constexpr const char* kCallEnd = "<|tool_call_end|>";
 constexpr const char* kArguments = "<|tool_call_argument_begin|>";
 
-class KimiK2Thinking : public FamilyRenderer {
+class KimiK2 : public FamilyRenderer {
  public:
-  KimiK2Thinking(const Tokenizer* tokenizer, const ThinkingRetention& retention)
-      : FamilyRenderer({.name = "kimi-k2-thinking",
-                        .has_thinking = true,
-                        .controls = {{"<|im_user|>", true},
-                                     {"<|im_assistant|>", true},
-                                     {"<|im_system|>", true},
-                                     {"<|im_middle|>", true},
-                                     {"<|im_end|>", true},
-                                     {kSectionBegin},
-                                     {kSectionEnd},
-                                     {kCallBegin},
-                                     {kCallEnd},
-                                     {kArguments},
-                                     {"<think>"},
-                                     {"</think>"}},
-                        .stops = {"<|im_end|>"},
-                        .close = "<|im_end|>",
-                        .blocks = {{"<think>", "</think>"},
-                                   {kSectionBegin, kSectionEnd},
-                                   {kCallBegin, kCallEnd}}},
-                       tokenizer, retention) {}
+  KimiK2(bool thinks, const Tokenizer* tokenizer, const ThinkingRetention& retention)
+      : FamilyRenderer(spec(thinks), tokenizer, retention), thinks_(thinks) {}
 
  protected:
+  static FamilySpec spec(bool thinks) {
+    FamilySpec made{.name = thinks ? "kimi-k2-thinking" : "kimi-k2",
+                    .has_thinking = thinks,
+                    .controls = {{"<|im_user|>", true},
+                                 {"<|im_assistant|>", true},
+                                 {"<|im_system|>", true},
+                                 {"<|im_middle|>", true},
+                                 {"<|im_end|>", true},
+                                 {kSectionBegin},
+                                 {kSectionEnd},
+                                 {kCallBegin},
+                                 {kCallEnd},
+                                 {kArguments}},
+                    .stops = {"<|im_end|>"},
+                    .close = "<|im_end|>",
+                    .blocks = {{kSectionBegin, kSectionEnd}, {kCallBegin, kCallEnd}}};
+    if (!thinks) return made;
+    made.controls.insert(made.controls.end(), {{"<think>"}, {"</think>"}});
+    made.blocks.insert(made.blocks.begin(), {"<think>", "</think>"});
+    return made;
+  }
+
   void prepare(TemplateInput& c) const override {
     // The template intends the last plain answer, but its search continues to the first.
     for (size_t i = c.size(); i-- > 0;) {
@@ -49,7 +52,8 @@ class KimiK2Thinking : public FamilyRenderer {
         c.last_query = static_cast<int>(i);
       }
     }
-    // Results answer the calls in the order the calls were made, whatever their own ids say.
+    // Results answer the calls in the order the calls were made. The template of Kimi-K2 writes
+    // the ids of the messages, where they have any.
     std::deque<std::string> waiting;
     int made = 0;
     c.call_ids.resize(c.size());
@@ -61,7 +65,10 @@ class KimiK2Thinking : public FamilyRenderer {
         waiting.push_back(id);
       }
       if (c[i].role != Role::tool) continue;
-      if (waiting.empty()) {
+      if (!thinks_ && !c[i].tool_call_id.empty()) {
+        std::erase(waiting, c[i].tool_call_id);
+        c.call_ids[i].push_back(c[i].tool_call_id);
+      } else if (waiting.empty()) {
         // Calls of earlier turns are not known here, and their count is part of the id.
         if (c.written > 0) refuse(i, "there is no call for this result to answer");
         const std::string name = c[i].tool_name.empty() ? "unknown" : c[i].tool_name;
@@ -79,11 +86,11 @@ class KimiK2Thinking : public FamilyRenderer {
       script.words(to_json({.kind = JsonValue::Kind::array, .items = c.tools}));
       script.literal("<|im_end|>");
     }
-    if (!c.role_is(0, Role::system)) {
-      script.literal(
-          "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot "
-          "AI.<|im_end|>");
-    }
+    if (c.role_is(0, Role::system) || (c.size() == 0 && !thinks_)) return;
+    script.literal(
+        "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot "
+        "AI.<|im_end|>");
+    if (!thinks_) script.literal("\n");
   }
 
   void write_message(Script& script, const TemplateInput& c, size_t i) const override {
@@ -111,11 +118,13 @@ class KimiK2Thinking : public FamilyRenderer {
     const std::string reasoning = message.reasoning.value_or("");
     const bool kept =
         static_cast<int>(i) > c.last_query || (!reasoning.empty() && keeps_thinking(c, i));
-    // An empty block that replaces dropped thinking was not sampled by the model.
-    script.sampled(kept || reasoning.empty());
-    script.literal("<think>");
-    if (kept) script.words(reasoning);
-    script.literal("</think>");
+    if (thinks_) {
+      // An empty block that replaces dropped thinking was not sampled by the model.
+      script.sampled(kept || reasoning.empty());
+      script.literal("<think>");
+      if (kept) script.words(reasoning);
+      script.literal("</think>");
+    }
     script.sampled(true);
     script.words(message.content);
     if (message.tool_calls.empty()) return;
@@ -136,7 +145,7 @@ class KimiK2Thinking : public FamilyRenderer {
 
   void parse(const Completion& completion, const TemplateInput&,
              ParsedResponse& out) const override {
-    const Thinking thinking = find_thinking(completion, false);
+    const Thinking thinking = thinks_ ? find_thinking(completion, false) : Thinking();
     if (!thinking.reasoning.value_or("").empty()) out.reasoning = *thinking.reasoning;
     const size_t calls = std::min(completion.find(kSectionBegin, thinking.end), completion.size());
     out.content = std::string(thinking.before);
@@ -166,13 +175,21 @@ class KimiK2Thinking : public FamilyRenderer {
                           id.find_first_not_of("0123456789", colon + 1) == std::string_view::npos;
     return numbered ? id.substr(0, colon) : id;
   }
+
+ private:
+  bool thinks_;
 };
 
 }  // namespace
 
+std::unique_ptr<Renderer> make_kimi_k2(const Tokenizer* tokenizer,
+                                       const ThinkingRetention& retention) {
+  return std::make_unique<KimiK2>(false, tokenizer, retention);
+}
+
 std::unique_ptr<Renderer> make_kimi_k2_thinking(const Tokenizer* tokenizer,
                                                 const ThinkingRetention& retention) {
-  return std::make_unique<KimiK2Thinking>(tokenizer, retention);
+  return std::make_unique<KimiK2>(true, tokenizer, retention);
 }
 
 }  // namespace leeway

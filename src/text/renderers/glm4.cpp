@@ -1,5 +1,6 @@
-// GLM-4.6: no close token (the next role's marker ends a turn), XML-style tool calls, an empty
-// thinking block where past thinking is dropped.
+// GLM-4.5 and GLM-4.6: no close token (the next role's marker ends a turn), XML-style tool calls,
+// an empty thinking block where past thinking is dropped. Their templates differ in one thing: that
+// of GLM-4.5 refuses a call without arguments.
 #include <algorithm>
 
 #include "text/renderers/family.h"
@@ -8,10 +9,11 @@
 namespace leeway {
 namespace {
 
-class Glm46 : public FamilyRenderer {
+class Glm4 : public FamilyRenderer {
  public:
-  Glm46(const Tokenizer* tokenizer, const ThinkingRetention& retention)
-      : FamilyRenderer({.name = "glm4.6",
+  Glm4(const char* name, bool needs_arguments, const Tokenizer* tokenizer,
+       const ThinkingRetention& retention)
+      : FamilyRenderer({.name = name,
                         .has_thinking = true,
                         .controls = {{"[gMASK]", true},
                                      {"<sop>", true},
@@ -34,7 +36,8 @@ class Glm46 : public FamilyRenderer {
                         .stops = {"<|endoftext|>", "<|user|>", "<|observation|>"},
                         .close = "",
                         .blocks = {{"<think>", "</think>"}, {"<tool_call>", "</tool_call>"}}},
-                       tokenizer, retention) {}
+                       tokenizer, retention),
+        needs_arguments_(needs_arguments) {}
 
  protected:
   void prepare(TemplateInput& c) const override {
@@ -123,7 +126,7 @@ class Glm46 : public FamilyRenderer {
     script.literal("\n");
     JsonValue arguments;
     if (!call.arguments.empty()) arguments = arguments_of(c, i, call);
-    if (arguments.truthy() && !arguments.is(JsonValue::Kind::object)) {
+    if ((needs_arguments_ || arguments.truthy()) && !arguments.is(JsonValue::Kind::object)) {
       refuse(i, "the template takes arguments as an object, not as " +
                     std::string(name_of(arguments.kind)));
     }
@@ -190,13 +193,21 @@ class Glm46 : public FamilyRenderer {
     if (!complete) return broken(ToolCallStatus::malformed);
     if (parsed.call.name.empty()) broken(ToolCallStatus::missing_name);
   }
+
+ private:
+  bool needs_arguments_;
 };
 
 }  // namespace
 
+std::unique_ptr<Renderer> make_glm4_5(const Tokenizer* tokenizer,
+                                      const ThinkingRetention& retention) {
+  return std::make_unique<Glm4>("glm4.5", true, tokenizer, retention);
+}
+
 std::unique_ptr<Renderer> make_glm4_6(const Tokenizer* tokenizer,
                                       const ThinkingRetention& retention) {
-  return std::make_unique<Glm46>(tokenizer, retention);
+  return std::make_unique<Glm4>("glm4.6", false, tokenizer, retention);
 }
 
 }  // namespace leeway
