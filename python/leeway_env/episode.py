@@ -38,7 +38,7 @@ class Context:
         self.group, self.member = request.get("group"), request.get("member")
         self.members = request.get("members")
         self.info = {}
-        self.truncated = False
+        self.truncated = None  # None: a refused call, or a last reply that was cut off
         self.rewards, self.metrics = {}, {}
         self.turn_rewards, self.advantages = {}, {}
         self._call, self._calls = call, 0
@@ -78,7 +78,9 @@ class Context:
 
     def done(self):
         """The line that ends the episode."""
-        line = {"type": "done", "episode": self.id, "truncated": self.truncated}
+        line = {"type": "done", "episode": self.id}
+        if self.truncated is not None:
+            line["truncated"] = self.truncated
         for key in ("rewards", "metrics", "info", "turn_rewards", "advantages"):
             if getattr(self, key):
                 line[key] = getattr(self, key)

@@ -15,6 +15,7 @@ import contextlib
 import contextvars
 import inspect
 import json
+import re
 import sys
 
 import leeway_env
@@ -114,13 +115,19 @@ async def _score(function, states):
     await function(states, **extra)
 
 
+def _name(text):
+    """A function's name as metrics may have it; it may be "<lambda>"."""
+    name = re.sub("[^A-Za-z0-9_.-]", "_", text)
+    return name + "_" if name in ("mean", "min", "max") else name
+
+
 def parts_of(env, state):
     """A scored state as parts of a reward and metrics."""
     weights, reward = {}, float(state.get("reward") or 0.0)
     for rubric in rubrics_of(env):
-        weights.update((function.__name__, weight)
+        weights.update((_name(function.__name__), weight)
                        for function, weight in zip(rubric.funcs, rubric.weights))
-    metrics = {name: float(value) for name, value in (state.get("metrics") or {}).items()}
+    metrics = {_name(name): float(value) for name, value in (state.get("metrics") or {}).items()}
     parts = {name: {"value": value, "weight": weights[name]} for name, value in metrics.items()
              if weights.get(name)}
     total = sum(part["value"] * part["weight"] for part in parts.values())

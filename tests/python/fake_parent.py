@@ -19,7 +19,7 @@ class Parent:
         self.process = subprocess.Popen(
             command or [sys.executable, "-c", code], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=self.stderr,
-            env={**os.environ, "PYTHONPATH": search, "PYTHONDONTWRITEBYTECODE": "1"})
+            env={**os.environ, "PYTHONPATH": search})
         self.hello = None
         if greet:
             self.say({"type": "hello", "protocol": 1, "protocols": [1, 2]})

@@ -60,7 +60,7 @@ ctx.advantage(again, [1.0, 2.0, 3.0])
                 "type": "sample", "episode": 1, "id": "2", "continue": "1",
                 "messages": [{"role": "user", "content": "sure?"}]})
             self.assertEqual(last, {
-                "type": "done", "episode": 1, "truncated": False, "info": {"answer": "yes"},
+                "type": "done", "episode": 1, "info": {"answer": "yes"},
                 "rewards": {"exact": {"value": 1.0, "weight": 1.0},
                             "style": {"value": 0.5, "weight": 0.1}},
                 "metrics": {"turns": 2.0}, "turn_rewards": {"1": 0.25},
