@@ -7,7 +7,6 @@
 #include "leeway/error.h"
 
 namespace leeway {
-namespace {
 
 RenderOptions options_of(const Example& example, bool generate) {
   RenderOptions options;
@@ -15,8 +14,6 @@ RenderOptions options_of(const Example& example, bool generate) {
   options.add_generation_prompt = generate;
   return options;
 }
-
-}  // namespace
 
 Message message_of(const Reply& reply) {
   Message message;
@@ -58,13 +55,28 @@ std::vector<int32_t> Conversation::first_prompt(const Example& example) const {
   return tokenizer_.encode(example.messages.front().content, SpecialTokens::as_text);
 }
 
+std::vector<int32_t> Conversation::prompt_of(const std::vector<Message>& messages,
+                                             const RenderOptions& options) const {
+  if (renderer_ != nullptr) return renderer_->render(messages, options).ids;
+  if (messages.size() != 1 || messages.front().role != Role::user || !options.tools_json.empty()) {
+    throw Error(
+        "messages other than one of the user, and tools, require orchestrator.renderer.name");
+  }
+  return tokenizer_.encode(messages.front().content, SpecialTokens::as_text);
+}
+
 Reply Conversation::read(std::span<const int32_t> completion, bool truncated,
                          const Example& example) const {
+  return read(completion, truncated, options_of(example, true));
+}
+
+Reply Conversation::read(std::span<const int32_t> completion, bool truncated,
+                         const RenderOptions& options) const {
   Reply reply;
   reply.text = tokenizer_.decode(completion);
   reply.truncated = truncated;
   if (renderer_ != nullptr) {
-    reply.response = renderer_->parse_response(completion, options_of(example, true));
+    reply.response = renderer_->parse_response(completion, options);
   } else {
     const bool close = !completion.empty() && ends_reply(completion.back()) &&
                        tokenizer_.is_special(completion.back());
@@ -79,10 +91,17 @@ std::vector<int32_t> Conversation::next_prompt(std::span<const int32_t> prompt,
                                                const std::vector<Message>& history,
                                                const std::vector<Message>& messages,
                                                const Example& example) const {
+  return next_prompt(prompt, completion, history, messages, options_of(example, true));
+}
+
+std::vector<int32_t> Conversation::next_prompt(std::span<const int32_t> prompt,
+                                               std::span<const int32_t> completion,
+                                               const std::vector<Message>& history,
+                                               const std::vector<Message>& messages,
+                                               const RenderOptions& options) const {
   if (renderer_ == nullptr) {
     throw Error("the environment replied with messages, which requires orchestrator.renderer.name");
   }
-  const RenderOptions options = options_of(example, true);
   if (auto bridged = renderer_->bridge_to_next_turn(prompt, completion, messages, options)) {
     return std::move(bridged->ids);
   }

@@ -29,8 +29,14 @@ class Conversation {
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
 
   std::vector<int32_t> first_prompt(const Example& example) const;
+  // The prompt after any messages. Without a renderer: one message, the user's. Throws Error for
+  // messages that cannot be rendered.
+  std::vector<int32_t> prompt_of(const std::vector<Message>& messages,
+                                 const RenderOptions& options) const;
   // Without a renderer, the content is the text, without a special token that ended the reply.
   Reply read(std::span<const int32_t> completion, bool truncated, const Example& example) const;
+  Reply read(std::span<const int32_t> completion, bool truncated,
+             const RenderOptions& options) const;
 
   // The prompt after `messages` follow a turn. `history` contains everything so far, including the
   // reply and `messages`. Extends the sampled tokens where that is provably correct; otherwise
@@ -41,6 +47,11 @@ class Conversation {
                                    const std::vector<Message>& history,
                                    const std::vector<Message>& messages,
                                    const Example& example) const;
+  std::vector<int32_t> next_prompt(std::span<const int32_t> prompt,
+                                   std::span<const int32_t> completion,
+                                   const std::vector<Message>& history,
+                                   const std::vector<Message>& messages,
+                                   const RenderOptions& options) const;
 
   // Prompt and demonstration as one training sample, with loss on what the policy would sample;
   // only ids and loss_mask are filled. Without a renderer, a demonstration that does not end with a
@@ -54,6 +65,9 @@ class Conversation {
   const Renderer* renderer_;
   std::vector<int32_t> stop_ids_;
 };
+
+// What a renderer reads of an example besides its messages.
+RenderOptions options_of(const Example& example, bool generate);
 
 // A reply as an assistant message.
 Message message_of(const Reply& reply);

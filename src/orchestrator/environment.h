@@ -50,25 +50,102 @@ struct RewardPart {
 enum class FailureKind { environment_error, empty, exception, timeout, bad_answer, sampler_error };
 const char* name_of(FailureKind kind);
 
+// A sample that an episode asks for: a context of its own making.
+struct SampleCall {
+  std::string id;  // unique within the episode
+  // The whole context, or, with `continues`, what follows that call's reply. The last message is
+  // not the assistant's.
+  std::vector<Message> messages;
+  std::optional<std::string> continues;   // id of an earlier call that has been answered
+  std::optional<std::string> tools_json;  // absent: those of the call whose context it continues
+  std::optional<int64_t> max_new_tokens;  // at least 1; cut to the run's
+  std::optional<float> temperature;       // another than the run's: its tokens are not trained
+  std::optional<bool> enable_thinking;
+  bool train = true;
+};
+
+// What came of a call: a reply, or a refusal after which the episode should end.
+struct SampleAnswer {
+  enum class Refusal { none, max_turns, context_length };
+  std::string id;
+  Refusal refusal = Refusal::none;
+  std::string message;  // refused: in words
+  Reply reply;
+  int64_t tokens = 0, prompt_tokens = 0;
+};
+
+// What an episode says of one of its calls as it ends.
+struct CallCredit {
+  std::string call;
+  std::optional<double> reward;
+  std::vector<double> advantages;  // empty: none; one: of all tokens; else one per token
+};
+
+// Named numbers to be logged.
+using NamedNumbers = std::vector<std::pair<std::string, double>>;
+
 // The environment's response to a turn: further messages, or a final reward, or a failure (which is
-// retried and never becomes a reward), or not ready yet (`pending`).
+// retried and never becomes a reward), or not ready yet (`pending`). An episode that asks for
+// samples itself has `calls` instead of messages, and may end `unscored`: Environment::score_group
+// gives the reward when all of its group have ended.
 struct Turn {
-  enum class Kind { messages, reward, failed, pending };
+  enum class Kind { messages, reward, failed, pending, calls, unscored };
   Kind kind = Kind::reward;
-  std::vector<Message> messages;  // tool or user messages
-  std::vector<RewardPart> rewards;
-  std::string failure;
+  std::vector<Message> messages = {};  // tool or user messages
+  std::vector<SampleCall> calls = {};
+  std::vector<RewardPart> rewards = {};
+  std::string failure = {};
   FailureKind failure_kind = FailureKind::environment_error;
+  // reward and unscored, of episodes that ask for samples
+  NamedNumbers metrics = {};
+  std::vector<CallCredit> credit = {};
+  std::optional<bool> truncated = {};  // absent: a call was refused, or the last reply cut off
+};
+
+// Where an episode stands in its run.
+struct EpisodePlace {
+  Split split = Split::train;
+  int64_t group = 0;                // its number among the groups of the split
+  int64_t member = 0, members = 1;  // which of how many of its group
+  uint64_t seed = 0;                // for random choices of its own; below 2^53
 };
 
 // One rollout's state between turns. Used by one thread at a time.
+//
+// An episode either responds to the policy's turns, the first of which follows the example's
+// messages, or `asks`: it begins by itself, `poll` brings the samples that it wants, several at a
+// time if it likes, and `sampled` gives it what came of each.
 class Episode {
  public:
   virtual ~Episode() = default;
-  // Must not block: work that takes time is started here and finished in `poll`.
+  virtual bool asks() const { return false; }
+  // Must not block: work that takes time is started here and finished in `poll`. Never called if it
+  // asks.
   virtual Turn respond(const Reply& reply) = 0;
-  // After `pending`: the result, or `pending` again. Called repeatedly; must not block.
+  // After `pending`: the result, or `pending` again. Called repeatedly; must not block. If it asks:
+  // called from its start to its end, also while calls are open.
   virtual Turn poll() { return {.kind = Turn::Kind::failed, .failure = "nothing is pending"}; }
+  // Once per call, in any order. Must not block.
+  virtual void sampled(const SampleAnswer&) {}
+};
+
+// The scores of a group, once they are there: one per member, or a failure of all.
+struct GroupScores {
+  struct Member {
+    std::vector<RewardPart> rewards;
+    NamedNumbers metrics;  // in addition to those of its end
+  };
+  std::vector<Member> members;
+  std::string failure;  // not empty: there are no scores
+  FailureKind failure_kind = FailureKind::environment_error;
+};
+
+// Scoring in progress; no longer wanted when destroyed. Used by one thread at a time.
+class GroupScoring {
+ public:
+  virtual ~GroupScoring() = default;
+  // Nothing as long as it is not ready. Must not block.
+  virtual std::optional<GroupScores> poll() = 0;
 };
 
 // Immutable after construction; all methods are thread-safe.
@@ -80,7 +157,11 @@ class Environment {
   virtual std::optional<uint64_t> size(Split split) const = 0;
   // Example `index` (below size). The same index always gives the same example.
   virtual Example example(Split split, uint64_t index) const = 0;
-  virtual std::unique_ptr<Episode> start(const Example& example) const = 0;
+  virtual std::unique_ptr<Episode> start(const Example& example,
+                                         const EpisodePlace& place = {}) const = 0;
+  // Scores episodes that ended unscored, all of one group, in the order of members. Must not block.
+  // The environment has such episodes, or this is never called.
+  virtual std::unique_ptr<GroupScoring> score_group(const std::vector<Episode*>& episodes) const;
   // True if there are several turns, or if a prompt is more than one user message: plain text
   // cannot express who speaks.
   virtual bool needs_renderer() const = 0;

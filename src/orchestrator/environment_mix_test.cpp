@@ -18,7 +18,9 @@ class Numbers : public Environment {
   explicit Numbers(std::optional<uint64_t> size) : size_(size) {}
   std::optional<uint64_t> size(Split) const override { return size_; }
   Example example(Split, uint64_t index) const override { return {.index = index}; }
-  std::unique_ptr<Episode> start(const Example&) const override { return nullptr; }
+  std::unique_ptr<Episode> start(const Example&, const EpisodePlace&) const override {
+    return nullptr;
+  }
   bool needs_renderer() const override { return false; }
 
  private:

@@ -47,6 +47,10 @@ std::vector<std::string> ids_of(const std::vector<EnvironmentTable>& tables) {
 
 }  // namespace
 
+std::unique_ptr<GroupScoring> Environment::score_group(const std::vector<Episode*>&) const {
+  throw Error("this environment does not score groups");
+}
+
 std::unique_ptr<Environment> make_environment(const EnvironmentTable& table, uint64_t seed) {
   if (!(table.format_weight >= 0.0) || !std::isfinite(table.format_weight)) {
     throw Error(fmt::format("format_weight = {}: it must be 0 (off) or a positive number",

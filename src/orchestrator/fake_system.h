@@ -216,7 +216,7 @@ class FakeEnvironment : public Environment {
              fmt::format("{} {} {}=", name_, split == Split::train ? "train" : "held_out", index)}};
     return example;
   }
-  std::unique_ptr<Episode> start(const Example& example) const override {
+  std::unique_ptr<Episode> start(const Example& example, const EpisodePlace&) const override {
     on_start(example);
     return std::make_unique<FakeEpisode>(*this);
   }

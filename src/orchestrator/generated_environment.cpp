@@ -34,7 +34,7 @@ class GeneratedEnvironment : public Environment {
                             generator_.keys, held_out ? "to be held out" : "to train on"));
   }
 
-  std::unique_ptr<Episode> start(const Example& example) const override {
+  std::unique_ptr<Episode> start(const Example& example, const EpisodePlace&) const override {
     return generator_.start(example);
   }
 

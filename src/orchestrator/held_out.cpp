@@ -82,9 +82,16 @@ class HeldOutSampling {
         }
         result_.prompts.push_back({.environment = e});
         driver_.start(environment, environment.example(Split::held_out, i), numbers,
-                      mixed_seed({options_.seed, e, i}));
+                      mixed_seed({options_.seed, e, i}), place_of(result_.prompts.size() - 1));
       }
     }
+  }
+
+  EpisodePlace place_of(size_t prompt, int64_t sample = 0) const {
+    return {.split = Split::held_out,
+            .group = static_cast<int64_t>(prompt),
+            .member = sample,
+            .members = options_.samples};
   }
 
   void start_due() {
@@ -98,7 +105,8 @@ class HeldOutSampling {
       driver_.start(
           environment, environment.example(Split::held_out, attempt.example), {rollout},
           mixed_seed({options_.seed, e, attempt.example, static_cast<uint64_t>(attempt.failures),
-                      static_cast<uint64_t>(attempt.sample)}));
+                      static_cast<uint64_t>(attempt.sample)}),
+          place_of(attempt.prompt, attempt.sample));
     }
   }
 

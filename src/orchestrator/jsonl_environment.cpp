@@ -99,7 +99,7 @@ class JsonlEnvironment : public Environment {
     return example;
   }
 
-  std::unique_ptr<Episode> start(const Example& example) const override {
+  std::unique_ptr<Episode> start(const Example& example, const EpisodePlace&) const override {
     std::optional<AnswerPattern> pattern;
     if (verifier_ == VerifierKind::regex) {
       const auto known = patterns_.find(example.answer);

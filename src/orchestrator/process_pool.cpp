@@ -1,44 +1,21 @@
 #include "orchestrator/process_pool.h"
 
 #include <fmt/format.h>
-#include <sys/random.h>
-#include <sys/wait.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
-#include <optional>
-#include <thread>
+#include <utility>
 
 #include "leeway/error.h"
 
 namespace leeway {
 namespace {
 
-using std::chrono::milliseconds;
 using Kind = JsonValue::Kind;
-
-constexpr int kProtocol = 1;
-constexpr const char* kGreeting = "{\"type\": \"hello\", \"protocol\": 1}";
+using State = Processes::Slot::State;
 
 // Many rollouts poll in turn: one check of the processes serves them all.
 constexpr auto kPumpSlice = std::chrono::microseconds(200);
-constexpr auto kLastGrace = milliseconds(1000);    // grace period after closing its input
-constexpr auto kStatusGrace = milliseconds(200);   // between end of output and exit
-constexpr auto kFirstBackoff = milliseconds(100);  // after a process that answered nothing
-constexpr auto kLongestBackoff = milliseconds(5000);
-constexpr int kReadsAtOnce = 32;  // so that endless output of one program does not block the others
-constexpr int kStartsInVain = 3;  // before a program is considered unable to start
-
-// A random id, so that a program can only answer what it has been asked. Exact as a double.
-uint64_t unguessable_id() {
-  uint64_t bits = 0;
-  while (bits == 0) {
-    if (::getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits)) bits = 0;
-    bits >>= 11;
-  }
-  return bits;
-}
 
 }  // namespace
 
@@ -47,61 +24,20 @@ struct ProcessPool::Unasked : Error {
   using Error::Error;
 };
 
-// A slot for a process, which is started when needed.
-struct ProcessPool::Place {
-  enum class State { empty, greeting, idle, busy };
-  State state = State::empty;
-  std::unique_ptr<ChildProcess> child;
-  uint64_t request = 0;  // the request it works on or is started for; 0: none
-  uint64_t id = 0;       // id of the current turn
-  uint64_t last_id = 0;  // id of the last turn it answered
-  Time since;            // greeting, busy: when that began
-  std::optional<Time> output_end;
-  bool answered = false;  // whether it has answered anything
-  int starts_in_vain = 0;
-  Time not_before;  // of the next start attempt
-};
-
 ProcessPool::ProcessPool(ProcessPoolSettings settings, ReadAnswer read_answer)
-    : settings_(std::move(settings)),
-      timeout_(settings_.turn_timeout),
-      read_answer_(std::move(read_answer)) {
-  LEEWAY_CHECK(settings_.processes > 0, "a pool has processes");
-  for (int64_t i = 0; i < settings_.processes; ++i) places_.push_back(std::make_unique<Place>());
-}
+    : ProcessPool(Processes(std::move(settings), {1}), std::move(read_answer)) {}
 
-ProcessPool::~ProcessPool() {
-  std::vector<ChildProcess*> left;
-  for (const auto& place : places_) {
-    if (!place->child) continue;
-    place->child->close_input();
-    left.push_back(place->child.get());
-  }
-  const Time deadline = std::chrono::steady_clock::now() + kLastGrace;
-  while (!left.empty() && std::chrono::steady_clock::now() < deadline) {
-    std::erase_if(left, [](ChildProcess* child) {
-      // Drain its output, so that a full pipe does not block it.
-      for (int i = 0; i < kReadsAtOnce && child->receive(); ++i) {
-        while (child->next_line()) {
-        }
-      }
-      return child->exited() && child->end();
-    });
-    if (!left.empty()) std::this_thread::sleep_for(milliseconds(1));
-  }
-  for (ChildProcess* child : left) {
-    if (!child->end()) dying_.push_back(child->keeper_pid());
-  }
-  for (const pid_t pid : dying_) {
-    while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
-    }
-  }
-}
+ProcessPool::ProcessPool(Processes processes, ReadAnswer read_answer)
+    : processes_(std::move(processes)),
+      timeout_(processes_.settings().turn_timeout),
+      read_answer_(std::move(read_answer)),
+      works_(processes_.count()) {}
+
+ProcessPool::~ProcessPool() = default;
 
 std::vector<std::string> ProcessPool::take_log() {
   const std::lock_guard lock(mutex_);
-  const std::deque<std::string> lines = std::exchange(log_, {});
-  return {lines.begin(), lines.end()};
+  return processes_.take_log();
 }
 
 int64_t ProcessPool::take_unasked_answers() {
@@ -110,24 +46,8 @@ int64_t ProcessPool::take_unasked_answers() {
 }
 
 std::string ProcessPool::greet() {
-  Place& place = *places_.front();
-  for (int starts = 0;;) {
-    {
-      const std::lock_guard lock(mutex_);
-      const Time now = std::chrono::steady_clock::now();
-      if (place.state == Place::State::idle || place.state == Place::State::busy) return "";
-      if (place.state == Place::State::empty) {
-        const bool again = refusal_.empty() && !greeting_late_ && starts < kStartsInVain;
-        if (starts > 0 && !again) return last_failure_;
-        if (now >= place.not_before) {
-          ++starts;
-          start(place, now);
-        }
-      }
-      pump(now);
-    }
-    std::this_thread::sleep_for(milliseconds(1));
-  }
+  const std::lock_guard lock(mutex_);
+  return processes_.greet();
 }
 
 uint64_t ProcessPool::submit(const std::string& members) {
@@ -137,8 +57,8 @@ uint64_t ProcessPool::submit(const std::string& members) {
   pump_if_due(now);
   const uint64_t number = ++last_request_;
   Request& request = requests_[number];
-  if (!refusal_.empty()) {
-    fail(number, FailureKind::bad_answer, refusal_);
+  if (!processes_.refusal().empty()) {
+    fail(number, FailureKind::bad_answer, processes_.refusal());
     return number;
   }
   request.id = unguessable_id();
@@ -174,70 +94,41 @@ void ProcessPool::pump(Time now) {
   const bool unwatched = now - last_pump_ > timeout_ / 4;
   if (unwatched) last_answer_ = now;
   last_pump_ = now;
-  for (const auto& place : places_) {
-    if (place->child) serve(*place, now);
+  for (size_t i = 0; i < processes_.count(); ++i) {
+    if (processes_.slot(i).child) serve(i, now);
   }
-  std::erase_if(dying_, [](pid_t pid) { return ::waitpid(pid, nullptr, WNOHANG) != 0; });
+  processes_.reap();
   hand_out(now);
   expire_queue(now);
 }
 
-void ProcessPool::serve(Place& place, Time now) {
-  ChildProcess& child = *place.child;
-  const bool exited = child.exited();  // checked before reading, so that no output is missed
-  child.flush();
-  for (int i = 0; i < kReadsAtOnce && child.receive(); ++i) {
-    if (!take_lines(place, now)) return;
-  }
-  if (!child.output_open() && !place.output_end) place.output_end = now;
-  const char* when = place.state == Place::State::greeting ? "before it said hello"
-                     : place.state == Place::State::busy   ? "before it answered"
-                                                           : "while nothing was asked of it";
-  if (exited) {
-    child.end();
-    replace(
-        place, FailureKind::environment_error,
-        fmt::format("process {} {} {}{}", child.pid(), child.end_text(), when, child.last_words()),
-        now);
-  } else if (place.output_end && now - *place.output_end > kStatusGrace) {
-    replace(place, FailureKind::environment_error,
-            fmt::format("process {} closed its output {}{}", child.pid(), when, child.last_words()),
-            now);
-  } else if (place.state != Place::State::idle && now - place.since > timeout_) {
-    const char* what = place.state == Place::State::greeting ? "hello" : "answer";
-    greeting_late_ = place.state == Place::State::greeting;
-    replace(place, FailureKind::timeout,
-            fmt::format("environment.turn_timeout: process {} gave no {} within {} s and was "
+void ProcessPool::serve(size_t place, Time now) {
+  Slot& slot = processes_.slot(place);
+  Work& work = works_[place];
+  const char* when = work.id != 0 ? "before it answered" : "while nothing was asked of it";
+  std::optional<Processes::Loss> loss = processes_.serve(
+      slot, when, now, [&](std::string_view line) { take_line(place, line, now); });
+  const bool late = !loss && work.id != 0 && now - work.since > timeout_;
+  if (late) {
+    loss = {FailureKind::timeout,
+            fmt::format("environment.turn_timeout: process {} gave no answer within {} s and was "
                         "killed{}",
-                        child.pid(), what, settings_.turn_timeout, child.last_words()),
-            now);
+                        slot.child->pid(), processes_.settings().turn_timeout,
+                        slot.child->last_words())};
+    processes_.replace(slot, loss->message, now);
+  }
+  if (loss) {
+    lose(place, *loss);
+  } else if (slot.state == State::ready && work.id == 0 && work.request != 0) {
+    send(place, now);
   }
 }
 
-// Returns false if the process is gone.
-bool ProcessPool::take_lines(Place& place, Time now) {
-  const auto most = static_cast<size_t>(settings_.max_output_bytes);
-  const auto too_long = [&](const std::string& line) {
-    if (line.size() <= most) return false;
-    replace(place, FailureKind::bad_answer,
-            fmt::format("environment.max_output_bytes: process {} wrote a line of more than {} "
-                        "bytes: {}",
-                        place.child->pid(), most, in_quotes(line)),
-            now);
-    return true;
-  };
-  while (const std::optional<std::string> line = place.child->next_line()) {
-    if (too_long(*line)) return false;
-    take_line(place, *line, now);
-    if (!place.child) return false;
-  }
-  return !too_long(place.child->unfinished_line());
-}
-
-void ProcessPool::take_line(Place& place, std::string_view line, Time now) {
-  if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
+void ProcessPool::take_line(size_t place, std::string_view line, Time now) {
+  Slot& slot = processes_.slot(place);
+  Work& work = works_[place];
+  const bool busy = work.id != 0;
   try {
-    if (place.state == Place::State::greeting) return take_greeting(place, line, now);
     const JsonValue answer = read_json("JSON", line);
     if (!answer.is(Kind::object)) {
       throw Error(fmt::format("an answer is an object, not {}", name_of(answer.kind)));
@@ -245,65 +136,49 @@ void ProcessPool::take_line(Place& place, std::string_view line, Time now) {
     const JsonValue* id = answer.find("id");
     const bool numbered = id != nullptr && id->is(Kind::number);
     const double given = numbered ? std::strtod(id->text.c_str(), nullptr) : 0.0;
-    const bool busy = place.state == Place::State::busy;
-    if (!busy || given != static_cast<double>(place.id)) {
-      const bool again = given != 0.0 && given == static_cast<double>(place.last_id);
+    if (!busy || given != static_cast<double>(work.id)) {
+      const bool again = given != 0.0 && given == static_cast<double>(work.last_id);
       if (again) throw Unasked("a second answer to a turn");
       if (!busy) throw Unasked("an answer before its turn: nothing was asked");
-      if (numbered) throw Unasked(fmt::format("its id must be the turn's, {}", place.id));
-      throw Error(fmt::format("the answer's id must be the turn's, {}", place.id));
+      if (numbered) throw Unasked(fmt::format("its id must be the turn's, {}", work.id));
+      throw Error(fmt::format("the answer's id must be the turn's, {}", work.id));
     }
-    Turn turn = read_answer_(answer);
-    finish(place.request, std::move(turn));
+    finish(work.request, read_answer_(answer));
   } catch (const Error& error) {
-    if (dynamic_cast<const Unasked*>(&error) != nullptr || place.state == Place::State::idle) {
+    if (dynamic_cast<const Unasked*>(&error) != nullptr || !busy) {
       ++unasked_answers_;
-      place.child->note(fmt::format("unasked answer: {}: {}; the process is replaced",
-                                    in_quotes(line), error.what()));
+      slot.child->note(fmt::format("unasked answer: {}: {}; the process is replaced",
+                                   in_quotes(line), error.what()));
     }
-    return replace(place, FailureKind::bad_answer,
-                   fmt::format("process {} wrote {}: {}{}", place.child->pid(), in_quotes(line),
-                               error.what(), place.child->last_words()),
-                   now);
+    throw;
   }
-  place.state = Place::State::idle;
-  place.request = 0;
-  place.last_id = std::exchange(place.id, 0);
-  place.answered = true;
-  place.starts_in_vain = 0;
+  work.request = 0;
+  work.last_id = std::exchange(work.id, 0);
+  processes_.note_answer(slot);
   last_answer_ = now;
 }
 
-void ProcessPool::take_greeting(Place& place, std::string_view line, Time now) {
-  const JsonValue hello = read_json("JSON", line);
-  const JsonValue* type = hello.find("type");
-  const JsonValue* protocol = hello.find("protocol");
-  if (type == nullptr || type->text != "hello" || protocol == nullptr ||
-      !protocol->is(Kind::number)) {
-    throw Error(fmt::format("its first line must be {}", kGreeting));
-  }
-  if (std::strtod(protocol->text.c_str(), nullptr) != kProtocol) {
-    refuse_all(
-        fmt::format("the program of environment.command speaks protocol {}, and this "
-                    "version of Leeway protocol {}",
-                    in_quotes(protocol->text), kProtocol));
-    return replace(place, FailureKind::bad_answer, refusal_, now);
-  }
-  place.state = Place::State::idle;
-  if (requests_.contains(place.request)) {
-    send(place, now);
-  } else {
-    place.request = 0;
+// The process has been given up.
+void ProcessPool::lose(size_t place, const Processes::Loss& loss) {
+  fail(works_[place].request, loss.kind, loss.message);
+  works_[place] = {};
+  if (processes_.refusal().empty()) return;
+  for (uint64_t number; (number = next_in_queue()) != 0; queue_.pop_front()) {
+    fail(number, FailureKind::bad_answer, processes_.refusal());
   }
 }
 
-void ProcessPool::send(Place& place, Time now) {
-  Request& request = requests_.at(place.request);
-  place.child->send(request.line);
-  place.id = request.id;
-  request.line.clear();
-  place.state = Place::State::busy;
-  place.since = now;
+void ProcessPool::send(size_t place, Time now) {
+  Work& work = works_[place];
+  const auto found = requests_.find(work.request);
+  if (found == requests_.end()) {  // withdrawn meanwhile
+    work.request = 0;
+    return;
+  }
+  processes_.slot(place).child->send(found->second.line);
+  work.id = found->second.id;
+  work.since = now;
+  found->second.line.clear();
 }
 
 // The next request that is still wanted, or 0. It stays in the queue.
@@ -313,44 +188,31 @@ uint64_t ProcessPool::next_in_queue() {
 }
 
 void ProcessPool::hand_out(Time now) {
-  const auto take = [&](Place& place) {
-    place.request = next_in_queue();
-    if (place.request != 0) queue_.pop_front();
-    return place.request != 0;
+  const auto take = [&](size_t place) {
+    works_[place].request = next_in_queue();
+    if (works_[place].request != 0) queue_.pop_front();
+    return works_[place].request != 0;
   };
-  for (const auto& place : places_) {
-    if (place->state == Place::State::idle && !place->output_end && take(*place)) send(*place, now);
+  for (size_t i = 0; i < processes_.count(); ++i) {
+    const Slot& slot = processes_.slot(i);
+    const bool idle = slot.state == State::ready && works_[i].request == 0 && !slot.output_end;
+    if (idle && take(i)) send(i, now);
   }
-  for (const auto& place : places_) {
-    if (place->state != Place::State::empty || now < place->not_before) continue;
-    if (take(*place)) start(*place, now);
+  for (size_t i = 0; i < processes_.count(); ++i) {
+    if (!processes_.may_start(processes_.slot(i), now) || !take(i)) continue;
+    if (const auto loss = processes_.start(processes_.slot(i), now)) lose(i, *loss);
   }
-}
-
-void ProcessPool::start(Place& place, Time now) {
-  place.output_end.reset();
-  place.answered = false;
-  place.id = place.last_id = 0;
-  try {
-    if (!keeper_.open()) keeper_ = make_keeper_file();
-    place.child =
-        std::make_unique<ChildProcess>(settings_.command, settings_.limits, keeper_, log_);
-  } catch (const Error& error) {
-    return replace(place, FailureKind::environment_error, error.what(), now);
-  }
-  place.state = Place::State::greeting;
-  place.since = now;
-  place.child->send(kGreeting);
 }
 
 void ProcessPool::expire_queue(Time now) {
   for (uint64_t number; (number = next_in_queue()) != 0;) {
     if (now - std::max(requests_.at(number).submitted, last_answer_) <= timeout_) return;
     queue_.pop_front();
+    const std::string& last = processes_.last_failure();
     fail(number, FailureKind::timeout,
          fmt::format("environment.turn_timeout: no process took the turn for {} s{}",
-                     settings_.turn_timeout,
-                     last_failure_.empty() ? "" : "; the last one that failed: " + last_failure_));
+                     processes_.settings().turn_timeout,
+                     last.empty() ? "" : "; the last one that failed: " + last));
   }
 }
 
@@ -364,25 +226,6 @@ void ProcessPool::finish(uint64_t request, Turn result) {
 
 void ProcessPool::fail(uint64_t request, FailureKind kind, const std::string& message) {
   finish(request, {.kind = Turn::Kind::failed, .failure = message, .failure_kind = kind});
-}
-
-void ProcessPool::replace(Place& place, FailureKind kind, const std::string& message, Time now) {
-  last_failure_ = message;
-  fail(std::exchange(place.request, 0), kind, message);
-  if (place.child && !place.child->end()) dying_.push_back(place.child->keeper_pid());
-  place.child.reset();
-  place.state = Place::State::empty;
-  place.not_before = now;
-  if (place.answered) return;
-  const int doublings = std::min(place.starts_in_vain++, 16);
-  place.not_before += std::min<milliseconds>(kFirstBackoff * (1 << doublings), kLongestBackoff);
-}
-
-void ProcessPool::refuse_all(const std::string& reason) {
-  refusal_ = reason;
-  for (uint64_t number; (number = next_in_queue()) != 0; queue_.pop_front()) {
-    fail(number, FailureKind::bad_answer, reason);
-  }
 }
 
 }  // namespace leeway

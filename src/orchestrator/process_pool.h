@@ -9,36 +9,22 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
-#include <sys/types.h>
-
-#include "orchestrator/child_process.h"
 #include "orchestrator/environment.h"
+#include "orchestrator/processes.h"
 #include "text/renderers/json_value.h"
 
 namespace leeway {
 
-struct ProcessPoolSettings {
-  std::string command;  // run by /bin/sh -c, in this process's working directory
-  int64_t processes = 1;
-  double turn_timeout = 60.0;                   // seconds, of the greeting and of every answer
-  int64_t max_output_bytes = int64_t{1} << 20;  // of a line
-  ProcessLimits limits;
-};
-
 // All methods are thread-safe; only the destructor waits for a process. There is no internal
 // thread: I/O and time-outs are handled while someone calls `submit` or `poll`.
 //
-// Processes are started on demand, and end with everything that they started; none outlives this
-// process, however it ends (child_process.h). After one that has not answered anything, its slot
-// stays empty for 0.1 s, doubling up to 5 s. The last 20 lines of their stderr are kept for failure
-// messages.
+// Processes are started on demand (processes.h).
 //
 // A request's id, which its answer echoes, is a random number of 53 bits, so that an answer cannot
 // be given in advance. An answer before its turn, or a second answer to a turn, is counted and
@@ -51,10 +37,9 @@ class ProcessPool {
   using ReadAnswer = std::function<Turn(const JsonValue& answer)>;
 
   ProcessPool(ProcessPoolSettings settings, ReadAnswer read_answer);
-  // Closes the processes' input, gives them 1 s to end, kills the rest, and waits for all of them.
+  // With processes that may have said hello already.
+  ProcessPool(Processes processes, ReadAnswer read_answer);
   ~ProcessPool();
-  ProcessPool(const ProcessPool&) = delete;
-  ProcessPool& operator=(const ProcessPool&) = delete;
 
   // Starts a process if there is none, and waits up to turn_timeout for its hello. Returns an empty
   // string on success, else the problem; a program that ends at once is started three times. Call
@@ -86,9 +71,16 @@ class ProcessPool {
   void withdraw(uint64_t request);
 
  private:
-  using Time = std::chrono::steady_clock::time_point;
-  struct Place;
+  using Time = Processes::Time;
+  using Slot = Processes::Slot;
   struct Unasked;
+  // What a slot's process does.
+  struct Work {
+    uint64_t request = 0;  // the request it works on or is started for; 0: none
+    uint64_t id = 0;       // id of the current turn; 0: nothing was asked
+    uint64_t last_id = 0;  // id of the last turn it answered
+    Time since;            // when it was asked
+  };
   struct Request {
     uint64_t id = 0;   // as the process sees it
     std::string line;  // until it is sent
@@ -99,36 +91,26 @@ class ProcessPool {
 
   void pump_if_due(Time now);
   void pump(Time now);
-  void serve(Place& place, Time now);
-  bool take_lines(Place& place, Time now);
-  void take_line(Place& place, std::string_view line, Time now);
-  void take_greeting(Place& place, std::string_view line, Time now);
+  void serve(size_t place, Time now);
+  void take_line(size_t place, std::string_view line, Time now);
   void hand_out(Time now);
-  void start(Place& place, Time now);
-  void send(Place& place, Time now);
+  void send(size_t place, Time now);
   void expire_queue(Time now);
   void finish(uint64_t request, Turn result);
   void fail(uint64_t request, FailureKind kind, const std::string& message);
-  void replace(Place& place, FailureKind kind, const std::string& message, Time now);
-  void refuse_all(const std::string& reason);
+  void lose(size_t place, const Processes::Loss& loss);
   uint64_t next_in_queue();
 
   std::mutex mutex_;
-  std::deque<std::string> log_;  // before the processes, which write to it
-  ProcessPoolSettings settings_;
+  Processes processes_;
   std::chrono::duration<double> timeout_;
   ReadAnswer read_answer_;
-  OpenFile keeper_;  // made with the first process
-  std::vector<std::unique_ptr<Place>> places_;
-  std::vector<pid_t> dying_;  // keepers being killed, not waited for yet
+  std::vector<Work> works_;  // by slot
   std::unordered_map<uint64_t, Request> requests_;
   std::deque<uint64_t> queue_;  // unassigned requests; withdrawn ones are skipped
   uint64_t last_request_ = 0;
   Time last_pump_, last_answer_;
-  std::string last_failure_;  // of a process
-  std::string refusal_;       // why no request will ever be answered; empty: none
   int64_t unasked_answers_ = 0;
-  bool greeting_late_ = false;  // the last process that timed out had not said hello
 };
 
 }  // namespace leeway

@@ -8,6 +8,8 @@
 
 #include "base/rng.h"
 #include "leeway/error.h"
+#include "orchestrator/rollout_calls.h"
+#include "orchestrator/split.h"
 
 namespace leeway {
 namespace {
@@ -47,7 +49,9 @@ struct RolloutDriver::Running {
   int64_t rollout = 0;
   uint64_t seed = 0;  // for turns after the first
   Example example;
+  const Environment* environment = nullptr;
   std::unique_ptr<Episode> episode;
+  std::unique_ptr<RolloutCalls> calls;  // of an episode that asks
   std::vector<Message> history;
   std::vector<int32_t> prompt;  // of the turn in progress
   Reply reply;                  // the last one
@@ -62,21 +66,34 @@ RolloutDriver::RolloutDriver(const Conversation& conversation, Sampler& sampler,
 RolloutDriver::~RolloutDriver() = default;
 
 void RolloutDriver::start(const Environment& environment, const Example& example,
-                          const std::vector<int64_t>& rollouts, uint64_t seed) {
+                          const std::vector<int64_t>& rollouts, uint64_t seed, EpisodePlace first) {
   Rng seeds(seed);
   for (int64_t rollout : rollouts) {
     LEEWAY_CHECK(!rollouts_.contains(rollout), "a rollout's number is used once at a time");
     auto running = std::make_unique<Running>();
     running->rollout = rollout;
     running->seed = seeds.next();
+    running->environment = &environment;
     running->example = example;
     running->history = example.messages;
     running->deadline = clock_.now() + settings_.timeout;
     rollouts_.emplace(rollout, std::move(running));
   }
+  std::vector<int64_t> responding;  // whose episodes do not ask
   try {
-    for (int64_t rollout : rollouts) rollouts_.at(rollout)->episode = environment.start(example);
-    submit(rollouts, conversation_.first_prompt(example), seed);
+    for (int64_t rollout : rollouts) {
+      Running& running = *rollouts_.at(rollout);
+      first.seed = mixed_seed({running.seed, 1}) >> 11;
+      running.episode = environment.start(example, first);
+      ++first.member;
+      if (!running.episode->asks()) {
+        responding.push_back(rollout);
+        continue;
+      }
+      running.calls = std::make_unique<RolloutCalls>(conversation_, settings_, running.seed);
+      pending_.insert(rollout);
+    }
+    if (!responding.empty()) submit(responding, conversation_.first_prompt(example), seed);
   } catch (const std::exception& error) {
     for (int64_t rollout : rollouts) fail(rollout, FailureKind::exception, error.what());
   }
@@ -101,25 +118,23 @@ void RolloutDriver::submit(const std::vector<int64_t>& rollouts, const std::vect
   for (int64_t rollout : rollouts) rollouts_.at(rollout)->prompt = prompt;
 }
 
-void RolloutDriver::forget_request(int64_t rollout) {
-  for (auto wait = waits_.begin(); wait != waits_.end(); ++wait) {
-    auto& members = wait->second.rollouts;
-    const auto place = std::find(members.begin(), members.end(), rollout);
-    if (place == members.end()) continue;
-    *place = -1;
-    const bool wanted =
-        std::any_of(members.begin(), members.end(), [&](int64_t member) { return member >= 0; });
-    if (!wanted) {
-      sampler_.cancel(wait->first);
-      waits_.erase(wait);
-    }
-    return;
+void RolloutDriver::forget_requests(int64_t rollout) {
+  const auto drop = [&](std::vector<int64_t>& members) {
+    std::replace(members.begin(), members.end(), rollout, int64_t{-1});
+    return std::none_of(members.begin(), members.end(), [](int64_t member) { return member >= 0; });
+  };
+  for (auto wait = waits_.begin(); wait != waits_.end();) {
+    const bool unwanted = drop(wait->second.rollouts);
+    if (unwanted) sampler_.cancel(wait->first);
+    wait = unwanted ? waits_.erase(wait) : std::next(wait);
   }
+  std::erase_if(scorings_, [&](Scoring& scoring) { return drop(scoring.rollouts); });
+  std::erase(unscored_, rollout);
 }
 
 bool RolloutDriver::cancel(int64_t rollout, const std::string& reason) {
   if (!rollouts_.contains(rollout)) return false;
-  forget_request(rollout);
+  forget_requests(rollout);
   RolloutOutcome outcome;
   outcome.outcome = Outcome::cancelled;
   outcome.message = reason;
@@ -131,7 +146,8 @@ std::vector<RolloutOutcome> RolloutDriver::poll(double seconds) {
   // A pending environment is polled often: nothing else tells when it is ready.
   // Outcomes at hand leave the sampler a moment too: rollouts that fail as they start, again and
   // again, must not keep it from working for others.
-  const bool hurry = !pending_.empty() || !outcomes_.empty();
+  const bool asked = !pending_.empty() || !scorings_.empty();
+  const bool hurry = asked || !outcomes_.empty();
   const double slice = hurry ? std::min(seconds, kEnvironmentSlice) : seconds;
   const bool sampling = !waits_.empty();
   for (SampledSequence& result : sampler_.poll(slice)) {
@@ -139,13 +155,15 @@ std::vector<RolloutOutcome> RolloutDriver::poll(double seconds) {
     if (wait == waits_.end()) continue;
     int64_t& member = wait->second.rollouts.at(static_cast<size_t>(result.sample));
     const int64_t rollout = member;
+    const size_t call = wait->second.call;
     member = -1;
     if (--wait->second.open == 0) waits_.erase(wait);
-    if (rollout >= 0) take(*rollouts_.at(rollout), std::move(result));
+    if (rollout >= 0) take(*rollouts_.at(rollout), call, std::move(result));
   }
   const size_t before = outcomes_.size();
   poll_environments();
-  if (outcomes_.size() == before && !sampling && !pending_.empty()) clock_.sleep(slice);
+  poll_scorings();
+  if (outcomes_.size() == before && !sampling && asked) clock_.sleep(slice);
   if (settings_.timeout > 0.0) end_late_rollouts();
   return std::exchange(outcomes_, {});
 }
@@ -171,9 +189,14 @@ void RolloutDriver::end_late_rollouts() {
     if (now > running->deadline) late.push_back(rollout);
   }
   for (int64_t rollout : late) {
-    const bool environment = pending_.contains(rollout);
-    const size_t turn = rollouts_.at(rollout)->result.steps.size() + (environment ? 0 : 1);
-    forget_request(rollout);
+    const Running& running = *rollouts_.at(rollout);
+    const bool samples = running.calls && running.calls->open_calls() > 0;
+    const bool scoring = running.calls && !pending_.contains(rollout);
+    const bool environment = (pending_.contains(rollout) && !samples) || scoring;
+    const size_t turns = running.calls ? static_cast<size_t>(running.calls->answered())
+                                       : running.result.steps.size();
+    const size_t turn = turns + (environment ? 0 : 1);
+    forget_requests(rollout);
     fail(rollout, FailureKind::timeout,
          fmt::format("orchestrator.rollout_timeout: no end after {} s, in turn {}, waiting for the "
                      "{}",
@@ -181,12 +204,19 @@ void RolloutDriver::end_late_rollouts() {
   }
 }
 
-void RolloutDriver::take(Running& running, SampledSequence&& result) {
+void RolloutDriver::take(Running& running, size_t call, SampledSequence&& result) {
   if (result.finish == Finish::failed) {
     return fail(running.rollout, FailureKind::sampler_error, result.failure);
   }
   if (result.ids.empty()) {
     return fail(running.rollout, FailureKind::empty, "the reply has no token");
+  }
+  if (running.calls) {
+    try {
+      return running.episode->sampled(running.calls->close(call, std::move(result)));
+    } catch (const std::exception& error) {
+      return fail(running.rollout, FailureKind::exception, error.what());
+    }
   }
   TrajectoryStep& step = running.result.steps.emplace_back();
   step.prompt = running.prompt;
@@ -207,7 +237,12 @@ void RolloutDriver::advance(Running& running, const Turn& turn) {
   switch (turn.kind) {
     case Turn::Kind::pending: pending_.insert(running.rollout); return;
     case Turn::Kind::failed: return fail(running.rollout, turn.failure_kind, turn.failure);
-    case Turn::Kind::reward: return complete(running, turn.rewards, running.reply.truncated);
+    case Turn::Kind::calls: return open_calls(running, turn.calls);
+    case Turn::Kind::unscored: return end_episode(running, turn);
+    case Turn::Kind::reward:
+      if (running.calls) return end_episode(running, turn);
+      running.result.truncated = running.reply.truncated;
+      return complete(running, turn.rewards);
     case Turn::Kind::messages: break;
   }
   const TrajectoryStep& step = running.result.steps.back();
@@ -218,15 +253,94 @@ void RolloutDriver::advance(Running& running, const Turn& turn) {
       step.prompt, step.completion, running.history, turn.messages, running.example);
   // A rollout that should continue but has no room left has not completed its task: no reward.
   const bool room = static_cast<int64_t>(prompt.size()) < settings_.max_length;
-  if (turns >= settings_.max_turns || !room) return complete(running, {}, true);
+  if (turns >= settings_.max_turns || !room) {
+    running.result.truncated = true;
+    return complete(running, {});
+  }
   submit({running.rollout}, prompt, running.seed + static_cast<uint64_t>(turns));
 }
 
-void RolloutDriver::complete(Running& running, const std::vector<RewardPart>& rewards,
-                             bool truncated) {
+void RolloutDriver::open_calls(Running& running, const std::vector<SampleCall>& calls) {
+  const int64_t rollout = running.rollout;
+  for (const SampleCall& call : calls) {
+    try {
+      RolloutCalls::Opened opened = running.calls->open(call);
+      if (opened.refused) {
+        running.episode->sampled(*opened.refused);
+      } else {
+        waits_[sampler_.submit(std::move(opened.request))] = {{rollout}, 1, opened.call};
+      }
+    } catch (const Error& error) {
+      return fail(rollout, FailureKind::bad_answer,
+                  fmt::format("the call \"{}\": {}", call.id, error.what()));
+    }
+  }
+  pending_.insert(rollout);  // more calls may come while these are open
+}
+
+void RolloutDriver::end_episode(Running& running, const Turn& turn) {
+  forget_requests(running.rollout);
+  if (running.calls->answered() == 0) {
+    return fail(running.rollout, FailureKind::empty,
+                "the episode ended before anything was sampled for it");
+  }
+  try {
+    std::move(*running.calls).finish(turn, running.result);
+  } catch (const Error& error) {
+    return fail(running.rollout, FailureKind::bad_answer, error.what());
+  }
+  if (turn.kind == Turn::Kind::reward) return complete(running, turn.rewards);
+  running.deadline = std::numeric_limits<double>::infinity();
+  unscored_.push_back(running.rollout);
+}
+
+void RolloutDriver::score(const std::vector<int64_t>& rollouts) {
+  LEEWAY_CHECK(!rollouts.empty(), "a group that is scored has members");
+  std::vector<Episode*> episodes;
+  for (int64_t rollout : rollouts) {
+    Running& running = *rollouts_.at(rollout);
+    running.deadline = clock_.now() + settings_.timeout;
+    episodes.push_back(running.episode.get());
+  }
+  try {
+    const Environment& environment = *rollouts_.at(rollouts.front())->environment;
+    scorings_.push_back({rollouts, environment.score_group(episodes)});
+  } catch (const std::exception& error) {
+    for (int64_t rollout : rollouts) fail(rollout, FailureKind::exception, error.what());
+  }
+}
+
+void RolloutDriver::poll_scorings() {
+  std::vector<std::pair<std::vector<int64_t>, GroupScores>> done;
+  std::erase_if(scorings_, [&](Scoring& scoring) {
+    try {
+      std::optional<GroupScores> scores = scoring.scoring->poll();
+      if (!scores) return false;
+      done.emplace_back(scoring.rollouts, std::move(*scores));
+    } catch (const std::exception& error) {
+      done.emplace_back(scoring.rollouts, GroupScores{{}, error.what(), FailureKind::exception});
+    }
+    return true;
+  });
+  for (auto& [rollouts, scores] : done) {
+    for (size_t i = 0; i < rollouts.size(); ++i) {
+      if (rollouts[i] < 0) continue;
+      if (!scores.failure.empty()) {
+        fail(rollouts[i], scores.failure_kind, scores.failure);
+        continue;
+      }
+      Running& running = *rollouts_.at(rollouts[i]);
+      const GroupScores::Member& member = scores.members.at(i);
+      running.result.metrics.insert(running.result.metrics.end(), member.metrics.begin(),
+                                    member.metrics.end());
+      complete(running, member.rewards);
+    }
+  }
+}
+
+void RolloutDriver::complete(Running& running, const std::vector<RewardPart>& rewards) {
   RolloutOutcome outcome;
   running.result.rewards = rewards;
-  running.result.truncated = truncated;
   for (const RewardPart& part : rewards) running.result.reward += part.weight * part.value;
   // Training uses float32. The comparison also rejects NaN.
   if (!(std::abs(running.result.reward) <= std::numeric_limits<float>::max())) {
@@ -248,6 +362,7 @@ void RolloutDriver::fail(int64_t rollout, FailureKind kind, const std::string& m
 }
 
 void RolloutDriver::end(int64_t rollout, RolloutOutcome&& outcome) {
+  if (rollouts_.at(rollout)->calls) forget_requests(rollout);
   outcome.rollout = rollout;
   outcomes_.push_back(std::move(outcome));
   pending_.erase(rollout);

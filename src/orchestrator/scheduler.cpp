@@ -160,15 +160,17 @@ void RolloutScheduler::dispatch(Open& open) {
   totals_.admitted += static_cast<int64_t>(rollouts.size());
   const Environment& environment = *mix_.members()[open.group.environment].environment;
   const auto group = static_cast<uint64_t>(open.group.number);
+  EpisodePlace place{.group = open.group.number, .members = table_.group_size};
   if (open.round == 0) {
-    driver_.start(environment, open.group.example, rollouts, mixed_seed({seed_, group}));
+    driver_.start(environment, open.group.example, rollouts, mixed_seed({seed_, group}), place);
     return;
   }
   // Each retry has its own seed, whichever others fail with it.
   for (size_t i = 0; i < members.size(); ++i) {
     const uint64_t seed = mixed_seed(
         {seed_, group, static_cast<uint64_t>(open.round), static_cast<uint64_t>(members[i])});
-    driver_.start(environment, open.group.example, {rollouts[i]}, seed);
+    place.member = members[i];
+    driver_.start(environment, open.group.example, {rollouts[i]}, seed, place);
   }
 }
 

@@ -132,7 +132,7 @@ class GatedEnvironment final : public Environment {
     example.answer = split == Split::held_out ? "held out" : "";
     return example;
   }
-  std::unique_ptr<Episode> start(const Example& example) const override {
+  std::unique_ptr<Episode> start(const Example& example, const EpisodePlace&) const override {
     return std::make_unique<Gated>(example.answer.empty() ? Gate([] { return true; }) : gate_);
   }
   bool needs_renderer() const override { return false; }
