@@ -63,27 +63,32 @@ struct Plan {
     checkpoint_every = number(1, 3);
     interruptions = number(0, 3);
     if (number(0, 9) == 0) learner_fails = number(1, steps);
+    asks = number(0, 2) == 0;
+    scores_groups = asks && number(0, 1) == 0;
   }
   bool lockstep() const { return table.schedule == RolloutSchedule::lockstep; }
   std::string text() const {
     return fmt::format(
         "{}, {} steps of {} x {}, off-policy {}, in flight {}, cap {}, at least {}, quarantine {}, "
         "zero progress {}, back-off {}; {} prompts, turns {}, trouble {}, hangs {}, poison {}, "
-        "slow answers {}, checkpoint every {}, {} interruptions, learner fails {}",
+        "slow answers {}, checkpoint every {}, {} interruptions, learner fails {}, asks {}, scores "
+        "groups {}",
         name_of(table.schedule), steps, table.prompts_per_batch, table.group_size,
         table.max_off_policy_steps, table.max_inflight,
         table.max_error_reschedule_attempts.value_or(0), table.min_group_size,
         table.max_prompt_failures, table.zero_progress_batches, table.retry_backoff, prompts, turns,
-        trouble, hangs, poison, slow_answers, checkpoint_every, interruptions, learner_fails);
+        trouble, hangs, poison, slow_answers, checkpoint_every, interruptions, learner_fails, asks,
+        scores_groups);
   }
 
   uint64_t seed;
   OrchestratorTable table;
   int64_t steps;
   bool filter, turns, slow_answers;
-  uint64_t prompts = 0;   // 0: endless
-  double trouble, hangs;  // fractions of replies of each kind
-  uint64_t poison;        // one prompt in this many never starts; 0: none
+  bool asks, scores_groups;  // of its episodes
+  uint64_t prompts = 0;      // 0: endless
+  double trouble, hangs;     // fractions of replies of each kind
+  uint64_t poison;           // one prompt in this many never starts; 0: none
   double slowest, learner_seconds;
   int64_t checkpoint_every, interruptions;
   int64_t learner_fails = 0;  // the step, once; 0: never
@@ -117,7 +122,7 @@ struct Timeline {
 struct Tally {
   int64_t finished = 0, gave_up = 0, kills = 0, stops = 0, resumes = 0, compared = 0;
   int64_t stale = 0, dropped = 0, partial = 0, quarantined = 0, retried_steps = 0;
-  int64_t looks = 0, most_looks = 0;
+  int64_t looks = 0, most_looks = 0, scored = 0;
   std::map<FailureKind, int64_t> failures;
 };
 
@@ -206,6 +211,7 @@ class Process {
     tally_.looks += looks_;
     tally_.most_looks = std::max(tally_.most_looks, looks_);
     const ScheduleTotals& totals = system_->scheduler.totals();
+    tally_.scored += environment_->groups_scored;
     tally_.stale += totals.groups_stale;
     tally_.dropped += totals.groups_dropped;
     tally_.partial += totals.groups_partial;
@@ -233,6 +239,12 @@ class Process {
 
   void prepare(uint64_t delays) {
     environment_->clock = &system_->clock;
+    environment_->asks = plan_.asks;
+    environment_->scores_groups = plan_.scores_groups;
+    environment_->score_failure_of = [trouble = plan_.trouble](const auto& texts) {
+      const uint64_t group = prompt_hash(fmt::format("{}", fmt::join(texts, " ")));
+      return share_of(group, 7) < trouble ? std::string("the scorer is away") : std::string();
+    };
     if (plan_.prompts > 0) environment_->train_size = plan_.prompts;
     environment_->on_start = [poison = plan_.poison](const Example& example) {
       if (poison > 0 && example.index % poison == 1) throw std::runtime_error("poison");
@@ -497,15 +509,16 @@ TEST(Simulation, HoldsItsPromisesInEveryHistory) {
   fmt::print(
       "{} histories: {} finished, {} gave up; {} kills, {} stops, {} resumes; {} steps made again; "
       "{} steps compared with a run never killed; groups: {} stale, {} dropped, {} partial; {} "
-      "prompts quarantined; {} looks, at most {}\n",
+      "prompts quarantined; {} groups scored together; {} looks, at most {}\n",
       end - first, tally.finished, tally.gave_up, tally.kills, tally.stops, tally.resumes,
       tally.retried_steps, tally.compared, tally.stale, tally.dropped, tally.partial,
-      tally.quarantined, tally.looks, tally.most_looks);
+      tally.quarantined, tally.scored, tally.looks, tally.most_looks);
   for (const auto& [kind, count] : tally.failures) fmt::print("  {}: {}\n", name_of(kind), count);
   if (wanted != nullptr) return;
   EXPECT_EQ(tally.failures.size(), 6u);
   EXPECT_GT(std::min({tally.kills, tally.stops, tally.resumes, tally.retried_steps, tally.compared,
-                      tally.stale, tally.dropped, tally.partial, tally.quarantined, tally.gave_up}),
+                      tally.stale, tally.dropped, tally.partial, tally.quarantined, tally.gave_up,
+                      tally.scored}),
             static_cast<int64_t>(kHistories / 100))
       << "the histories are too tame";
 }

@@ -110,8 +110,10 @@ class Checks {
               fmt::format("{} ({}) must not exceed {} ({})", key("min_length"), e.min_length,
                           key("max_length"), e.max_length));
     } else if (e.name == "process") {
-      require(!e.data.empty(), {key("data"), key("name")},
-              fmt::format("a process environment needs {}, a file of prompts", key("data")));
+      require(e.eval_data.empty() || !e.data.empty(), {key("eval_data"), key("data")},
+              fmt::format("{} without {}: give both, or neither where the program has examples of "
+                          "its own",
+                          key("eval_data"), key("data")));
       require(!e.command.empty(), {key("command"), key("name")},
               fmt::format("a process environment needs {}, a program", key("command")));
     } else if (e.name == "jsonl") {

@@ -440,8 +440,10 @@ Section describe(EnvironmentTable& t, size_t index) {
       of(sums, integer("max_operand", t.max_operand, 1, 1e9, "Largest number in a task.")),
       of(sums, integer("terms", t.terms, 2, 16, "How many numbers a task has.")),
       of(sums, word("operators", t.operators, "Any of `+`, `-` and `*`, each at most once.")),
-      of(files, input(text("data", t.data,
-                           "File of training prompts, one JSON object per line; required."))),
+      of(files,
+         input(text("data", t.data,
+                    "File of training prompts, one JSON object per line; required, except for a "
+                    "process that speaks protocol 2."))),
       of(files, input(text("eval_data", t.eval_data,
                            "File of held-out prompts; if empty, some of `data` is held out from "
                            "training."))),

@@ -27,7 +27,7 @@ struct Statistic {
 
 struct Tally {
   Statistic reward, lag;
-  std::map<std::string, Statistic> parts;
+  std::map<std::string, Statistic> parts, metrics;
 };
 
 // Everything counted while a batch is prepared.
@@ -40,6 +40,7 @@ class Summary {
     all_.reward.add(rollout.reward);
     own.reward.add(rollout.reward);
     for (const RewardPart& part : rollout.rewards) own.parts[part.name].add(part.value);
+    for (const auto& [name, value] : rollout.metrics) own.metrics[name].add(value);
     for (const TrajectoryStep& step : rollout.steps) {
       for (PolicyVersion sampled_by : step.versions) {
         all_.lag.add(static_cast<double>(version - sampled_by));
@@ -86,6 +87,9 @@ class Summary {
     out.emplace_back("reward/" + id + "/min", tally.reward.least);
     for (const auto& [part, value] : tally.parts) {
       out.emplace_back("reward/" + id + "/" + part, value.mean());
+    }
+    for (const auto& [name, value] : tally.metrics) {
+      out.emplace_back("env_metrics/" + id + "/" + name + "/mean", value.mean());
     }
     write_mean_max("off_policy_level/" + id, tally.lag, out);
   }

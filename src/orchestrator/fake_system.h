@@ -200,6 +200,12 @@ class FakeEnvironment : public Environment {
   std::optional<uint64_t> train_size, held_out_size;
   bool needs_a_renderer = false;
   std::function<void(const Example&)> on_start = [](const Example&) {};  // may throw
+  bool asks = false;           // its episodes ask for samples, with the same answers to them
+  bool scores_groups = false;  // and end without the reward, which score_group gives
+  // Why a group cannot be scored, by its last replies; empty: it can.
+  std::function<std::string(const std::vector<std::string>& texts)> score_failure_of =
+      [](const std::vector<std::string>&) { return std::string(); };
+  mutable int64_t groups_scored = 0;
   // Seconds for which an answer is pending, by a clock that must then be set; infinity: forever.
   std::function<double(const Reply& reply, int64_t turn)> wait_of;
   const Clock* clock = nullptr;
@@ -218,7 +224,20 @@ class FakeEnvironment : public Environment {
   }
   std::unique_ptr<Episode> start(const Example& example, const EpisodePlace&) const override {
     on_start(example);
+    if (asks) return std::make_unique<AskingEpisode>(*this, example);
     return std::make_unique<FakeEpisode>(*this);
+  }
+  std::unique_ptr<GroupScoring> score_group(const std::vector<Episode*>& episodes) const override {
+    ++groups_scored;
+    GroupScores scores;
+    std::vector<std::string> texts;
+    for (Episode* each : episodes) {
+      const auto& episode = dynamic_cast<const AskingEpisode&>(*each);
+      scores.members.push_back({episode.rewards, {}});
+      texts.push_back(episode.reply.text);
+    }
+    scores.failure = score_failure_of(texts);
+    return std::make_unique<FakeScoring>(std::move(scores));
   }
   bool needs_renderer() const override { return needs_a_renderer; }
 
@@ -246,6 +265,65 @@ class FakeEnvironment : public Environment {
     double due_ = 0.0;
     int64_t turn_ = 0;
   };
+  // Ready when it is polled for the second time.
+  struct FakeScoring : GroupScoring {
+    explicit FakeScoring(GroupScores given) : scores(std::move(given)) {}
+    std::optional<GroupScores> poll() override {
+      if (!std::exchange(polled, true)) return std::nullopt;
+      return scores;
+    }
+    GroupScores scores;
+    bool polled = false;
+  };
+
+  // Repeats the whole context with every call.
+  class AskingEpisode : public Episode {
+   public:
+    AskingEpisode(const FakeEnvironment& environment, const Example& example)
+        : environment_(environment), context_(example.messages) {}
+    bool asks() const override { return true; }
+    Turn respond(const Reply&) override { return {.kind = Turn::Kind::failed, .failure = "asks"}; }
+    void sampled(const SampleAnswer& answer) override {
+      reply = answer.reply;
+      refused_ = answer.refusal != SampleAnswer::Refusal::none;
+      answered_ = true;
+      const bool waits = environment_.wait_of && !refused_;
+      due_ = waits ? environment_.clock->now() + environment_.wait_of(reply, turn_) : 0.0;
+    }
+    Turn poll() override {
+      if (turn_ == 0) return ask();
+      if (!answered_ || (due_ > 0.0 && environment_.clock->now() < due_)) {
+        return {.kind = Turn::Kind::pending};
+      }
+      Turn turn = refused_ ? Turn() : environment_.respond_(reply, turn_);
+      if (turn.kind == Turn::Kind::messages) {
+        context_.push_back(message_of(reply));
+        context_.insert(context_.end(), turn.messages.begin(), turn.messages.end());
+        return ask();
+      }
+      if (turn.kind == Turn::Kind::reward && environment_.scores_groups) {
+        rewards = std::exchange(turn.rewards, {});
+        turn.kind = Turn::Kind::unscored;
+      }
+      return turn;
+    }
+    Reply reply;  // the last one
+    std::vector<RewardPart> rewards;
+
+   private:
+    Turn ask() {
+      answered_ = false;
+      Turn turn{.kind = Turn::Kind::calls};
+      turn.calls.push_back({.id = fmt::format("{}", ++turn_), .messages = context_});
+      return turn;
+    }
+    const FakeEnvironment& environment_;
+    std::vector<Message> context_;
+    bool answered_ = false, refused_ = false;
+    double due_ = 0.0;
+    int64_t turn_ = 0;
+  };
+
   std::string name_;
   Respond respond_;
 };

@@ -50,10 +50,14 @@ class HeldOutSampling {
         break;
       }
       start_due();
-      if (driver_.running() == 0 && !retries_.empty()) {
+      if (driver_.running() == unscored_count() && !retries_.empty()) {
         clock_.sleep(std::min(kSlice, std::max(0.0, retries_.begin()->first - clock_.now())));
       }
       for (const RolloutOutcome& outcome : driver_.poll(kSlice)) take(outcome);
+      for (int64_t rollout : driver_.take_unscored()) {
+        unscored_[rollouts_[static_cast<size_t>(rollout)].prompt].push_back(rollout);
+      }
+      score_complete_groups();
       progress(static_cast<size_t>(result_.completed + result_.failed), rollouts_.size());
     }
     return std::move(result_);
@@ -122,6 +126,25 @@ class HeldOutSampling {
     prompt.successes += success ? 1 : 0;
   }
 
+  int64_t unscored_count() const {
+    int64_t count = 0;
+    for (const auto& [prompt, rollouts] : unscored_) count += static_cast<int64_t>(rollouts.size());
+    return count;
+  }
+
+  // A prompt's rollouts that ended without a reward wait until all the others have ended for good.
+  void score_complete_groups() {
+    std::erase_if(unscored_, [&](const auto& group) {
+      std::vector<int64_t> rollouts = group.second;
+      const PromptResult& prompt = result_.prompts[group.first];
+      const auto ended = static_cast<int64_t>(prompt.rewards.size()) + prompt.failures;
+      if (static_cast<int64_t>(rollouts.size()) + ended < options_.samples) return false;
+      std::sort(rollouts.begin(), rollouts.end());  // by sample
+      driver_.score(rollouts);
+      return true;
+    });
+  }
+
   void fail(const RolloutOutcome& outcome, PromptResult& prompt) {
     Attempt& attempt = rollouts_[static_cast<size_t>(outcome.rollout)];
     result_.last_failure =
@@ -167,8 +190,9 @@ class HeldOutSampling {
   RolloutDriver& driver_;
   Clock& clock_;
   const EvaluationOptions& options_;
-  std::vector<Attempt> rollouts_;           // by number
-  std::multimap<double, int64_t> retries_;  // when, which rollout
+  std::vector<Attempt> rollouts_;                    // by number
+  std::multimap<double, int64_t> retries_;           // when, which rollout
+  std::map<size_t, std::vector<int64_t>> unscored_;  // rollouts by prompt
   int64_t failures_in_a_row_ = 0;
   HeldOutResult result_;
 };

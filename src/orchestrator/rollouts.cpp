@@ -17,6 +17,21 @@ namespace {
 constexpr double kEnvironmentSlice = 0.001;  // seconds of sampling while environments are pending
 constexpr double kDeadlineSlice = 0.1;       // seconds between checks of deadlines
 
+double total(const std::vector<RewardPart>& rewards) {
+  double sum = 0.0;
+  for (const RewardPart& part : rewards) sum += part.weight * part.value;
+  return sum;
+}
+
+// What is wrong with a reward; empty: nothing.
+std::string problem_of(double reward) {
+  // Training uses float32. The comparison also rejects NaN.
+  if (std::abs(reward) <= std::numeric_limits<float>::max()) return "";
+  return fmt::format(
+      "the reward is {}: it must be a number that a float32 can hold, at most 3.4e38 either way",
+      reward);
+}
+
 }  // namespace
 
 int64_t Rollout::sampled_tokens() const {
@@ -323,6 +338,11 @@ void RolloutDriver::poll_scorings() {
     return true;
   });
   for (auto& [rollouts, scores] : done) {
+    // One that cannot be used makes all of them useless: they are relative to each other.
+    for (const GroupScores::Member& member : scores.members) {
+      if (scores.failure.empty()) scores.failure = problem_of(total(member.rewards));
+      if (!scores.failure.empty()) scores.failure_kind = FailureKind::bad_answer;
+    }
     for (size_t i = 0; i < rollouts.size(); ++i) {
       if (rollouts[i] < 0) continue;
       if (!scores.failure.empty()) {
@@ -341,14 +361,9 @@ void RolloutDriver::poll_scorings() {
 void RolloutDriver::complete(Running& running, const std::vector<RewardPart>& rewards) {
   RolloutOutcome outcome;
   running.result.rewards = rewards;
-  for (const RewardPart& part : rewards) running.result.reward += part.weight * part.value;
-  // Training uses float32. The comparison also rejects NaN.
-  if (!(std::abs(running.result.reward) <= std::numeric_limits<float>::max())) {
-    return fail(running.rollout, FailureKind::bad_answer,
-                fmt::format("the reward is {}: it must be a number that a float32 can hold, at "
-                            "most 3.4e38 either way",
-                            running.result.reward));
-  }
+  running.result.reward = total(rewards);
+  const std::string problem = problem_of(running.result.reward);
+  if (!problem.empty()) return fail(running.rollout, FailureKind::bad_answer, problem);
   outcome.result = std::move(running.result);
   end(running.rollout, std::move(outcome));
 }

@@ -86,9 +86,28 @@ void write_rollout(JsonWriter& json, const Rollout& rollout) {
     write_list(json, "completion", step.completion);
     write_list(json, "logprobs", step.logprobs);
     write_list(json, "versions", step.versions);
+    if (!step.loss_mask.empty()) write_list(json, "loss_mask", step.loss_mask);
     json.end_object();
   }
-  json.end_array().end_object();
+  json.end_array();
+  if (!rollout.credit.empty()) {
+    json.key("credit").begin_array();
+    for (const StepCredit& credit : rollout.credit) {
+      json.begin_object();
+      if (credit.reward) json.key("reward").value(*credit.reward);
+      write_list(json, "advantages", credit.advantages);
+      json.end_object();
+    }
+    json.end_array();
+  }
+  if (!rollout.metrics.empty()) {
+    json.key("metrics").begin_array();
+    for (const auto& [name, value] : rollout.metrics) {
+      json.begin_object().key("name").value(name).key("value").value(value).end_object();
+    }
+    json.end_array();
+  }
+  json.end_object();
 }
 
 void write_counts(JsonWriter& json, const ScheduleCounts& counts,
@@ -282,9 +301,34 @@ class Reader {
         fail("the lists of a step have different lengths");
       }
       if (step.completion.empty()) fail("\"completion\" is empty");
+      if (!from.HasMember("loss_mask")) continue;  // all trained
+      step.loss_mask = numbers<uint8_t>(from, "loss_mask");
+      if (step.loss_mask.size() != step.completion.size()) {
+        fail("the lists of a step have different lengths");
+      }
+    }
+    if (json.HasMember("credit")) read_credit(json, rollout);
+    if (json.HasMember("metrics")) {
+      for (const Json& metric : list(json, "metrics")) {
+        rollout.metrics.emplace_back(text(metric, "name"), number(metric, "value"));
+      }
     }
     if (rollout.steps.empty()) fail("a rollout has no \"steps\"");
     return rollout;
+  }
+
+  void read_credit(const Json& json, Rollout& rollout) const {
+    for (const Json& from : list(json, "credit")) {
+      StepCredit& credit = rollout.credit.emplace_back();
+      if (from.IsObject() && from.HasMember("reward")) credit.reward = number(from, "reward");
+      credit.advantages = numbers<double>(from, "advantages");
+      const size_t step = rollout.credit.size() - 1;
+      const bool fits = step < rollout.steps.size() &&
+                        (credit.advantages.empty() ||
+                         credit.advantages.size() == rollout.steps[step].completion.size());
+      if (!fits) fail("\"credit\" does not fit the steps");
+    }
+    if (rollout.credit.size() != rollout.steps.size()) fail("\"credit\" does not fit the steps");
   }
 
   const std::string& name_;

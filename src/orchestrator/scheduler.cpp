@@ -44,8 +44,11 @@ int64_t RolloutScheduler::places_taken() const {
 void RolloutScheduler::pump(double seconds) {
   swap_weights();
   admit();
-  if (driver_.running() == 0 && !open_.empty()) wait_for_retries(seconds);
+  int64_t waiting = 0;  // for others of their group
+  for (const auto& [number, open] : open_) waiting += static_cast<int64_t>(open.unscored.size());
+  if (driver_.running() == waiting && !open_.empty()) wait_for_retries(seconds);
   for (RolloutOutcome& outcome : driver_.poll(seconds)) take(std::move(outcome));
+  take_unscored();
   const int64_t ended = totals_.completed + totals_.failed + totals_.cancelled;
   LEEWAY_CHECK(totals_.admitted == ended + driver_.running(), "every rollout has one outcome");
 }
@@ -56,8 +59,9 @@ void RolloutScheduler::admit() {
   int64_t waiting = 0;  // retries whose group has rollouts that must end first
   for (auto& [number, open] : open_) {
     const auto missing = static_cast<int64_t>(open.missing.size());
-    if (missing == 0) continue;
-    if ((lockstep() && !open.running.empty()) || open.retry_at > clock_.now()) {
+    if (missing == 0 || open.given_up) continue;
+    const bool others_run = open.running.size() > open.unscored.size();
+    if ((lockstep() && others_run) || open.retry_at > clock_.now()) {
       waiting += missing;
       continue;
     }
@@ -122,8 +126,11 @@ void RolloutScheduler::wait_for_retries(double seconds) {
 
 std::string RolloutScheduler::dead_end() const {
   const double most = table_.zero_progress_batches * static_cast<double>(batch_places());
-  // Rollouts that started before the failures began may still complete.
-  const bool older_rollouts_run = !places_.empty() && places_.begin()->first < streak_begin_;
+  // Rollouts that started before the failures began may still complete. Those that wait for others
+  // of their group do not.
+  const bool older_rollouts_run =
+      std::any_of(places_.begin(), places_.lower_bound(streak_begin_),
+                  [](const auto& place) { return !place.second.unscored; });
   if (static_cast<double>(totals_.failures_in_a_row) >= most && !older_rollouts_run) {
     return fmt::format(
         "{} rollouts in a row failed, without one that completed "
@@ -200,11 +207,37 @@ void RolloutScheduler::take(RolloutOutcome&& outcome) {
   } else {
     finish_failed(open, place, outcome);
   }
+  end_round(open);
+}
+
+void RolloutScheduler::end_round(Open& open) {
   // In lockstep a round is handled when all of it has ended: which rollouts survive must not depend
   // on timing.
   const auto& cap = table_.max_error_reschedule_attempts;
-  const bool round_over = !lockstep() || open.running.empty();
-  if (cap && open.failed_rounds >= *cap && round_over) give_up(open);
+  const bool others_run = open.running.size() > open.unscored.size();
+  const bool round_over = open.given_up ? open.running.empty() : !lockstep() || !others_run;
+  if (cap && open.failed_rounds >= *cap && round_over) return give_up(open);
+  if (!open.unscored.empty() && !others_run && open.missing.empty()) score(open);
+}
+
+void RolloutScheduler::take_unscored() {
+  for (int64_t rollout : driver_.take_unscored()) {
+    const auto place = places_.find(rollout);
+    if (place == places_.end()) continue;  // cancelled just now, with its group
+    place->second.unscored = true;
+    Open& open = open_.at(place->second.group);
+    open.unscored.push_back(rollout);
+    end_round(open);
+  }
+}
+
+// From here on they run like others, to a reward or a failure.
+void RolloutScheduler::score(Open& open) {
+  std::vector<int64_t> rollouts = std::exchange(open.unscored, {});
+  for (int64_t rollout : rollouts) places_.at(rollout).unscored = false;
+  std::sort(rollouts.begin(), rollouts.end(),
+            [&](int64_t a, int64_t b) { return places_.at(a).member < places_.at(b).member; });
+  driver_.score(rollouts);
 }
 
 void RolloutScheduler::finish(Open& open) {
@@ -239,12 +272,22 @@ void RolloutScheduler::finish_failed(Open& open, const Place& place,
 void RolloutScheduler::give_up(Open& open) {
   const int64_t number = open.group.number;
   const size_t environment = open.group.environment;
-  counts_.cancelled_dropped += cancel_running(open, "dropped");
+  // Members without a score that could be trained are scored first; the group comes here again
+  // then.
+  std::vector<int64_t> others = open.running;
+  if (!open.given_up && open.finished + static_cast<int64_t>(open.unscored.size()) >= enough()) {
+    for (int64_t rollout : open.unscored) std::erase(others, rollout);
+  }
+  counts_.cancelled_dropped += cancel(open, others, "dropped");
+  if (!open.running.empty()) {
+    open.given_up = true;
+    open.missing.clear();
+    return score(open);
+  }
   std::vector<Rollout>& rollouts = open.group.rollouts;
   std::erase_if(rollouts, [](const Rollout& rollout) { return rollout.steps.empty(); });
   const auto survivors = static_cast<int64_t>(rollouts.size());
-  const int64_t enough = table_.min_group_size > 0 ? table_.min_group_size : table_.group_size;
-  const bool trained = survivors >= enough;
+  const bool trained = survivors >= enough();
   counts_.given_up.push_back(
       {number, environment, open.group.example.index, survivors, trained, open.last_failure});
   ++totals_.groups_dropped;
@@ -261,9 +304,16 @@ void RolloutScheduler::give_up(Open& open) {
   open_.erase(number);
 }
 
-int64_t RolloutScheduler::cancel_running(Open& open, const std::string& reason) {
+int64_t RolloutScheduler::enough() const {
+  return table_.min_group_size > 0 ? table_.min_group_size : table_.group_size;
+}
+
+int64_t RolloutScheduler::cancel(Open& open, const std::vector<int64_t>& rollouts,
+                                 const std::string& reason) {
   int64_t cancelled = 0;
-  for (int64_t rollout : std::exchange(open.running, {})) {
+  for (int64_t rollout : rollouts) {
+    std::erase(open.running, rollout);
+    std::erase(open.unscored, rollout);
     if (!driver_.cancel(rollout, reason))
       continue;  // it has ended; its outcome comes with the next poll
     places_.erase(rollout);
@@ -329,7 +379,7 @@ void RolloutScheduler::swap_weights() {
     Open& open = open_.at(number);
     ++totals_.groups_stale;
     totals_.stale += open.finished;
-    counts_.cancelled_stale += cancel_running(open, "stale");
+    counts_.cancelled_stale += cancel(open, std::vector<int64_t>(open.running), "stale");
     open_.erase(number);
   }
   version_ = offered_.front().first;

@@ -25,6 +25,11 @@
 // failures end the run instead of hanging it: zero_progress_batches batches' worth of rollouts that
 // failed, or of groups given up for nothing, in a row.
 //
+// Groups that are scored together: rollouts that ended without a reward wait, and count as running,
+// until all of their group have ended; then one call scores them. A failed member is retried first;
+// when the group is given up, the others are scored if they are at least min_group_size. If scoring
+// fails, all of them have failed.
+//
 // Invariant: admitted = completed + failed + cancelled + running, at any time.
 #pragma once
 
@@ -144,11 +149,13 @@ class RolloutScheduler {
 
  private:
   struct Open {
-    Group group;                   // rollouts by member, in whatever order they finished
-    int64_t finished = 0;          // of them
-    std::vector<int64_t> running;  // rollouts
-    std::vector<int64_t> missing;  // members to be started
-    int64_t round = 0;             // of the dispatch in progress
+    Group group;                    // rollouts by member, in whatever order they finished
+    int64_t finished = 0;           // of them
+    std::vector<int64_t> running;   // rollouts
+    std::vector<int64_t> missing;   // members to be started
+    std::vector<int64_t> unscored;  // of the running ones: they wait for the others
+    bool given_up = false;          // when its survivors are scored, nothing else is waited for
+    int64_t round = 0;              // of the dispatch in progress
     int64_t failed_rounds = 0;
     int64_t last_failed_round = -1;
     PolicyVersion started_version = 0;  // when its first rollout began
@@ -160,6 +167,7 @@ class RolloutScheduler {
     int64_t group;
     int64_t round;
     int64_t member;
+    bool unscored = false;
   };
   bool lockstep() const { return table_.schedule == RolloutSchedule::lockstep; }
   int64_t batch_places() const { return table_.prompts_per_batch * table_.group_size; }
@@ -169,14 +177,18 @@ class RolloutScheduler {
   void take(RolloutOutcome&& outcome);
   void finish_failed(Open& open, const Place& place, const RolloutOutcome& outcome);
   void give_up(Open& open);
+  void take_unscored();
+  void score(Open& open);
+  void end_round(Open& open);
+  int64_t enough() const;   // rollouts, for a group to be trained
   void finish(Open& open);  // called when it can be trained
   Open& open_group(int64_t number, const EnvironmentMix::Draw& draw);
   bool quarantined(const PromptKey& prompt) const;
   // Draws group next_group_ and increments that; nothing if all prompts are quarantined.
   std::optional<EnvironmentMix::Draw> next_prompt();
   void wait_for_retries(double seconds);
-  // Cancels the running rollouts of a group and returns their number.
-  int64_t cancel_running(Open& open, const std::string& reason);
+  // Cancels those running rollouts of a group, and returns the number of those that still ran.
+  int64_t cancel(Open& open, const std::vector<int64_t>& rollouts, const std::string& reason);
   void swap_weights();
   bool too_old(PolicyVersion oldest_version) const;
 
