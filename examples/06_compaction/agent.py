@@ -5,7 +5,7 @@ the letter that it gives. Then the context is compacted: a user message asks for
 the next segment begins with nothing but the reply. The last segment's reply is the answer.
 
     PYTHONPATH=python python3 examples/06_compaction/agent.py [--strip]
-    PYTHONPATH=python python3 examples/06_compaction/agent.py --demonstrations 200
+    PYTHONPATH=python python3 examples/06_compaction/agent.py --demonstrations 400
 
 --strip sends past turns without their thinking when it asks for a compaction, as chat templates
 strip it at a user message: sampled tokens change, and the request becomes a sample of its own.
@@ -16,13 +16,13 @@ import json
 import random
 
 COMPACTIONS = 2
-LETTERS = "abcdefgh"
+LETTERS = "abcdef"
 REQUEST = {"role": "user", "content": "Write all letters."}
 
 # All words of one letter per segment; the last ones of a shuffled list are for evaluation.
 WORDS = ["".join(word) for word in itertools.product(LETTERS, repeat=COMPACTIONS + 1)]
 random.Random(6).shuffle(WORDS)
-EVAL = 64
+EVAL = 32
 TRAIN = len(WORDS) - EVAL
 
 
@@ -83,7 +83,7 @@ def main():
     options = parser.parse_args()
     if options.demonstrations:
         for line in demonstrations(options.demonstrations):
-            print(json.dumps(line))
+            print(json.dumps(line, separators=(",", ":")))
         return
     import leeway_env  # takes the standard output, which demonstrations are written to
 
