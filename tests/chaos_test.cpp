@@ -1,6 +1,7 @@
 // Everything goes wrong at once, and the run still ends with every rollout accounted for: a judge
-// that hangs, dies, prints garbage, floods, answers late or reports errors; prompts that never
-// work; the whole program killed again and again and resumed.
+// that hangs, dies, prints garbage, floods, answers late or reports errors, and a program of
+// protocol 2 that does the same with many episodes at a time; prompts that never work; the whole
+// program killed again and again and resumed.
 //
 // `scripts/chaos` runs it for longer: LEEWAY_CHAOS_STEPS and LEEWAY_CHAOS_KILLS.
 
@@ -52,6 +53,50 @@ while read -r line; do
 done
 )";
 
+// Protocol 2, with groups that are scored together. What goes wrong is chance.
+constexpr const char* kAsker = R"(
+import json, os, random, signal, sys, time
+rng = random.Random(os.urandom(8))
+members = {}
+def write(text):
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+def say(**message):
+    write(json.dumps(message))
+def ask(episode, id):
+    say(type="sample", episode=episode, id=id, messages=[{"role": "user", "content": "q="}])
+sys.stdin.readline()
+say(type="hello", protocol=2, train=400, eval=50, scores_groups=True)
+for line in sys.stdin:
+    m = json.loads(line)
+    if m["type"] == "episode":
+        e = m["id"]
+        if m["split"] == "train" and m["index"] % 40 == 5:
+            say(type="error", episode=e, error="this prompt never works")
+            continue
+        chance = rng.randrange(300)
+        if chance == 0: time.sleep(60)
+        elif chance == 1: os._exit(3)
+        elif chance == 2: os.kill(os.getpid(), signal.SIGKILL)
+        elif chance == 3: write("this is no JSON")
+        elif chance == 4: write("x" * 300000)
+        elif chance < 8: say(type="error", episode=e, error="flaky backend")
+        elif chance < 11: say(type="done", episode=e, reward=float("inf"))
+        elif chance < 14: say(type="done", episode=e + 1, reward=1)
+        elif chance < 17: continue
+        elif chance < 20: [ask(e, "x%d" % i) for i in range(40)]
+        ask(e, "1")
+    elif m["type"] == "sampled" and m["id"] == "1":
+        text = m["reply"]["text"]
+        say(type="done", episode=m["episode"], info={"text": text}, metrics={"letters": len(text)})
+    elif m["type"] == "score_group":
+        rewards = [float(x["info"]["text"][:1] < "m") for x in m["episodes"]]
+        chance = rng.randrange(40)
+        if chance == 0: say(type="scores", id=m["id"], rewards=rewards[1:])
+        elif chance == 1: say(type="scores", id=m["id"], error="no scorer")
+        else: say(type="scores", id=m["id"], rewards=rewards)
+)";
+
 constexpr const char* kConfig = R"(
 seed = 11
 )" LEEWAY_TINY_MODEL R"([trainer]
@@ -89,12 +134,21 @@ command = "sh judge.sh"
 processes = 6
 turn_timeout = 0.3
 max_output_bytes = 100000
+[[environment]]
+name = "process"
+id = "asker"
+weight = 3
+command = "exec python3 asker.py"
+processes = 3
+turn_timeout = 3
+max_output_bytes = 100000
 )";
 
 class Chaos : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     folder_.write("judge.sh", kJudge);
+    folder_.write("asker.py", kAsker);
     folder_.write("run.toml", kConfig);
     std::string prompts;
     for (int i = 0; i < 400; ++i) {

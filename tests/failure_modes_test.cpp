@@ -170,37 +170,41 @@ TEST(FailureMode, N03_ExceptionsGoTheWayOfErrorResults) {
                                              {FailureKind::exception, "abc", "", true},
                                              {FailureKind::exception, "abc", "", false, true},
                                              {FailureKind::timeout, "a", "", false, false, true}}) {
-        SCOPED_TRACE(fmt::format("{} {} {:?}", name_of(schedule), cap, c.reply));
-        bool down = true;
-        OneEnvironment environment(0);
-        environment.at->on_start = [&](const Example&) {
-          if (down && c.start_throws) throw std::runtime_error("no process");
-        };
-        FakeOptions options{.table = one_group(2, cap, schedule), .max_batches = 1};
-        options.members = environment.members();
-        options.rollouts.timeout = 5.0;
-        FakeSystem system(std::move(options), [&](const FakeTalk& talk) {
-          return [&](const Request&, int64_t, int64_t) {
-            FakeReply reply{talk.reply_of("abc")};
-            if (!down || c.submit_throws || c.start_throws) return reply;
-            reply.ids = c.reply.empty() ? std::vector<int32_t>{} : talk.reply_of(c.reply);
-            reply.failure = c.failure;
-            reply.wait = c.hangs ? kForEver : 0.0;
-            return reply;
+        for (const int asks : {0, 1, 2}) {  // 2: and groups are scored together
+          SCOPED_TRACE(fmt::format("{} {} {:?} {}", name_of(schedule), cap, c.reply, asks));
+          bool down = true;
+          OneEnvironment environment(0);
+          environment.at->asks = asks > 0;
+          environment.at->scores_groups = asks > 1;
+          environment.at->on_start = [&](const Example&) {
+            if (down && c.start_throws) throw std::runtime_error("no process");
           };
-        });
-        system.sampler.on_submit = [&](const Request&) {
-          if (down && c.submit_throws) throw Error("refused");
-        };
-        while (system.scheduler.totals().failed == 0) system.scheduler.pump(0.01);
-        down = false;
-        EXPECT_EQ(system.scheduler.totals().groups_dropped, cap == 1 ? 1 : 0);
-        const auto batch = next_batch(system);
-        ASSERT_TRUE(batch);
-        EXPECT_EQ(batch->at(0).number, cap == 1 ? 1 : 0);
-        const ScheduleCounts counts = system.scheduler.take_counts();
-        ASSERT_EQ(counts.failures.size(), 1u);
-        EXPECT_EQ(counts.failures.begin()->first, c.kind);
+          FakeOptions options{.table = one_group(2, cap, schedule), .max_batches = 1};
+          options.members = environment.members();
+          options.rollouts.timeout = 5.0;
+          FakeSystem system(std::move(options), [&](const FakeTalk& talk) {
+            return [&](const Request&, int64_t, int64_t) {
+              FakeReply reply{talk.reply_of("abc")};
+              if (!down || c.submit_throws || c.start_throws) return reply;
+              reply.ids = c.reply.empty() ? std::vector<int32_t>{} : talk.reply_of(c.reply);
+              reply.failure = c.failure;
+              reply.wait = c.hangs ? kForEver : 0.0;
+              return reply;
+            };
+          });
+          system.sampler.on_submit = [&](const Request&) {
+            if (down && c.submit_throws) throw Error("refused");
+          };
+          while (system.scheduler.totals().failed == 0) system.scheduler.pump(0.01);
+          down = false;
+          EXPECT_EQ(system.scheduler.totals().groups_dropped, cap == 1 ? 1 : 0);
+          const auto batch = next_batch(system);
+          ASSERT_TRUE(batch);
+          EXPECT_EQ(batch->at(0).number, cap == 1 ? 1 : 0);
+          const ScheduleCounts counts = system.scheduler.take_counts();
+          ASSERT_EQ(counts.failures.size(), 1u);
+          EXPECT_EQ(counts.failures.begin()->first, c.kind);
+        }
       }
     }
   }

@@ -51,7 +51,7 @@ TEST(Conversation, WithoutARendererReadsTextAndLeavesOutASpecialStopToken) {
   const auto tokenizer = make_byte_tokenizer({"<end>", "<other>"});
   const Conversation conversation(*tokenizer, nullptr, "\n", std::vector<int32_t>{256});
   const auto read = [&](const std::string& text) {
-    return conversation.read(tokenizer->encode(text, SpecialTokens::recognise), false, {});
+    return conversation.read(tokenizer->encode(text, SpecialTokens::recognise), false, Example{});
   };
   struct Case {
     std::string text, content;
@@ -69,7 +69,7 @@ TEST(Conversation, WithoutARendererReadsTextAndLeavesOutASpecialStopToken) {
     EXPECT_EQ(reply.response.content, c.content);
     EXPECT_FALSE(reply.response.closed);
   }
-  EXPECT_TRUE(conversation.read(std::vector<int32_t>{'a'}, true, {}).truncated);
+  EXPECT_TRUE(conversation.read(std::vector<int32_t>{'a'}, true, Example{}).truncated);
 }
 
 TEST(Conversation, WithARendererRoundTrips) {

@@ -250,7 +250,7 @@ class ProcessEnvironment : public Environment {
     throw Error(
         fmt::format("its program does not work: {}. Run environment.command by hand and "
                     "give it the line {{\"type\": \"hello\", \"protocol\": 1}}: it has to "
-                    "answer with the same line (docs/environments.md)",
+                    "answer with the same line, or with protocol 2 (docs/environments.md)",
                     greeting_.problem));
   }
 

@@ -278,16 +278,18 @@ void RolloutDriver::advance(Running& running, const Turn& turn) {
 void RolloutDriver::open_calls(Running& running, const std::vector<SampleCall>& calls) {
   const int64_t rollout = running.rollout;
   for (const SampleCall& call : calls) {
+    RolloutCalls::Opened opened;
     try {
-      RolloutCalls::Opened opened = running.calls->open(call);
-      if (opened.refused) {
-        running.episode->sampled(*opened.refused);
-      } else {
-        waits_[sampler_.submit(std::move(opened.request))] = {{rollout}, 1, opened.call};
-      }
+      opened = running.calls->open(call);
     } catch (const Error& error) {
       return fail(rollout, FailureKind::bad_answer,
                   fmt::format("the call \"{}\": {}", call.id, error.what()));
+    }
+    if (opened.refused) {
+      running.episode->sampled(*opened.refused);
+    } else {
+      const int64_t request = sampler_.submit(std::move(opened.request));
+      waits_[request] = {{rollout}, 1, opened.call};
     }
   }
   pending_.insert(rollout);  // more calls may come while these are open

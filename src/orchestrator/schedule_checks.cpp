@@ -89,7 +89,18 @@ class Checker {
         refuse(fmt::format("the part \"{}\" of a reward is not finite", part.name));
       }
     }
+    for (const auto& [name, value] : rollout.metrics) {
+      if (!std::isfinite(value)) refuse(fmt::format("the metric \"{}\" is not finite", name));
+    }
+    for (const StepCredit& credit : rollout.credit) {
+      bool finite = std::isfinite(credit.reward.value_or(0.0));
+      for (double advantage : credit.advantages) finite = finite && std::isfinite(advantage);
+      if (!finite) refuse("\"credit\" has a number that is not finite");
+    }
     for (const TrajectoryStep& step : rollout.steps) {
+      for (const uint8_t trained : step.loss_mask) {
+        if (trained > 1) refuse(fmt::format("\"loss_mask\" holds {}, not 0 or 1", trained));
+      }
       for (const auto* ids : {&step.prompt, &step.completion}) {
         for (const int32_t id : *ids) {
           if (id < 0 || id >= vocabulary_) {

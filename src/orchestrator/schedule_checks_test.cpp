@@ -125,6 +125,16 @@ TEST(ScheduleChecks, NamesWhatCannotBe) {
        "1048576 is not a token"},
       {[](ScheduleState& s) { s.finished[0].rollouts[0].steps[0].versions[0] = 9; },
        "\"versions\" holds 9"},
+      {[](ScheduleState& s) { s.finished[0].rollouts[0].steps[0].loss_mask = {2}; },
+       "\"loss_mask\" holds 2"},
+      {[](ScheduleState& s) {
+         s.finished[0].rollouts[0].metrics = {{"x", std::nan("")}};
+       },
+       "the metric \"x\""},
+      {[](ScheduleState& s) {
+         s.finished[0].rollouts[0].credit = {{std::nan(""), {}}};
+       },
+       "\"credit\""},
   };
   for (const Case& each : cases) {
     ScheduleState state = good;

@@ -67,6 +67,20 @@ Rollout random_rollout(Rng& rng) {
     step.completion = random_ids(rng, 1 + rng.below(5));
     step.versions = random_ids(rng, step.completion.size());
     for (size_t t = 0; t < step.completion.size(); ++t) step.logprobs.push_back(random_float(rng));
+    if (rng.below(2) == 0) step.loss_mask.assign(step.completion.size(), rng.below(2) == 0);
+  }
+  for (uint64_t i = rng.below(3); i > 0; --i) {
+    rollout.metrics.emplace_back(random_text(rng), random_double(rng));
+  }
+  if (rng.below(2) == 0) {
+    for (const TrajectoryStep& step : rollout.steps) {
+      StepCredit& credit = rollout.credit.emplace_back();
+      if (rng.below(2) == 0) credit.reward = random_double(rng);
+      if (rng.below(2) == 0) continue;
+      for (size_t t = 0; t < step.completion.size(); ++t) {
+        credit.advantages.push_back(random_double(rng));
+      }
+    }
   }
   return rollout;
 }
@@ -150,6 +164,13 @@ void expect_same(const Rollout& a, const Rollout& b) {
     EXPECT_EQ(a.steps[i].completion, b.steps[i].completion);
     EXPECT_TRUE(same_bits(a.steps[i].logprobs, b.steps[i].logprobs));
     EXPECT_EQ(a.steps[i].versions, b.steps[i].versions);
+    EXPECT_EQ(a.steps[i].loss_mask, b.steps[i].loss_mask);
+  }
+  EXPECT_EQ(a.metrics, b.metrics);
+  ASSERT_EQ(a.credit.size(), b.credit.size());
+  for (size_t i = 0; i < a.credit.size(); ++i) {
+    EXPECT_EQ(a.credit[i].reward, b.credit[i].reward);
+    EXPECT_EQ(a.credit[i].advantages, b.credit[i].advantages);
   }
 }
 
@@ -349,7 +370,20 @@ TEST(ScheduleStateJson, RefusesWhatDoesNotFitTheRun) {
       {replaced("\"number\": 8, \"failed", "\"number\": 9, \"failed"), "group 9"},
       {replaced("\"number\": 8, \"failed", "\"number\": 7, \"failed"), "group 7"},
       {replaced("\"next_rollout\": 40", "\"next_rollout\": 1e300"), "\"next_rollout\" = 1e+300"},
-      {replaced("\"truncated\": false", "\"truncated\": 0"), "\"truncated\""}};
+      {replaced("\"truncated\": false", "\"truncated\": 0"), "\"truncated\""},
+      {replaced("\"versions\": [1, 2]", "\"versions\": [1, 2], \"loss_mask\": [1]"),
+       "different lengths"},
+      {replaced("\"versions\": [1, 2]", "\"versions\": [1, 2], \"loss_mask\": [1, 999]"),
+       "\"loss_mask\" contains 999"},
+      {replaced("\"truncated\": false", "\"truncated\": false, \"credit\": []"),
+       "\"credit\" does not fit"},
+      {replaced("\"truncated\": false",
+                "\"truncated\": false, \"credit\": [{\"advantages\": [1, 2, 3]}]"),
+       "\"credit\" does not fit"},
+      {replaced("\"truncated\": false", "\"truncated\": false, \"credit\": [3]"),
+       "\"advantages\" is missing"},
+      {replaced("\"truncated\": false", "\"truncated\": false, \"metrics\": [{\"name\": 1}]"),
+       "\"name\" is not a string"}};
   for (const auto& [json, words] : cases) {
     const std::string error = error_of(json);
     EXPECT_NE(error.find(words), std::string::npos) << words << ": " << error;

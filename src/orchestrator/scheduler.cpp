@@ -16,12 +16,6 @@ namespace {
 constexpr double kLongestBackoff = 60.0;  // seconds
 constexpr int64_t kMostDraws = 100000;    // consecutive quarantined prompts that are skipped
 
-void add_failures(ScheduleCounts& counts, size_t environment, FailureKind kind, int64_t number) {
-  (kind == FailureKind::empty ? counts.empty : counts.errored)[environment] += number;
-  // A kind is listed only while its count is not zero.
-  if ((counts.failures[kind] += number) == 0) counts.failures.erase(kind);
-}
-
 }  // namespace
 
 RolloutScheduler::RolloutScheduler(const OrchestratorTable& table, uint64_t seed,
@@ -57,6 +51,7 @@ void RolloutScheduler::admit() {
   const int64_t room =
       table_.max_inflight > 0 ? table_.max_inflight : std::numeric_limits<int64_t>::max();
   int64_t waiting = 0;  // retries whose group has rollouts that must end first
+  bool full = false;
   for (auto& [number, open] : open_) {
     const auto missing = static_cast<int64_t>(open.missing.size());
     if (missing == 0 || open.given_up) continue;
@@ -66,9 +61,12 @@ void RolloutScheduler::admit() {
       continue;
     }
     const bool retry = open.round > 0;
-    if (driver_.running() + missing + (retry ? 0 : waiting) > room) return;
+    if (driver_.running() + missing + (retry ? 0 : waiting) > room) full = true;
+    // A retry that fits goes past one that does not: its group may hold places until it has ended.
+    if (full && (!retry || driver_.running() + missing > room)) continue;
     dispatch(open);
   }
+  if (full) return;
   // In lockstep groups are drawn when all before them have ended: which prompts are quarantined
   // then does not depend on the order in which they ended. Those without room yet are dispatched
   // later, above.
@@ -252,7 +250,7 @@ void RolloutScheduler::finish(Open& open) {
 void RolloutScheduler::finish_failed(Open& open, const Place& place,
                                      const RolloutOutcome& outcome) {
   const size_t environment = open.group.environment;
-  add_failures(counts_, environment, outcome.kind, 1);
+  counts_.add(environment, outcome.kind, 1);
   ++open.failures[outcome.kind];
   if (totals_.failures_in_a_row++ == 0) streak_begin_ = next_rollout_;
   open.last_failure = fmt::format("{}: {}", name_of(outcome.kind), outcome.message);
@@ -385,63 +383,6 @@ void RolloutScheduler::swap_weights() {
   version_ = offered_.front().first;
   sampler_.update_weights(std::move(offered_.front().second), version_);
   offered_.pop_front();
-}
-
-ScheduleCounts RolloutScheduler::take_counts() {
-  for (auto& [number, open] : open_) open.failures.clear();
-  counts_.unasked_answers.resize(mix_.members().size());
-  for (size_t e = 0; e < mix_.members().size(); ++e) {
-    counts_.unasked_answers[e] += mix_.members()[e].environment->take_unasked_answers();
-  }
-  return std::exchange(counts_, ScheduleCounts(mix_.members().size()));
-}
-
-ScheduleState RolloutScheduler::state() const {
-  ScheduleState state;
-  state.version = version_;
-  state.batches_taken = batches_taken_;
-  state.next_group = next_group_;
-  state.next_rollout = next_rollout_;
-  state.totals = totals_;
-  state.totals.admitted -= driver_.running();
-  state.finished.assign(finished_.begin(), finished_.end());
-  state.counts = counts_;
-  for (const auto& [number, open] : open_) {
-    // Finished members of an unfinished group are sampled again with it.
-    state.totals.dropped += open.finished;
-    --state.totals.groups_opened;
-    // In lockstep a group restarts with the same seeds, and therefore the same failures.
-    state.open.emplace_back(number, lockstep() ? 0 : open.failed_rounds);
-    if (!lockstep()) continue;
-    for (const auto& [kind, failures] : open.failures) {
-      add_failures(state.counts, open.group.environment, kind, -failures);
-    }
-  }
-  state.prompt_failures = prompt_failures_;
-  return state;
-}
-
-void RolloutScheduler::restore(const ScheduleState& state) {
-  LEEWAY_CHECK(totals_.admitted == 0, "a scheduler is restored before it begins");
-  version_ = state.version;
-  batches_taken_ = state.batches_taken;
-  next_group_ = state.next_group;
-  next_rollout_ = state.next_rollout;
-  totals_ = state.totals;
-  totals_.failures_in_a_row = 0;  // the cause may have been fixed since
-  finished_.assign(state.finished.begin(), state.finished.end());
-  prompt_failures_ = state.prompt_failures;
-  counts_ = state.counts;
-  for (std::vector<int64_t>* each : {&counts_.errored, &counts_.empty, &counts_.dropped_groups}) {
-    each->resize(mix_.members().size());
-  }
-  for (const auto& [number, failed_rounds] : state.open) {
-    Open& open = open_group(number, mix_.draw(static_cast<uint64_t>(number)));
-    ++totals_.groups_opened;
-    open.failed_rounds = failed_rounds;
-    open.last_failed_round = failed_rounds - 1;
-    open.round = failed_rounds;
-  }
 }
 
 }  // namespace leeway

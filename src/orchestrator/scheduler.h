@@ -73,6 +73,9 @@ struct ScheduleCounts {
         empty(environments),
         dropped_groups(environments),
         unasked_answers(environments) {}
+  // Counts failed rollouts.
+  void add(size_t environment, FailureKind kind, int64_t number);
+
   std::vector<int64_t> errored, empty, dropped_groups;
   std::vector<int64_t> unasked_answers;  // of the environments' programs; filled by take_counts
   std::map<FailureKind, int64_t> failures;
