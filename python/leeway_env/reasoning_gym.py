@@ -1,0 +1,134 @@
+"""Datasets of the package reasoning-gym as environments, by name:
+
+    python3 -m leeway_env.reasoning_gym chain_sum --size 10000 --config max_terms=4
+
+Questions are made from the seed, scores are the dataset's own. The answer is what stands in the
+last <answer>..</answer> of the reply (thinking is not looked at), as the package's system prompts
+ask for, else its last line that is not empty. The examples for evaluation follow those for
+training in the same sequence; a training question that evaluation has too is passed over for the
+next one.
+"""
+import argparse
+import asyncio
+import difflib
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import leeway_env
+
+
+def extract(text):
+    """The answer in a reply, and whether it stood in tags."""
+    close = text.rfind("</answer>")
+    begin = text.rfind("<answer>", 0, close) if close >= 0 else -1
+    if begin >= 0:
+        return text[begin + len("<answer>"):close].strip(), True
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (lines[-1] if lines else ""), False
+
+
+class Tasks:
+    """The questions of both splits of a dataset, and their scores."""
+
+    def __init__(self, dataset, train, eval_):
+        self._dataset, self._train = dataset, train
+        self._eval = [dataset[train + index] for index in range(eval_)]
+        self._held_out = {entry["question"] for entry in self._eval}
+        # Datasets promise nothing about threads: one asks them, beside the loop.
+        self._thread = ThreadPoolExecutor(max_workers=1)
+
+    def _ask(self, function, *arguments):
+        return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    def _entry(self, split, index):
+        if split == "eval":
+            return self._eval[index]
+        for step in range(self._train):
+            entry = self._dataset[(index + step) % self._train]
+            if entry["question"] not in self._held_out:
+                return entry
+        raise ValueError("every question for training is one for evaluation: raise --size")
+
+    async def entry(self, split, index):
+        return await self._ask(self._entry, split, index)
+
+    async def score(self, answer, entry):
+        return await self._ask(self._dataset.score_answer, answer, entry)
+
+
+def fail(words):
+    print(f"leeway_env.reasoning_gym: {words}", file=sys.stderr)
+    sys.exit(2)
+
+
+def value_of(text):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(prog="leeway_env.reasoning_gym",
+                                     description="A dataset of reasoning-gym as an environment.")
+    parser.add_argument("dataset")
+    parser.add_argument("--size", type=int, default=10000, help="examples for training")
+    parser.add_argument("--eval", type=int, default=100, help="examples for evaluation")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--config", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
+                        help="settings of the dataset; values as JSON, or else text")
+    parser.add_argument("--system", help="the system message instead of the package's own for "
+                        "<answer> tags; empty: none")
+    options = parser.parse_args(arguments)
+    if options.size < 1 or options.eval < 1:
+        fail("--size and --eval must be at least 1")
+    for item in options.config:
+        if "=" not in item:
+            fail(f"--config {item}: KEY=VALUE is expected")
+    return options
+
+
+def make_dataset(options):
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        fail(f"{error}: pip install reasoning-gym")
+    name = options.dataset
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, n=5, cutoff=0.5)
+        near += sorted(known for known in DATASETS if name in known and known not in near)
+        fail(f"no dataset {name!r}; " + ("near matches: " + ", ".join(near) if near else
+                                         "all: " + ", ".join(sorted(DATASETS))))
+    config = {key: value_of(value)
+              for key, value in (item.split("=", 1) for item in options.config)}
+    try:
+        return reasoning_gym.create_dataset(
+            name, **{"seed": options.seed, "size": options.size + options.eval, **config})
+    except Exception as error:  # a dataset checks its settings as it likes
+        keys = sorted(getattr(DATASETS[name][1], "__dataclass_fields__", {}))
+        fail(f"{name}: {type(error).__name__}: {error}; its settings: {', '.join(keys)}")
+
+
+def main(arguments=None):
+    options = parse(arguments)
+    dataset = make_dataset(options)
+    if options.system is None:
+        from reasoning_gym.utils import SYSTEM_PROMPTS
+        options.system = SYSTEM_PROMPTS["default"]
+    tasks = Tasks(dataset, options.size, options.eval)
+
+    async def episode(ctx):
+        entry = await tasks.entry(ctx.split, ctx.index)
+        messages = [{"role": "system", "content": options.system}] if options.system else []
+        reply = await ctx.sample(messages + [{"role": "user", "content": entry["question"]}])
+        answer, tagged = extract(reply.content)
+        ctx.reward("score", await tasks.score(answer, entry))
+        ctx.metric("answer_tags", tagged)
+
+    leeway_env.run(episode, train=options.size, eval=options.eval)
+
+
+if __name__ == "__main__":
+    main()
