@@ -100,8 +100,8 @@ TEST(TrainerLearner, MeasuresWhatBoundsDoToWeights) {
   ASSERT_TRUE(metrics.contains("weight_clipped_share"));
   EXPECT_TRUE(metrics.contains("weight_abs_deviation"));
   // A narrow band around 1 changes nearly every weight that is not exactly 1.
-  metrics = metrics_after_a_step(testing::with(
-      "reinforce+off_policy_is", {{"ois_eps_low", 1e-9}, {"ois_eps_high", 1e-9}}));
+  metrics = metrics_after_a_step(
+      testing::with("reinforce+off_policy_is", {{"ois_eps_low", 1e-9}, {"ois_eps_high", 1e-9}}));
   EXPECT_GT(metrics["weight_clipped_share"], 0.9);
   EXPECT_LT(metrics["weight_abs_deviation"], 1e-8);
   EXPECT_FALSE(metrics_after_a_step(testing::with("grpo")).contains("weight_clipped_share"));

@@ -153,12 +153,12 @@ TEST(TrainingRun, TellsWhichGroupsAProgramLeftOut) {
   const TestFolder folder;
   const Catalog catalog;
   RecordingProgress progress;
-  const RunSummary summary = train(tiny_config(catalog, folder / "run",
-                                               {"trainer.max_steps=2", "output.rollouts_every=1",
-                                                "orchestrator.advantage_command=" +
-                                                    toml_string(testing::answering(testing::answer(
-                                                        R"("drop": "too easy")")))}),
-                                   progress, never);
+  const RunSummary summary = train(
+      tiny_config(catalog, folder / "run",
+                  {"trainer.max_steps=2", "output.rollouts_every=1",
+                   "orchestrator.advantage_command=" +
+                       toml_string(testing::answering(testing::answer(R"("drop": "too easy")")))}),
+      progress, never);
   ASSERT_EQ(summary.end, RunSummary::End::finished) << summary.reason;
   EXPECT_EQ(summary.totals.filtered, 16);
   const auto told = std::count_if(progress.notes.begin(), progress.notes.end(), [](const auto& n) {
