@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cli_helpers.h"
+#include "live_program.h"
 
 namespace leeway {
 namespace {
@@ -130,6 +131,17 @@ const char* const kSteps =
     "{\"rollout\": \"a\", \"prompt_ids\": [1, 2, 3, 4, 5], \"completion_ids\": [6]}\n"
     "{\"rollout\": \"a\", \"prompt_ids\": [1, 2, 9, 5], \"completion_ids\": [6]}\n";
 
+// Escape sequences of the program's own would be shown as text, as all others are.
+TEST(Trajectory, PrintsTheSameOnATerminal) {
+  const TempFolder folder;
+  const std::string file = folder.write("steps.jsonl", kSteps);
+  LiveProgram shown({"trajectory", file}, LiveProgram::Streams::terminal);
+  EXPECT_EQ(shown.wait(), 0);
+  std::string text = shown.printed();
+  std::erase(text, '\r');
+  EXPECT_EQ(text, run_program({"trajectory", file}).out);
+}
+
 TEST(Trajectory, ShowsWhereThePrefixHoldsAndBreaks) {
   const TempFolder folder;
   const std::string file = folder.write("steps.jsonl", kSteps);
@@ -138,7 +150,6 @@ TEST(Trajectory, ShowsWhereThePrefixHoldsAndBreaks) {
   EXPECT_TRUE(contains(text.out, "rollout a: 3 steps, 2 samples")) << text;
   EXPECT_TRUE(contains(text.out, "sampled_tokens_changed")) << text;
   EXPECT_TRUE(contains(text.out, "expected 3, found 9")) << text;
-  EXPECT_FALSE(contains(text.out, "\033")) << "colours are for terminals";
   const RunResult json = run_program({"trajectory", file, "--json", "--html", folder / "t.html"});
   EXPECT_EQ(json.code, 0) << json;
   const auto document = json_of(json.out);

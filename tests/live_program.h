@@ -70,17 +70,20 @@ class LiveProgram {
     if (child_ > 0 && ::waitpid(child_, &status_, WNOHANG) == child_) child_ = -1;
     return child_ <= 0;
   }
-  // The exit code, or minus the signal.
+  // The exit code, or minus the signal; all that it printed is read.
   int wait() {
     while (child_ > 0 && !has_ended()) read_some();
+    while (read_some(0)) {
+    }
     return WIFEXITED(status_) ? WEXITSTATUS(status_) : -WTERMSIG(status_);
   }
 
  private:
-  // False at the end of its output.
-  bool read_some() {
+  // False at the end of its output; also if there is none now and `patience`, in milliseconds, is
+  // 0.
+  bool read_some(int patience = 100) {
     pollfd waiting = {out_, POLLIN, 0};
-    if (::poll(&waiting, 1, 100) <= 0) return true;
+    if (::poll(&waiting, 1, patience) <= 0) return patience > 0;
     char buffer[1 << 14];
     const ssize_t got = ::read(out_, buffer, sizeof buffer);
     if (got > 0) printed_.append(buffer, static_cast<size_t>(got));

@@ -167,10 +167,21 @@ void generate_text(const Options& options) {
                             text.renderer->name()));
   }
   const GenerationSettings settings = generation_settings(options.flags, text);
+  const std::string source = options.prompt ? "--prompt" : "--messages " + options.messages;
+  const auto named = [&](const auto& work) {
+    try {
+      work();
+    } catch (const Error& error) {
+      throw Error(fmt::format("{}: {}", source, error.what()));
+    }
+  };
   // Before the weights, which take long.
   RenderOptions render;
   std::vector<int32_t> prompt;
-  if (!options.chat) prompt = prompt_of(options, text, render);
+  if (!options.chat) {
+    prompt = prompt_of(options, text, render);
+    named([&] { check_room(prompt.size(), settings, config.max_position_embeddings); });
+  }
   const bool quiet = options.json || options.quiet;
   if (!quiet) say(settings_text(options.flags, text));
   const Parameters parameters = load_parameters(options.text.folder);
@@ -197,14 +208,11 @@ void generate_text(const Options& options) {
   };
   const Speed speed;
   std::vector<Generated> all;
-  try {
+  named([&] {
     all = generate(engine, *text.tokenizer, positions,
                    {.ids = prompt, .samples = options.samples, .seed = options.seed}, settings,
                    events);
-  } catch (const Error& error) {
-    const std::string source = options.prompt ? "--prompt" : "--messages " + options.messages;
-    throw Error(fmt::format("{}: {}", source, error.what()));
-  }
+  });
   if (streams) print("\n");
   if (!streams) print_generated(options, all, text.renderer.get(), render);
   if (!quiet) speed.say_for(sampled);

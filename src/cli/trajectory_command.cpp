@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "base/files.h"
 #include "cli/commands.h"
@@ -34,8 +33,7 @@ void add_trajectory(CLI::App& app, Program&) {
       write_file_atomically(options->html, trajectory_page(json));
       say(fmt::format("Wrote {}", options->html));
     }
-    print(options->json ? json
-                        : trajectory_text(rollouts, tokenizer.get(), ::isatty(STDOUT_FILENO) != 0));
+    print(options->json ? json : trajectory_text(rollouts, tokenizer.get()));
   });
 }
 

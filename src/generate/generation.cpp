@@ -150,20 +150,27 @@ int64_t most_positions(const Engine& engine, const ModelConfig& config) {
   return std::min(config.max_position_embeddings, engine.blocks() * kBlockKeys);
 }
 
-std::vector<Generated> generate(Engine& engine, const Tokenizer& tokenizer, int64_t positions,
-                                const GenerationPrompt& prompt, const GenerationSettings& settings,
-                                const GenerationEvents& events) {
-  const auto used = static_cast<int64_t>(prompt.ids.size());
+void check_room(size_t prompt_tokens, const GenerationSettings& settings, int64_t positions) {
+  const auto used = static_cast<int64_t>(prompt_tokens);
   if (used >= positions) {
     throw Error(fmt::format("{} tokens leave no room for a reply: there are {} positions", used,
                             positions));
   }
+  if (settings.limit_is_given && settings.max_new_tokens > positions - used) {
+    throw Error(fmt::format("{} tokens and max_new_tokens {} do not fit: there are {} positions",
+                            used, settings.max_new_tokens, positions));
+  }
+}
+
+std::vector<Generated> generate(Engine& engine, const Tokenizer& tokenizer, int64_t positions,
+                                const GenerationPrompt& prompt, const GenerationSettings& settings,
+                                const GenerationEvents& events) {
+  check_room(prompt.ids.size(), settings, positions);
+  const int64_t room = positions - static_cast<int64_t>(prompt.ids.size());
   Request request;
   request.prompt = prompt.ids;
   request.samples = prompt.samples;
-  request.max_new_tokens = settings.limit_is_given
-                               ? settings.max_new_tokens
-                               : std::min(settings.max_new_tokens, positions - used);
+  request.max_new_tokens = std::min(settings.max_new_tokens, room);
   request.sampling = settings.sampling;
   request.stop_ids = settings.stop_ids;
   request.seed = prompt.seed;

@@ -41,6 +41,9 @@ std::string settings_text(const GenerationFlags& flags, const ModelText& text);
 // Where the positions of a model or of the KV cache end.
 int64_t most_positions(const Engine& engine, const ModelConfig& config);
 
+// Throws Error if a prompt of so many tokens leaves no room for a reply, or none for a given limit.
+void check_room(size_t prompt_tokens, const GenerationSettings& settings, int64_t positions);
+
 // One completion.
 struct Generated {
   SampledSequence sequence;  // finish is `stop` also where a stop text ended it
@@ -63,8 +66,8 @@ struct GenerationPrompt {
 };
 
 // Runs the engine until every sample has ended; in order of the samples. The engine must be idle.
-// `positions`: most_positions(). Throws Error for a prompt that leaves no room for a token, and
-// what the engine throws; the engine is idle then too.
+// `positions`: most_positions(). Throws Error as check_room does, and what the engine throws; the
+// engine is idle then too.
 std::vector<Generated> generate(Engine& engine, const Tokenizer& tokenizer, int64_t positions,
                                 const GenerationPrompt& prompt, const GenerationSettings& settings,
                                 const GenerationEvents& events);

@@ -105,11 +105,7 @@ std::string trajectory_json(const std::vector<SplitRollout>& rollouts, const Tok
   return json.text() + "\n";
 }
 
-std::string trajectory_text(const std::vector<SplitRollout>& rollouts, const Tokenizer* tokenizer,
-                            bool colours) {
-  const char* good = colours ? "\033[32m" : "";
-  const char* bad = colours ? "\033[31m" : "";
-  const char* plain = colours ? "\033[0m" : "";
+std::string trajectory_text(const std::vector<SplitRollout>& rollouts, const Tokenizer* tokenizer) {
   std::string out;
   size_t samples = 0;
   for (const SplitRollout& r : rollouts) {
@@ -124,13 +120,13 @@ std::string trajectory_text(const std::vector<SplitRollout>& rollouts, const Tok
       const size_t sample = r.split.sample_of_step[t];
       const bool extends = opened[sample];
       opened[sample] = true;
-      out += fmt::format("  step {:>3}  {:>6} prompt + {:>5} sampled   {}{} sample {}{}\n", t,
-                         step.prompt.size(), step.completion.size(), extends || t == 0 ? good : bad,
-                         extends ? "extends" : "opens", sample, plain);
+      out += fmt::format("  step {:>3}  {:>6} prompt + {:>5} sampled   {} sample {}\n", t,
+                         step.prompt.size(), step.completion.size(), extends ? "extends" : "opens",
+                         sample);
       if (next_break < r.split.breaks.size() && r.split.breaks[next_break].step == t) {
         const PrefixBreak& b = r.split.breaks[next_break++];
-        out += fmt::format("    {}{}{} at token {}, against step {}: expected {}, found {}\n", bad,
-                           name_of(b.reason), plain, b.position, b.earlier_step,
+        out += fmt::format("    {} at token {}, against step {}: expected {}, found {}\n",
+                           name_of(b.reason), b.position, b.earlier_step,
                            token_text(tokenizer, b.expected), token_text(tokenizer, b.found));
         JsonWriter context;
         context.value(context_text(tokenizer, step.prompt, b.position, 12));

@@ -21,7 +21,6 @@ std::vector<SplitRollout> split_rollouts(const std::string& name, std::string_vi
 // With a tokenizer, tokens are shown as text too; ids that it does not have, and all without one,
 // as numbers. `rollouts` is not empty.
 std::string trajectory_json(const std::vector<SplitRollout>& rollouts, const Tokenizer* tokenizer);
-std::string trajectory_text(const std::vector<SplitRollout>& rollouts, const Tokenizer* tokenizer,
-                            bool colours);
+std::string trajectory_text(const std::vector<SplitRollout>& rollouts, const Tokenizer* tokenizer);
 
 }  // namespace leeway
