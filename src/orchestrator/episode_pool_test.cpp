@@ -15,6 +15,9 @@ using namespace leeway::testing;
 // A driver over a program: the sampler is fake, the processes are real.
 class EpisodePoolTest : public ::testing::Test {
  protected:
+  void SetUp() override {
+    if (std::system("python3 -c 1") != 0) GTEST_SKIP() << "there is no python3";
+  }
   EnvironmentTable table(const std::string& program) const {
     EnvironmentTable t;
     t.name = "process";

@@ -382,7 +382,8 @@ TEST(ScheduleStateJson, RefusesWhatDoesNotFitTheRun) {
        "\"credit\" does not fit"},
       {replaced("\"truncated\": false", "\"truncated\": false, \"credit\": [3]"),
        "\"advantages\" is missing"},
-      {replaced("\"truncated\": false", "\"truncated\": false, \"metrics\": [{\"name\": 1}]"),
+      {replaced("\"truncated\": false",
+                "\"truncated\": false, \"metrics\": [{\"name\": 1, \"value\": 1}]"),
        "\"name\" is not a string"}};
   for (const auto& [json, words] : cases) {
     const std::string error = error_of(json);

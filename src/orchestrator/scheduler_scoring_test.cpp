@@ -28,7 +28,8 @@ struct Scored {
       : environment(nullptr), system(options(table), [=](const FakeTalk& talk) {
           return [=, &talk](const Request&, int64_t request, int64_t) {
             FakeReply reply{talk.reply_of("abc"), 1.0};
-            if (fails(request)) reply.failure = "bad moment";
+            // Later than the others, so that those have ended before in both schedules.
+            if (fails(request)) reply = {.wait = 3.0, .failure = "bad moment"};
             return reply;
           };
         }) {}
@@ -121,9 +122,8 @@ TEST(GroupScoring, AMemberThatNeverWorksEndsTheRun) {
 TEST(GroupScoring, UnscoredRolloutsAreSampledAgainAfterAResume) {
   for (const RolloutSchedule schedule : kSchedules) {
     Scored first(one_group(schedule), [](int64_t) { return false; });
-    first.environment->wait_of = [](const Reply&, int64_t) { return 0.0; };
     first.environment->clock = &first.system.clock;
-    // The scorer never gets to answer: three members wait for the fourth.
+    // Three members wait for the fourth, which never ends.
     first.environment->wait_of = [n = 0](const Reply&, int64_t) mutable {
       return ++n == 4 ? std::numeric_limits<double>::infinity() : 0.0;
     };
