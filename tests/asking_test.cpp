@@ -83,8 +83,11 @@ id = "asker"
 processes = 2
 turn_timeout = 60
 )";
-    const std::string key = "vocab_size = 128\n";  // control tokens come after the 256 bytes
-    config.erase(config.find(key), key.size());
+    // Control tokens come after the 256 bytes, and three turns need more positions.
+    for (const std::string key : {"vocab_size = 128\n", "max_position_embeddings = 48\n"}) {
+      config.erase(config.find(key), key.size());
+    }
+    config.insert(config.find("[trainer]"), "max_position_embeddings = 256\n");
     folder_.write("run.toml",
                   config + "command = \"exec python3 program.py " + argument + "\"\n" + more);
     return run_program({"train", "run.toml", "--json", "--set", "output_dir=" + run},

@@ -146,7 +146,8 @@ Troubles troubles_of(const StepRecord& record) {
   for (const auto& [name, value] : record.metrics) {
     for (const char* kind : {"errored_rollouts/", "empty_rollouts/", "dropped_groups/",
                              "cancelled_rollouts/", "failures/", "partial_", "quarantined_"}) {
-      if (name.starts_with(kind)) troubles[name] = static_cast<int64_t>(value);
+      if (!name.starts_with(kind) || name.ends_with("/rate")) continue;  // rates do not add up
+      troubles[name] = static_cast<int64_t>(value);
     }
   }
   for (const DroppedGroup& group : record.given_up) {

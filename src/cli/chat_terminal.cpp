@@ -20,7 +20,6 @@ namespace {
 // A signal handler can only access statics. Each Ctrl-C is a byte in the pipe, on which a wait for
 // input can wait too.
 int wake[2] = {-1, -1};
-struct sigaction previous;
 timespec last_signal;
 
 void on_interrupt(int) {
@@ -52,12 +51,15 @@ TerminalChat::TerminalChat() : interactive_(::isatty(STDIN_FILENO) != 0) {
   struct sigaction action = {};
   action.sa_handler = on_interrupt;
   action.sa_flags = SA_RESTART;  // a wait for input sees the pipe
-  sigaction(SIGINT, &action, &previous);
+  sigaction(SIGINT, &action, nullptr);
   if (interactive_) say("/help lists the commands, Ctrl-C ends a reply, Ctrl-D leaves");
 }
 
 TerminalChat::~TerminalChat() {
-  sigaction(SIGINT, &previous, nullptr);
+  // A Ctrl-C that was pressed once too often must not end a chat that is over as a failure.
+  struct sigaction ignore = {};
+  ignore.sa_handler = SIG_IGN;
+  sigaction(SIGINT, &ignore, nullptr);
   for (int& end : wake) {
     ::close(end);
     end = -1;
@@ -78,6 +80,7 @@ std::optional<std::string> TerminalChat::read_line() {
     if (end != std::string::npos || (at_end_ && !buffer_.empty())) {
       std::string line = buffer_.substr(0, end);
       buffer_.erase(0, end == std::string::npos ? buffer_.size() : end + 1);
+      last_signal = {};  // a Ctrl-C during the next reply is another one, however soon it comes
       return line;
     }
     if (at_end_) {

@@ -72,16 +72,6 @@ Rollout random_rollout(Rng& rng) {
   for (uint64_t i = rng.below(3); i > 0; --i) {
     rollout.metrics.emplace_back(random_text(rng), random_double(rng));
   }
-  if (rng.below(2) == 0) {
-    for (const TrajectoryStep& step : rollout.steps) {
-      StepCredit& credit = rollout.credit.emplace_back();
-      if (rng.below(2) == 0) credit.reward = random_double(rng);
-      if (rng.below(2) == 0) continue;
-      for (size_t t = 0; t < step.completion.size(); ++t) {
-        credit.advantages.push_back(random_double(rng));
-      }
-    }
-  }
   if (rng.below(2) == 0) return rollout;
   for (const TrajectoryStep& step : rollout.steps) {
     StepCredit& credit = rollout.credit.emplace_back();

@@ -201,6 +201,7 @@ void RolloutScheduler::take(RolloutOutcome&& outcome) {
   if (completed) {
     totals_.failures_in_a_row = 0;
     ++counts_.completed[open.group.environment];
+    ++open.completed;
     open.group.rollouts[static_cast<size_t>(place.member)] = std::move(outcome.result);
     if (++open.finished == table_.group_size) return finish(open);
   } else {

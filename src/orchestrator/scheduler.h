@@ -177,6 +177,7 @@ class RolloutScheduler {
     double retry_at = 0.0;              // not before
     std::string last_failure;
     std::map<FailureKind, int64_t> failures;  // those in counts_
+    int64_t completed = 0;                    // those in counts_
   };
   struct Place {
     int64_t group;

@@ -13,7 +13,10 @@ void ScheduleCounts::add(size_t environment, FailureKind kind, int64_t number) {
 }
 
 ScheduleCounts RolloutScheduler::take_counts() {
-  for (auto& [number, open] : open_) open.failures.clear();
+  for (auto& [number, open] : open_) {
+    open.failures.clear();
+    open.completed = 0;
+  }
   counts_.unasked_answers.resize(mix_.members().size());
   for (size_t e = 0; e < mix_.members().size(); ++e) {
     counts_.unasked_answers[e] += mix_.members()[e].environment->take_unasked_answers();
@@ -38,6 +41,7 @@ ScheduleState RolloutScheduler::state() const {
     // In lockstep a group restarts with the same seeds, and therefore the same failures.
     state.open.emplace_back(number, lockstep() ? 0 : open.failed_rounds);
     if (!lockstep()) continue;
+    state.counts.completed[open.group.environment] -= open.completed;
     for (const auto& [kind, failures] : open.failures) {
       state.counts.add(open.group.environment, kind, -failures);
     }

@@ -56,8 +56,8 @@ Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer) {
   return weights;
 }
 
-// What "auto" stands for. The dump keeps the word, so that the file it came from can resume the run,
-// and says what was found beside it.
+// What "auto" stands for. The dump keeps the word, so that the file it came from can resume the
+// run, and says what was found beside it.
 Config with_found_renderer(Config config) {
   if (config.renderer.name != "auto") return config;
   config.renderer = with_found_name(config.renderer, config.run.model.path);

@@ -53,9 +53,18 @@ const std::vector<Fingerprint>& fingerprints() {
        {"[gMASK]<sop>", "<|observation|>", "<arg_key>", "<think></think>", "/nothink"},
        {"clear_thinking", "reasoning_effort", "tc.arguments or {}"}},
       {"deepseek-v3.1",
-       {"<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁output▁begin｜>",
+       {"<\xEF\xBD\x9CUser\xEF\xBD\x9C>",
+        "<\xEF\xBD\x9C"
+        "Assistant\xEF\xBD\x9C>",
+        "<\xEF\xBD\x9Ctool\xE2\x96\x81"
+        "calls\xE2\x96\x81"
+        "begin\xEF\xBD\x9C>",
+        "<\xEF\xBD\x9Ctool\xE2\x96\x81output\xE2\x96\x81"
+        "begin\xEF\xBD\x9C>",
         "<think></think>", "ns.is_last_user", "if not thinking"},
-       {"```json", "<｜DSML｜"}},
+       {"```json",
+        "<\xEF\xBD\x9C"
+        "DSML\xEF\xBD\x9C"}},
       {"llama3",
        {"<|start_header_id|>", "<|eot_id|>", "Cutting Knowledge Date: December 2023",
         "Today Date:", "tools_in_user_message", "Environment: ipython"},

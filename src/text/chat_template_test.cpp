@@ -58,8 +58,12 @@ const std::vector<std::pair<std::string, std::string>>& templates() {
        "%}{{- 'Environment: ipython\\n' }}"},
       {"deepseek-v3.1",
        "{%- if not thinking is defined -%}{%- set ns.is_last_user = true "
-       "-%}{{'<｜User｜><｜Assistant｜><think></think><｜tool▁calls▁begin｜>"
-       "<｜tool▁output▁begin｜>'}}{%- if not thinking -%}"},
+       "-%}{{'<\xEF\xBD\x9CUser\xEF\xBD\x9C><\xEF\xBD\x9C"
+       "Assistant\xEF\xBD\x9C><think></think><\xEF\xBD\x9Ctool\xE2\x96\x81"
+       "calls\xE2\x96\x81"
+       "begin\xEF\xBD\x9C>"
+       "<\xEF\xBD\x9Ctool\xE2\x96\x81output\xE2\x96\x81"
+       "begin\xEF\xBD\x9C>'}}{%- if not thinking -%}"},
       {"kimi-k2",
        "{%- if tools -%}\n  <|im_system|>tool_declare<|im_middle|>{{ tools | tojson "
        "}}<|im_end|>\n{%- endif -%}<|im_system|>system<|im_middle|>You are Kimi, an AI assistant "
