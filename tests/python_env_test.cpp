@@ -69,7 +69,7 @@ TEST(PythonEnv, EnvironmentsOfRealPackagesRun) {
     write_file_atomically(stamp, "");
   }
   const RunResult result =
-      python({std::string(kTests) + "packages_test.py"}, program, std::chrono::seconds(600));
+      python({std::string(kTests) + "packages_test.py"}, program, std::chrono::seconds(1200));
   EXPECT_EQ(result.code, 0) << result.err.substr(result.err.size() -
                                                  std::min<size_t>(result.err.size(), 6000));
 }
