@@ -126,7 +126,8 @@ void EpisodePool::pump_if_due(Time now) {
 }
 
 void EpisodePool::pump(Time now) {
-  // While nobody polls, nothing is read: what was said meanwhile is not late.
+  // The pool reads only while its caller polls. After a long gap between two polls, time-outs count
+  // from now: lines that came during the gap are in the pipe and not late.
   if (now - last_pump_ > timeout_ / 4) watched_since_ = now;
   last_pump_ = now;
   for (size_t i = 0; i < processes_.count(); ++i) {

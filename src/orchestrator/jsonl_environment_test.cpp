@@ -122,7 +122,7 @@ TEST(JsonlEnvironment, ToolsOfALineReachTheExample) {
   const auto environment = make_jsonl_environment(table(
       folder.write("data.jsonl", R"({"prompt": "2+2?", "answer": "4", "tools": )" + tools + "}"),
       folder.write("eval.jsonl", R"({"prompt": "3+3?", "answer": "6", "tools": []})")));
-  // Without a renderer, nobody would read them.
+  // Only a renderer puts tool schemas into the prompt.
   EXPECT_TRUE(environment->needs_renderer());
   EXPECT_EQ(environment->example(Split::train, 0).tools_json, tools);
   EXPECT_EQ(environment->example(Split::held_out, 0).tools_json, "");
