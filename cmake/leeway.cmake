@@ -52,6 +52,13 @@ if(LEEWAY_COLD_BUILD)
 endif()
 set(computing_layers kernels core model engine trainer)
 
+# leeway_precompile(TARGET HEADERS ..): a cold build reads the headers once for all files of the target.
+function(leeway_precompile target)
+  if(LEEWAY_COLD_BUILD)
+    target_precompile_headers(${target} PRIVATE ${ARGN})
+  endif()
+endfunction()
+
 # leeway_layer(NAME SOURCES .. [ALONE ..] LINKS ..)
 # ALONE: those of the sources that are never compiled together with others, because they are compiled
 # once per SIMD level, or because another source of the layer has a private name of theirs too.
