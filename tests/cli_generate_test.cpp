@@ -1,6 +1,7 @@
 // `leeway generate` and `leeway logprobs` with text, end to end, on a golden model that reads and
 // writes bytes.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -87,6 +88,9 @@ TEST(GenerateText, MessagesAreRenderedAndBothFormsMeanTheSame) {
   const RunResult by_object =
       generate(joined({"--messages", "-", "--json"}, kShort), "{\"messages\": " + list + "}");
   EXPECT_EQ(by_list.out, by_object.out);
+  const RunResult by_marked_list =
+      generate(joined({"--messages", "-", "--json"}, kShort), "\xEF\xBB\xBF" + list);
+  EXPECT_EQ(by_list.out, by_marked_list.out) << "with a byte order mark";
   const Document json = json_of(by_list.out);
   // qwen3 is the model_type of the folder.
   const RunResult named =
@@ -167,7 +171,17 @@ TEST(GenerateText, RefusesWhatCannotBe) {
   expect_mistake(generate({"--messages", "-"}, "{}"), {"messages"});
   expect_mistake(generate({"--messages", "-"}, R"([{"role": "bot", "content": "x"}])"),
                  {"messages[0]", "bot"});
+  expect_mistake(
+      generate({"--messages", "-"}, fmt::format(R"([{{"role": "{}"}}])", std::string(9999, 'x'))),
+      {"unknown role \"xxx", "x\"..; roles"});
+  expect_mistake(generate({"--messages", "-"}, R"([{"role": "user", "content": "\udc00"}])"),
+                 {"standard input", "column 31", "surrogate"});
+  expect_mistake(
+      generate({"--messages", "-"}, R"([{"role": "user", "content": "a"}])" + std::string(1, '\0')),
+      {"standard input", "NUL"});
   expect_mistake(generate({"--messages", "no/such.json"}), {"no/such.json"});
+  expect_mistake(generate({"--prompt", "a", "--stop-id", "-1"}), {"--stop-id -1", "0 to 319"});
+  expect_mistake(generate({"--prompt", "a", "--stop-id", "320"}), {"--stop-id 320", "0 to 319"});
   expect_mistake(run_program({"generate", kModel, "--prompt", "a"}),
                  {"tokenizer.json", "--tokenizer", "--tokens"});
   expect_mistake(generate({"--tokens", "-", "--max-new-tokens", "2"}), {"--tokenizer"});
@@ -196,6 +210,17 @@ TEST(GenerateChat, RepliesLineByLineAsTheSameMessagesWould) {
   EXPECT_TRUE(two.out.starts_with(chat.out)) << two;
   EXPECT_GT(two.out.size(), chat.out.size());
   EXPECT_EQ(generate({"--chat"}, "").code, 0);
+}
+
+// As in `| head`: nobody would read the other replies.
+TEST(GenerateChat, EndsWithItsReader) {
+  const RunResult result =
+      run_program({"generate", kModel, "--tokenizer", "byte", "--chat", "--max-new-tokens", "4"},
+                  {.input = "a\nb\nc\n", .stdout_file = "/dev/full"});
+  EXPECT_EQ(result.code, 2) << result;
+  const std::string reason = "cannot write the result to stdout";
+  ASSERT_TRUE(contains(result.err, reason)) << result;
+  EXPECT_EQ(result.err.find(reason), result.err.rfind(reason)) << "said once: " << result;
 }
 
 TEST(GenerateChat, TellsThatTheContextIsFull) {

@@ -1,4 +1,5 @@
 """What an episode's code sees: its context, the replies it gets, and a refused call."""
+import math
 
 
 class Refused(Exception):
@@ -24,6 +25,14 @@ class Reply:
         self.truncated = bool(reply.get("truncated"))  # ended by a length limit
         self.tokens = answer.get("tokens")
         self.prompt_tokens = answer.get("prompt_tokens")
+
+
+def _number(what, value):
+    """A number of any package as a float; an error that names what it is for if it is not finite."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{what} is {number}: it must be finite")
+    return number
 
 
 class Context:
@@ -62,19 +71,22 @@ class Context:
 
     def reward(self, name, value, weight=1.0):
         """A part of the reward, which is the sum of values times weights."""
-        self.rewards[name] = {"value": float(value), "weight": float(weight)}
+        self.rewards[name] = {"value": _number(f"reward {name}", value),
+                              "weight": _number(f"the weight of reward {name}", weight)}
 
     def metric(self, name, value):
         """A number that is logged and is no part of the reward."""
-        self.metrics[name] = float(value)
+        self.metrics[name] = _number(f"metric {name}", value)
 
     def turn_reward(self, reply, value):
         """A reward of this reply alone."""
-        self.turn_rewards[reply.id] = float(value)
+        self.turn_rewards[reply.id] = _number("turn_reward", value)
 
     def advantage(self, reply, value):
         """The advantage of a reply's tokens: one number, or a list of one per token."""
-        self.advantages[reply.id] = value
+        one = not hasattr(value, "__iter__")
+        self.advantages[reply.id] = _number("advantage", value) if one else [
+            _number("advantage", each) for each in value]
 
     def done(self):
         """The line that ends the episode."""

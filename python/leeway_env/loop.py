@@ -83,8 +83,9 @@ class _Server:
             await asyncio.wait(tasks, timeout=1.0)
 
     def _say(self, line):
-        text = json.dumps(line, separators=(",", ":"), allow_nan=False)
-        data = memoryview(text.encode() + b"\n")
+        text = json.dumps(line, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+        # Half a surrogate pair, as Python reads bytes that are no text, becomes a question mark.
+        data = memoryview(text.encode(errors="replace") + b"\n")
         while data:
             data = data[os.write(_LINES_OUT, data):]
 
@@ -122,7 +123,10 @@ class _Server:
         try:
             try:
                 value = await self._episode(ctx)
-                if isinstance(value, (int, float)):
+                if value is not None:
+                    if not hasattr(value, "__float__"):
+                        raise TypeError(f"the episode returned {str(value)[:60]!r}, which is no "
+                                        "number: give rewards by ctx.reward(name, value)")
                     ctx.reward("reward", value)
             except Refused:
                 ctx.truncated = True

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 
 #include "cli/output.h"
@@ -105,7 +106,11 @@ std::optional<std::string> TerminalChat::read_line() {
     if (waiting[0].revents == 0) continue;
     char bytes[4096];
     const ssize_t got = ::read(STDIN_FILENO, bytes, sizeof bytes);
-    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    // EIO: the terminal has gone.
+    if (got < 0 && errno != EIO) {
+      throw Error(fmt::format("cannot read standard input: {}", std::strerror(errno)));
+    }
     if (got <= 0)
       at_end_ = true;
     else

@@ -71,7 +71,16 @@ void check_options(const Options& options) {
 EngineOptions engine_options(const Options& options) {
   EngineOptions engine = options.engine;
   engine.backend = sampling_backend(options.device, engine.precision);
+  engine.max_sequences = std::max(engine.max_sequences, options.samples);
   return engine;
+}
+
+void check_stop_ids(const Options& options, const ModelConfig& config) {
+  for (const int32_t id : options.flags.stop_ids) {
+    if (id >= 0 && id < config.vocab_size) continue;
+    throw Error(
+        fmt::format("--stop-id {}: the model's ids are 0 to {}", id, config.vocab_size - 1));
+  }
 }
 
 // Says at its end how many tokens took how long.
@@ -94,6 +103,7 @@ void generate_from_ids(const Options& options) {
   sampling.top_p = options.flags.top_p.value_or(sampling.top_p);
   sampling.min_p = options.flags.min_p.value_or(sampling.min_p);
   check_sampling(sampling);
+  check_stop_ids(options, load_model_config(options.text.folder));
   const Parameters parameters = load_parameters(options.text.folder);
   const auto prompts = read_token_lists(options.tokens, parameters.config());
   std::vector<int32_t> stop_ids = options.flags.stop_ids;
@@ -161,6 +171,7 @@ void generate_text(const Options& options) {
   ModelTextOptions text_options = options.text;
   text_options.needs_renderer = !options.prompt;
   const ModelConfig config = load_model_config(options.text.folder);
+  check_stop_ids(options, config);
   const ModelText text = load_model_text(text_options, config);
   if (options.no_thinking && !text.renderer->has_thinking()) {
     throw Error(fmt::format("--no-thinking: the renderer {} has no thinking; remove it",
@@ -252,7 +263,7 @@ void add_sampling(CLI::App& command, Options& options) {
       ->check(not_negative())
       ->capture_default_str();
   command.add_option("--samples", options.samples, "Completions per prompt")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16))
       ->capture_default_str();
   command.add_option("--stop", flags.stop_texts, "A text that ends a completion; may be repeated")
       ->type_name("WORDS")

@@ -24,23 +24,31 @@ constexpr const char* kChatHelp =
 using MakeReply = std::function<ChatReply(const GenerationEvents&)>;
 
 void show_reply(ChatTerminal& terminal, const MakeReply& make) {
+  bool shows = true;  // the terminal takes what it is given
   GenerationEvents events;
-  events.on_text = [&](int64_t, const TextPiece& piece) { terminal.show(piece); };
+  events.on_text = [&](int64_t, const TextPiece& piece) {
+    shows = false;
+    terminal.show(piece);
+    shows = true;
+  };
   events.stop = [&] { return terminal.interrupted(); };
   const auto start = std::chrono::steady_clock::now();
   terminal.begin_reply();
+  ChatReply reply;
   try {
-    const ChatReply reply = make(events);
-    const auto time = std::chrono::steady_clock::now() - start;
-    terminal.end_reply(&reply, std::chrono::duration<double>(time).count());
-    if (reply.context_full) {
-      terminal.say("The context is full: the reply is cut off. /reset begins a new conversation.");
-    } else if (reply.generated.sequence.finish == Finish::length) {
-      terminal.say("The reply is cut off at its limit, --max-new-tokens.");
-    }
+    reply = make(events);
   } catch (const Error& error) {
+    if (!shows) throw;
     terminal.end_reply(nullptr, 0.0);
     terminal.say(error.what());
+    return;
+  }
+  const auto time = std::chrono::steady_clock::now() - start;
+  terminal.end_reply(&reply, std::chrono::duration<double>(time).count());
+  if (reply.context_full) {
+    terminal.say("The context is full: the reply is cut off. /reset begins a new conversation.");
+  } else if (reply.generated.sequence.finish == Finish::length) {
+    terminal.say("The reply is cut off at its limit, --max-new-tokens.");
   }
 }
 

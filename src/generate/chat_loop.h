@@ -26,7 +26,8 @@ class ChatTerminal {
 };
 
 // Until the user leaves. A line that begins with a slash is a command; two slashes begin a message
-// with one. What goes wrong with one message is said, and the chat goes on.
+// with one. What goes wrong with one message is said, and the chat goes on; an Error of the
+// terminal, which cannot show a reply or read a line, ends it.
 void run_chat(ChatSession& session, ChatTerminal& terminal);
 
 }  // namespace leeway

@@ -23,7 +23,10 @@ class FakeTerminal final : public ChatTerminal {
   }
   void begin_reply() override { replies.emplace_back(); }
   bool interrupted() override { return stop_replies; }
-  void show(const TextPiece& piece) override { replies.back() += piece.text; }
+  void show(const TextPiece& piece) override {
+    if (closed) throw Error("nobody reads it");
+    replies.back() += piece.text;
+  }
   void end_reply(const ChatReply* reply, double) override {
     if (reply == nullptr) replies.back() = "failed";
   }
@@ -34,7 +37,7 @@ class FakeTerminal final : public ChatTerminal {
 
   std::vector<std::string> replies;
   std::string said;
-  bool stop_replies = false;
+  bool stop_replies = false, closed = false;
 
  private:
   std::deque<std::string> lines_;
@@ -94,6 +97,14 @@ TEST_F(ChatLoop, SaysWhatIsWrongAndGoesOn) {
   ASSERT_EQ(messages_.size(), 4u);
   EXPECT_EQ(messages_[0].content, "/etc/hosts");
   EXPECT_EQ(terminal.replies.front(), "failed");
+}
+
+TEST_F(ChatLoop, EndsWhenTheTerminalCannotShowAReply) {
+  ChatSession session(engine_, text_, 512, settings_, 0);
+  FakeTerminal terminal({"Hello", "Hello"});
+  terminal.closed = true;
+  EXPECT_THROW(run_chat(session, terminal), Error);
+  EXPECT_EQ(terminal.left(), 1u);
 }
 
 TEST_F(ChatLoop, SaysWhenAReplyIsCutOff) {

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/utf8.h"
 #include "leeway/error.h"
+#include "orchestrator/process_messages.h"
 
 namespace leeway {
 namespace {
@@ -108,7 +109,7 @@ AdvantageProgram::AdvantageProgram(const OrchestratorTable& table, Clock& clock)
               if (const JsonValue* error = answer.find("error")) {
                 if (!error->is(Kind::string)) throw Error("error must be a string");
                 turn.kind = Turn::Kind::failed;
-                turn.failure = "the program reports: " + error->text;
+                turn.failure = reported_error(error->text);
                 return turn;
               }
               verdict_ = read_verdict(answer, rollouts_);

@@ -147,7 +147,9 @@ TEST(AdvantageProgram, ThatFailsEndlesslyEndsWhenTheRunIsToStop) {
 TEST(AdvantageProgram, ThatDoesNotWorkIsRefusedBeforeTheRun) {
   SteadyClock clock;
   AdvantageProgram missing(table_of("/does/not/exist"), clock);
-  expect_refused([&] { missing.check(); }, {"orchestrator.advantage_command does not work"});
+  expect_refused([&] { missing.check(); },
+                 {"orchestrator.advantage_command does not work",
+                  "orchestrator.advantage_command = \"/does/not/exist\""});
   AdvantageProgram other(table_of(R"(read -r hello; echo '{"type": "hello", "protocol": 99}')"),
                          clock);
   expect_refused([&] { other.check(); }, {"orchestrator.advantage_command", "protocol"});

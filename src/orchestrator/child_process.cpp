@@ -106,9 +106,10 @@ OpenFile make_keeper_file() {
   return out_of_the_way(std::move(readable.open() ? readable : file));
 }
 
-ChildProcess::ChildProcess(const std::string& command, const ProcessLimits& limits,
-                           const OpenFile& keeper, std::deque<std::string>& log)
-    : command_(command), limits_(limits), log_(log) {
+ChildProcess::ChildProcess(const std::string& command, const std::string& command_key,
+                           const ProcessLimits& limits, const OpenFile& keeper,
+                           std::deque<std::string>& log)
+    : command_(command), command_key_(command_key), limits_(limits), log_(log) {
   Pipe in, out, err;
   int both[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) != 0) fail("make a socket");
@@ -182,12 +183,13 @@ bool ChildProcess::receive() {
 std::optional<std::string> ChildProcess::next_line() {
   const size_t end = received_.find('\n', searched_);
   if (end == std::string::npos) {
+    received_.erase(0, taken_);
+    taken_ = 0;
     searched_ = received_.size();
     return std::nullopt;
   }
-  std::string line = received_.substr(0, end);
-  received_.erase(0, end + 1);
-  searched_ = 0;
+  std::string line = received_.substr(taken_, end - taken_);
+  taken_ = searched_ = end + 1;
   return line;
 }
 
@@ -236,11 +238,12 @@ std::string ChildProcess::end_text() const {
     return fmt::format("was ended by signal {}{}", WTERMSIG(status_), memory);
   }
   const int code = WEXITSTATUS(status_);
-  const char* shell = code == 127   ? " (/bin/sh did not find a program of environment.command = "
-                      : code == 126 ? " (/bin/sh could not run a program of environment.command = "
-                                    : nullptr;
+  const char* shell = code == 127 ? "did not find" : code == 126 ? "could not run" : nullptr;
   return fmt::format("ended with exit status {}{}{}", code,
-                     shell != nullptr ? shell + in_quotes(command_) + ")" : "", memory);
+                     shell == nullptr ? ""
+                                      : fmt::format(" (/bin/sh {} a program of {} = {})", shell,
+                                                    command_key_, in_quotes(command_)),
+                     memory);
 }
 
 std::string ChildProcess::last_words() {

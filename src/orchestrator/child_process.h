@@ -52,9 +52,10 @@ OpenFile make_keeper_file();
 class ChildProcess {
  public:
   // Starts `command` with /bin/sh -c in this process's working directory. Lines of its stderr also
-  // go to `log`, which outlives this object, as "PID: line"; the last 1000 are kept. Throws Error.
-  ChildProcess(const std::string& command, const ProcessLimits& limits, const OpenFile& keeper,
-               std::deque<std::string>& log);
+  // go to `log`, which outlives this object, as "PID: line"; the last 1000 are kept. `command_key`
+  // is what messages call the command. Throws Error.
+  ChildProcess(const std::string& command, const std::string& command_key,
+               const ProcessLimits& limits, const OpenFile& keeper, std::deque<std::string>& log);
 
   // The pid of the program, or of its keeper until the keeper has reported it.
   pid_t pid();
@@ -70,8 +71,8 @@ class ChildProcess {
   bool receive();
   // The first whole line received, without its end.
   std::optional<std::string> next_line();
-  // The start of a line that is not complete yet.
-  const std::string& unfinished_line() const { return received_; }
+  // The start of a line that is not complete yet, once next_line has none.
+  std::string_view unfinished_line() const { return std::string_view(received_).substr(taken_); }
   bool output_open() const { return output_.open(); }
 
   // Whether it has ended with everything it started; it can still be waited for.
@@ -93,7 +94,7 @@ class ChildProcess {
   void read_errors();
   void read_reports();
 
-  std::string command_;
+  std::string command_, command_key_;
   ProcessLimits limits_;
   pid_t keeper_ = -1, program_ = -1;
   bool waited_for_ = false;
@@ -102,7 +103,9 @@ class ChildProcess {
   std::string reports_, limit_;  // reports of the keeper; the limit that ended it
   int64_t limit_value_ = 0;
   std::string unsent_, received_, error_line_;
-  size_t searched_ = 0;  // bytes of received_ without a line's end
+  // Bytes of received_ that were returned as lines, so that a short line does not move all that is
+  // behind it, and bytes that have been searched for the end of a line.
+  size_t taken_ = 0, searched_ = 0;
   std::deque<std::string> kept_;
   std::deque<std::string>& log_;
 };

@@ -6,6 +6,7 @@
 
 #include "leeway/error.h"
 #include "orchestrator/episode_pool.h"
+#include "orchestrator/process_messages.h"
 
 namespace leeway {
 namespace {
@@ -67,7 +68,7 @@ void EpisodePool::take_episode_line(size_t slot, const std::string& type, const 
     } else if (type == "error") {
       const JsonValue* words = line.find("error");
       if (words == nullptr || !words->is(Kind::string)) throw Error("error must be a string");
-      fail(episode, FailureKind::environment_error, "the program reports: " + words->text);
+      fail(episode, FailureKind::environment_error, reported_error(words->text));
     } else {
       throw Error(fmt::format("there is no message of the type {}", to_json(type)));
     }

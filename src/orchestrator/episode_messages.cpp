@@ -16,6 +16,8 @@ namespace {
 
 using Kind = JsonValue::Kind;
 
+constexpr double kMostExamples = 1e8;  // of a split: they are shuffled in memory
+
 // The member, or null if it is absent or null.
 const JsonValue* member(const JsonValue& line, const char* key, Kind kind) {
   const JsonValue* value = line.find(key);
@@ -45,11 +47,11 @@ std::optional<std::optional<uint64_t>> size_of(const JsonValue& hello, const cha
   if (value == nullptr) return std::nullopt;
   if (value->is(Kind::null)) return std::optional<uint64_t>();
   const double number = value->is(Kind::number) ? std::strtod(value->text.c_str(), nullptr) : 0.0;
-  if (!(number >= 1.0) || number > 0x1p53 || number != std::floor(number)) {
+  if (!(number >= 1.0) || number > kMostExamples || number != std::floor(number)) {
     throw Error(
-        fmt::format("{} = {} in its hello: it must be a number of examples, at least 1, or "
+        fmt::format("{} = {} in its hello: it must be a number of examples from 1 to {:.0f}, or "
                     "null for an unlimited number",
-                    key, to_json(*value)));
+                    key, to_json(*value), kMostExamples));
   }
   return std::optional<uint64_t>(static_cast<uint64_t>(number));
 }
@@ -176,7 +178,7 @@ EpisodeEnd read_done(const JsonValue& line, bool scores_groups) {
 GroupScores read_scores(const JsonValue& line, size_t members) {
   GroupScores scores;
   if (const JsonValue* error = member(line, "error", Kind::string)) {
-    scores.failure = "the program reports: " + error->text;
+    scores.failure = reported_error(error->text);
     return scores;
   }
   const JsonValue* rewards = member(line, "rewards", Kind::array);

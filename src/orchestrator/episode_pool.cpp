@@ -129,7 +129,6 @@ void EpisodePool::pump(Time now) {
   // The pool reads only while its caller polls. After a long gap between two polls, time-outs count
   // from now: lines that came during the gap are in the pipe and not late.
   if (now - last_pump_ > timeout_ / 4) watched_since_ = now;
-  last_pump_ = now;
   for (size_t i = 0; i < processes_.count(); ++i) {
     if (!processes_.slot(i).child) continue;
     const bool idle = works_[i].episodes.empty() && works_[i].scores.empty();
@@ -140,6 +139,8 @@ void EpisodePool::pump(Time now) {
   processes_.reap();
   hand_out(now);
   expire(now);
+  // After the work: the time that endless output takes is no gap.
+  last_pump_ = std::chrono::steady_clock::now();
 }
 
 // The process has been given up.

@@ -321,6 +321,23 @@ def on(m):
 )")))
                      .only(),
                  FailureKind::empty, "before anything was sampled");
+  // Why its call got nothing is part of the message.
+  expect_failure(play(table(asking_program(R"(
+def on(m):
+    if m["type"] == "episode": ask(m["id"], "1", "a" * 1000)
+    elif m["type"] == "sampled": done(m["episode"], reward=1)
+)")))
+                     .only(),
+                 FailureKind::empty, "the model 600 positions");
+}
+
+TEST_F(EpisodePoolTest, ALongReportIsCut) {
+  const Played played = play(table(asking_program(R"(
+def on(m):
+    if m["type"] == "episode": say(type="error", episode=m["id"], error="no disk" + "!" * 900000)
+)")));
+  expect_failure(played.only(), FailureKind::environment_error, "no disk!!");
+  EXPECT_LT(played.only().message.size(), 1100u);
 }
 
 TEST_F(EpisodePoolTest, ABrokenProcessCostsAllOfItsEpisodes) {
@@ -371,6 +388,10 @@ def on(m):
   t = table(asking_program("def on(m): time.sleep(1000)"));
   t.turn_timeout = 1.0;
   expect_failure(play(t).only(), FailureKind::timeout, "said nothing for 1 s and was killed");
+  // However much it writes, and however short the lines are.
+  t = table(asking_program("def on(m):\n    while True: sys.stdout.write('\\n' * 65536)"));
+  t.turn_timeout = 1.0;
+  expect_failure(play(t).only(), FailureKind::timeout, "said nothing for 1 s and was killed");
   EXPECT_EQ(count_children(), 0);
 }
 
@@ -401,11 +422,14 @@ TEST_F(EpisodePoolTest, HellosThatCannotBeUsed) {
   refused("'train': 5", {"\"train\" and \"eval\""});
   refused("'train': 0, 'eval': 1", {"train = 0"});
   refused("'train': 5, 'eval': 'many'", {"eval = \"many\""});
+  refused("'train': 10**12, 'eval': 1", {"train = 1000000000000", "100000000", "null"});
   EnvironmentTable t = table("");
   t.command = answering(answer(R"("reward": 1)"));
   expect_refused([&] { make_process_environment(t); }, {"data is missing", "speaks protocol 1"});
   t.command = "echo '{\"type\": \"hello\", \"protocol\": 3}'; sleep 1000";
   expect_refused([&] { make_process_environment(t); }, {"protocol \"3\"", "1 or 2"});
+  t.command = "echo '{\"type\": \"hello\", \"protocol\": \"2\"}'; sleep 1000";
+  expect_refused([&] { make_process_environment(t); }, {"first line", "N = 1 or 2"});
   t.command = "exit 4";
   expect_refused([&] { make_process_environment(t); }, {"command = \"exit 4\"", "exit status 4"});
   const auto endless = make_process_environment(

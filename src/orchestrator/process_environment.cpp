@@ -56,7 +56,7 @@ Turn read_answer(const JsonValue& answer) {
   } else {
     if (!given->is(Kind::string)) throw Error("error must be a string");
     turn.kind = Turn::Kind::failed;
-    turn.failure = "the program reports: " + given->text;
+    turn.failure = reported_error(given->text);
   }
   return turn;
 }

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/utf8.h"
 #include "leeway/error.h"
 #include "text/byte_level.h"
 
@@ -68,6 +69,13 @@ std::string reply_json(const Reply& reply) {
   return fmt::format("{{\"text\": {}, \"content\": {}, \"truncated\": {}, \"tool_calls\": {}}}",
                      to_json(reply.text), to_json(reply.response.content), reply.truncated,
                      tool_calls_json(reply.response.tool_calls));
+}
+
+std::string reported_error(const std::string& text) {
+  constexpr size_t kMostBytes = 1000;
+  if (text.size() <= kMostBytes) return "the program reports: " + text;
+  const std::string_view begin = std::string_view(text).substr(0, kMostBytes);
+  return fmt::format("the program reports: {} ..", begin.substr(0, valid_utf8_prefix(begin)));
 }
 
 double finite_number(const JsonValue& value, const std::string& name) {

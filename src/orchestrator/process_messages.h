@@ -18,6 +18,9 @@ std::string one_line(std::string_view json);
 // could be parsed, `raw` in any case.
 std::string reply_json(const Reply& reply);
 
+// "the program reports: ..", for an error that a program sends; no more of it than fits a log.
+std::string reported_error(const std::string& text);
+
 // The number `value`; `name` is what messages call it. Throws Error if it is no finite number.
 double finite_number(const JsonValue& value, const std::string& name);
 

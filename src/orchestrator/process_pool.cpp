@@ -95,13 +95,14 @@ void ProcessPool::pump(Time now) {
   // requests are given their time again: no process could take them meanwhile.
   const bool unwatched = now - last_pump_ > timeout_ / 4;
   if (unwatched) last_answer_ = now;
-  last_pump_ = now;
   for (size_t i = 0; i < processes_.count(); ++i) {
     if (processes_.slot(i).child) serve(i, now);
   }
   processes_.reap();
   hand_out(now);
   expire_queue(now);
+  // After the work: the time that endless output takes is no gap.
+  last_pump_ = std::chrono::steady_clock::now();
 }
 
 void ProcessPool::serve(size_t place, Time now) {

@@ -116,8 +116,8 @@ std::optional<Processes::Loss> Processes::start(Slot& slot, Time now) {
   slot.number = ++started_;
   try {
     if (!keeper_.open()) keeper_ = make_keeper_file();
-    slot.child =
-        std::make_unique<ChildProcess>(settings_.command, settings_.limits, keeper_, *log_);
+    slot.child = std::make_unique<ChildProcess>(settings_.command, settings_.command_key,
+                                                settings_.limits, keeper_, *log_);
   } catch (const Error& error) {
     return lose(slot, FailureKind::environment_error, error.what(), now);
   }
@@ -168,7 +168,7 @@ std::optional<Processes::Loss> Processes::serve(Slot& slot, const char* when, Ti
 
 std::optional<Processes::Loss> Processes::take_lines(Slot& slot, Time now, const TakeLine& take) {
   const auto most = static_cast<size_t>(settings_.max_output_bytes);
-  const auto too_long = [&](const std::string& line) -> std::optional<Loss> {
+  const auto too_long = [&](std::string_view line) -> std::optional<Loss> {
     if (line.size() <= most) return std::nullopt;
     return lose(slot, FailureKind::bad_answer,
                 fmt::format("{}: process {} wrote a line of more than {} bytes: {}",
@@ -206,7 +206,9 @@ std::optional<Processes::Loss> Processes::take_greeting(Slot& slot, std::string_
   const JsonValue* protocol = hello.find("protocol");
   if (type == nullptr || type->text != "hello" || protocol == nullptr ||
       !protocol->is(Kind::number)) {
-    throw Error("its first line must be {\"type\": \"hello\", \"protocol\": 1}");
+    throw Error(
+        fmt::format("its first line must be {{\"type\": \"hello\", \"protocol\": N}}, with N = {}",
+                    fmt::join(protocols_, " or ")));
   }
   const double version = std::strtod(protocol->text.c_str(), nullptr);
   const auto known = std::find(protocols_.begin(), protocols_.end(), version);

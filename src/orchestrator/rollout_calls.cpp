@@ -77,6 +77,7 @@ const RolloutCalls::Call* RolloutCalls::continued_by(const SampleCall& call,
 
 SampleAnswer RolloutCalls::refuse(const SampleCall& call, SampleAnswer::Refusal refusal,
                                   const std::string& message) {
+  last_refusal_ = message;
   if (++refusals_ > kMostRefusals) {
     throw Error(fmt::format("{} calls were refused, and it goes on asking; the last: {}", refusals_,
                             message));

@@ -40,6 +40,8 @@ class RolloutCalls {
   SampleAnswer close(size_t call, SampledSequence&& result);
   int64_t open_calls() const { return open_; }
   int64_t answered() const { return answered_; }
+  // Why the last call that was refused was; empty if none was.
+  const std::string& last_refusal() const { return last_refusal_; }
 
   // Fills the steps in the order of calls, what the episode says of them, and the last text. Throws
   // Error if it speaks of a call without a reply or gives a wrong number of advantages.
@@ -68,6 +70,7 @@ class RolloutCalls {
   std::deque<Call> calls_;  // accepted ones, by ordinal
   std::map<std::string, size_t> by_id_;
   int64_t open_ = 0, answered_ = 0, refusals_ = 0;
+  std::string last_refusal_;
 };
 
 }  // namespace leeway

@@ -299,8 +299,10 @@ void RolloutDriver::open_calls(Running& running, const std::vector<SampleCall>& 
 void RolloutDriver::end_episode(Running& running, const Turn& turn) {
   forget_requests(running.rollout);
   if (running.calls->answered() == 0) {
+    const std::string& refusal = running.calls->last_refusal();
     return fail(running.rollout, FailureKind::empty,
-                "the episode ended before anything was sampled for it");
+                "the episode ended before anything was sampled for it" +
+                    (refusal.empty() ? "" : "; its call was refused: " + refusal));
   }
   try {
     std::move(*running.calls).finish(turn, running.result);

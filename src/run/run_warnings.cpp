@@ -51,6 +51,12 @@ std::vector<std::string> RunWarnings::on_step(const Metrics& metrics) {
                     "rollout.stop is what ends a reply",
                     100 * *truncated, kSteps));
   }
+  if (metric_of(metrics, "batch/samples") > 0 && metric_of(metrics, "batch/trained_tokens") == 0) {
+    warn(out, "untrained",
+         "a whole batch had no token to train on: its environment asked for every sample with "
+         "\"train\": false, or with another \"temperature\" than rollout.temperature "
+         "(docs/environments.md)");
+  }
   const double masked = metric_of(metrics, "is_masked");
   if (!std::isnan(masked)) {
     if (!first_masked_) first_masked_ = masked;

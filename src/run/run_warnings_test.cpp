@@ -55,6 +55,17 @@ TEST(RunWarnings, OfTruncatedRollouts) {
   expect_one(warnings.on_step(step(0, 0.8, 0, 0)), {"60 %", "rollout.max_new_tokens"});
 }
 
+TEST(RunWarnings, OfABatchWithoutATokenToTrainOn) {
+  RunWarnings warnings(10, 0);
+  const auto batch = [&](double samples, double trained) {
+    return warnings.on_step({{"batch/samples", samples}, {"batch/trained_tokens", trained}});
+  };
+  EXPECT_TRUE(batch(8, 100).empty());
+  EXPECT_TRUE(batch(0, 0).empty()) << "filtered, which other numbers tell";
+  expect_one(batch(8, 0), {"\"train\": false", "rollout.temperature"});
+  EXPECT_TRUE(batch(8, 0).empty()) << "said twice";
+}
+
 TEST(RunWarnings, OfMaskedTokensAndMismatchAreBesideTheFirstStep) {
   RunWarnings warnings(10, 0);
   EXPECT_TRUE(warnings.on_step(step(0, 0, 0.3, 0.5)).empty()) << "a preset may begin like this";

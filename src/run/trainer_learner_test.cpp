@@ -1,5 +1,6 @@
 #include "run/trainer_learner.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -53,6 +54,35 @@ TEST(TrainerLearner, GivesTheBatchBackAfterAFailureToo) {
   EXPECT_NE(result.failure.find("sample 1: ids[0] = -1"), std::string::npos) << result.failure;
   EXPECT_EQ(result.weights, nullptr);
   EXPECT_EQ(result.batch.samples.size(), 3u);
+}
+
+// An environment may ask for samples that are context only.
+TEST(TrainerLearner, ReportsEverySampleOfABatchInWhichNothingIsTrained) {
+  const Catalog catalog;
+  const Parameters policy = testing::make_policy();
+  std::vector<testing::NamedPreset> presets = testing::foreign_list(catalog);
+  for (const char* name : {"icepop", "grpo", "ppo+tis"}) presets.push_back(testing::with(name));
+  for (const testing::NamedPreset& named : presets) {
+    SCOPED_TRACE(named.label());
+    const LossSpec spec = testing::spec_of(named);
+    if (spec.reads(Stream::teacher)) continue;
+    Trainer trainer(policy, spec, testing::small_table());
+    TrainerLearner learner(trainer);
+    TrainingBatch batch{1, testing::rolled_out(policy, 7, 4)};
+    for (Sample& sample : batch.samples) {
+      std::fill(sample.loss_mask.begin(), sample.loss_mask.end(), 0);
+    }
+    learner.start(std::move(batch));
+    const LearnerResult result = result_of(learner);
+    ASSERT_EQ(result.failure, "");
+    EXPECT_EQ(trainer.optimizer_steps(), 0);
+    ASSERT_EQ(result.logprobs.size(), 4u);
+    ASSERT_EQ(result.kept.size(), 4u);
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(result.logprobs[i].size(), result.batch.samples[i].ids.size());
+      EXPECT_EQ(result.kept[i], TokenFlags::value_type(result.batch.samples[i].ids.size(), 0));
+    }
+  }
 }
 
 std::map<std::string, double> metrics_after_a_step(const testing::NamedPreset& named) {

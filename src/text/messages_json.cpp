@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/utf8.h"
 #include "leeway/error.h"
 #include "text/renderers/json_value.h"
 
@@ -37,8 +38,11 @@ Role role_of(const JsonValue& message, const std::string& where) {
   for (const Role known : {Role::system, Role::user, Role::assistant, Role::tool}) {
     if (role->text == name_of(known)) return known;
   }
-  wrong(where,
-        fmt::format("unknown role \"{}\"; roles are system, user, assistant, tool", role->text));
+  constexpr size_t kMostBytes = 60;
+  std::string_view given = std::string_view(role->text).substr(0, kMostBytes);
+  given = given.substr(0, valid_utf8_prefix(given));
+  wrong(where, fmt::format("unknown role {}{}; roles are system, user, assistant, tool",
+                           to_json(given), given.size() < role->text.size() ? ".." : ""));
 }
 
 // {"id"?, "function": {"name", "arguments"}}, or the inner function object alone.
@@ -147,8 +151,9 @@ std::string write_call(const ToolCall& call) {
 
 }  // namespace
 
-RenderRequest read_render_request(const std::string& name, std::string_view json) {
-  const JsonValue root = read_json(name, json);
+namespace {
+
+RenderRequest read_request(const std::string& name, const JsonValue& root) {
   if (!root.is(Kind::object)) {
     wrong(name, fmt::format("must be an object with \"messages\", not {}", name_of(root.kind)));
   }
@@ -157,13 +162,19 @@ RenderRequest read_render_request(const std::string& name, std::string_view json
   return {read_list(*messages, name + ": messages"), read_options(root, name)};
 }
 
+}  // namespace
+
+RenderRequest read_render_request(const std::string& name, std::string_view json) {
+  return read_request(name, read_json(name, json));
+}
+
 RenderRequest read_conversation(const std::string& name, std::string_view json) {
-  const size_t first = json.find_first_not_of(" \t\r\n");
+  const JsonValue root = read_json(name, json);
   RenderRequest request;
-  if (first != std::string_view::npos && json[first] == '[') {
-    request.messages = read_messages(name, json);
+  if (root.is(Kind::array)) {
+    request.messages = read_list(root, name + ": messages");
   } else {
-    request = read_render_request(name, json);
+    request = read_request(name, root);
   }
   if (request.messages.empty()) wrong(name, "messages: the list is empty");
   return request;

@@ -399,7 +399,11 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   const double denominator =
       impl.denominator_of(batch, plan_micro_batches(batch, impl.table.max_tokens));
   const int64_t trained = std::count(batch.mask.begin(), batch.mask.end(), uint8_t{1});
-  if (trained == 0) return result;
+  if (trained == 0) {
+    result.passes.logprobs = zeros_of<TokenValues>(samples, {});
+    result.passes.kept = zeros_of<TokenFlags>(samples, {});
+    return result;
+  }
   // If the whole batch is one step, a spec that looks across it must see it in one piece.
   const int64_t parts = !step_each && needs_whole_batch(impl.spec) ? 1 : impl.table.minibatches;
   const auto step = [&] {

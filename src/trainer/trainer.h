@@ -105,7 +105,8 @@ class Trainer {
   // has failed, the step fails with the same message.
   OptimResult optim_step();
 
-  // The whole flow of the table for one batch.
+  // The whole flow of the table for one batch. A batch without a trained token changes nothing: no
+  // step, and zeros for every id in logprobs and kept.
   BatchResult train_batch(std::span<const Sample> samples);
 
   // A copy of everything that training changes, which can be saved while training continues.

@@ -125,7 +125,7 @@ except leeway_env.Refused as refused:
         for body, words in (
                 ("raise KeyError('lost')", "KeyError: 'lost'"),
                 ("exit('no')", "SystemExit: no"),
-                ("ctx.reward('a', float('nan'))", "Out of range float"),
+                ("ctx.reward('a', float('nan'))", "reward a is nan: it must be finite"),
                 ("ctx.info['a'] = {1, 2}\nctx.reward('a', 1)", "not JSON serializable"),
                 ("pass", "ended without ctx.reward"),
                 ("await ctx.sample([{1, 2}])", "not JSON serializable")):
@@ -224,6 +224,37 @@ return 1.0
             line = parent.hear()
             self.assertEqual((line["type"], line["id"]), ("scores", 5))
             self.assertIn("no judge", line["error"])
+
+    def test_numbers_of_other_packages_are_numbers(self):
+        code = program("""
+from fractions import Fraction
+reply = await ctx.sample([])
+ctx.advantage(reply, [Fraction(1, 2), Fraction(1, 4)])
+return Fraction(1, 2)
+""")
+        with Parent(code) as parent:
+            last = parent.play(["x"])[1]
+            self.assertEqual(last["rewards"], {"reward": {"value": 0.5, "weight": 1.0}})
+            self.assertEqual(last["advantages"], {"1": [0.5, 0.25]})
+
+    def test_what_is_no_reward_is_named(self):
+        for body, words in [("ctx.reward('exact', float('nan'))", "reward exact is nan"),
+                            ("ctx.metric('size', float('inf'))", "metric size is inf"),
+                            ("return 'good'", "returned 'good', which is no number")]:
+            with Parent(program(body)) as parent:
+                last = parent.play([])[1]
+                self.assertEqual(last["type"], "error")
+                self.assertIn(words, last["error"])
+
+    def test_halves_of_surrogate_pairs_become_question_marks(self):
+        code = program("""
+await ctx.sample([{"role": "user", "content": "a\\udcff\\ud800b \\u00e9"}])
+return 1
+""")
+        with Parent(code) as parent:
+            calls, last = parent.play(["x"])
+            self.assertEqual(calls[0]["messages"][0]["content"], "a??b \u00e9")
+            self.assertEqual(last["type"], "done")
 
     def test_long_lines_pass_whole(self):
         with Parent(ECHO) as parent:

@@ -6,8 +6,10 @@
 #include <rapidjson/reader.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <optional>
 #include <unordered_map>
 
 #include "base/json.h"
@@ -209,6 +211,30 @@ void write_repr(std::string& out, const JsonValue& value) {
   }
 }
 
+// The code of the escape \uXXXX at `at`, or nothing.
+std::optional<unsigned> unicode_escape(std::string_view text, size_t at) {
+  unsigned code = 0;
+  const std::string_view digits = text.size() >= at + 6 ? text.substr(at + 2, 4) : "";
+  const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
+  const bool whole = !digits.empty() && read.ptr == digits.data() + digits.size();
+  if (!whole || text.substr(at, 2) != "\\u") return std::nullopt;
+  return code;
+}
+
+// RapidJSON refuses the first half of a surrogate pair without the second, but makes bytes that are
+// not UTF-8 of the second without the first.
+void refuse_lone_low_surrogates(const std::string& name, std::string_view text) {
+  const auto is_low = [](unsigned code) { return code >= 0xDC00 && code <= 0xDFFF; };
+  for (size_t at = text.find('\\'); at < text.size(); at = text.find('\\', at)) {
+    const std::optional<unsigned> code = unicode_escape(text, at);
+    if (code && is_low(*code)) {
+      throw Error(fmt::format("{} {}: the second half of a surrogate pair stands alone", name,
+                              place_in(text, at)));
+    }
+    at += !code ? 2 : *code >= 0xD800 && *code <= 0xDBFF ? 12 : 6;
+  }
+}
+
 // The end of the JSON value that starts at `at`, in text known to be valid.
 size_t end_of_value(std::string_view text, size_t at) {
   int depth = 0;
@@ -277,6 +303,8 @@ const char* name_of(JsonValue::Kind kind) {
 }
 
 JsonValue read_json(const std::string& name, std::string_view text) {
+  refuse_nul(name, text);
+  refuse_lone_low_surrogates(name, text);
   constexpr unsigned kFlags = rapidjson::kParseNanAndInfFlag | rapidjson::kParseIterativeFlag |
                               rapidjson::kParseNumbersAsStringsFlag;
   rapidjson::MemoryStream memory(text.data(), text.size());

@@ -34,7 +34,8 @@ struct JsonValue {
 // The kind's name for error messages: "a string", "an object".
 const char* name_of(JsonValue::Kind kind);
 
-// Throws Error "NAME line L, column C: problem", also for nesting deeper than kDeepestJson.
+// Throws Error "NAME line L, column C: problem", also for nesting deeper than kDeepestJson, a NUL
+// byte and half of a surrogate pair.
 JsonValue read_json(const std::string& name, std::string_view text);
 
 // `value | tojson` as Hugging Face defines it: ensure_ascii off, nothing escaped for HTML. With an
