@@ -12,7 +12,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Two calls of one conversation and one of another context, which is not trained. The first
-// argument: whether groups are scored together.
+// argument: "scores" if groups are scored together, "credit" if the first two calls have rewards.
 constexpr const char* kProgram = R"(
 import json, random, sys
 def say(**message):
@@ -43,6 +43,7 @@ for line in sys.stdin:
         else:
             del episodes[m["episode"]]
             end = {"info": {"reward": e["reward"]}} if scores else {"reward": e["reward"]}
+            if sys.argv[1] == "credit": end["turn_rewards"] = {"1": 0.5, "2": len(text) / 8}
             say(type="done", episode=m["episode"], metrics={"letters": len(text)}, **end)
     elif m["type"] == "score_group":
         rewards = [x["info"]["reward"] for x in m["episodes"]]
@@ -118,6 +119,45 @@ TEST_F(AskingTest, ALockstepRunIsRepeatedBitForBit) {
     EXPECT_TRUE(row.HasMember("env_metrics/asker/letters/mean"));
     const bool scores = std::string(argument) == "scores";
     EXPECT_EQ(row.HasMember("reward/asker/best"), scores);
+  }
+}
+
+TEST_F(AskingTest, RolloutsHaveWhatTheProgramSaidOfThem) {
+  const RunResult result = train("run", "credit");
+  ASSERT_EQ(result.code, 0) << result;
+  const std::string file = folder_ / "run/rollouts/step_2.jsonl";
+  const std::vector<std::string> lines = lines_of(read_file(file));
+  ASSERT_EQ(lines.size(), 12u);
+  double letters = 0.0;
+  std::string old_file;
+  for (const std::string& line : lines) {
+    Document rollout = json_of(line);
+    const double own = rollout["env_metrics"]["letters"].GetDouble();
+    letters += own / 12.0;
+    ASSERT_EQ(rollout["turn_rewards"].Size(), 3u) << line;
+    EXPECT_EQ(rollout["turn_rewards"][0].GetDouble(), 0.5);
+    EXPECT_EQ(rollout["turn_rewards"][1].GetDouble(), own / 8.0);
+    EXPECT_TRUE(rollout["turn_rewards"][2].IsNull());
+    EXPECT_NEAR(rollout["reward"].GetDouble(),
+                rollout["rewards"]["reward"].GetDouble() + 0.5 + own / 8.0, 1e-9);
+    for (const auto& sample : rollout["samples"].GetArray()) {
+      EXPECT_EQ(sample["advantages"].Size(), sample["ids"].Size());
+    }
+    for (const char* key : {"env_metrics", "turn_rewards"}) rollout.RemoveMember(key);
+    for (auto& sample : rollout["samples"].GetArray()) sample.RemoveMember("advantages");
+    old_file += text_of(rollout) + "\n";
+  }
+  const Document row = json_of(lines_of(read_file(folder_ / "run/metrics.jsonl"))[1]);
+  EXPECT_NEAR(letters, row["env_metrics/asker/letters/mean"].GetDouble(), 1e-9);
+  // Files of earlier versions have none of this.
+  for (const bool old : {false, true}) {
+    if (old) write_file_atomically(file, old_file);
+    for (const std::vector<std::string>& command :
+         {std::vector<std::string>{"loss", "compare", "--run", "run", "--step", "2"},
+          std::vector<std::string>{"report", "run"}}) {
+      const RunResult read = run_program(command, {.directory = folder_.path().string()});
+      EXPECT_EQ(read.code, 0) << read;
+    }
   }
 }
 

@@ -83,7 +83,7 @@ TEST(Render, FindsTheRendererByTheModelsTemplate) {
 
   folder.write("chat_template.jinja", "{{ messages }}");
   expect_mistake(run_program({"config", config}),
-                 {"run.toml line 4", "name = \"auto\"", "chat_template.jinja", "nearest"});
+                 {"run.toml line 4", "name = \"auto\"", "chat_template.jinja", "none is near"});
   expect_mistake(run_program({"render", "--renderer", "auto", "--input", input}), {"--model"});
   expect_mistake(run_program({"render", "--renderer", "qwen3", "--model", model, "--input", input}),
                  {"--model has no effect"});

@@ -273,9 +273,16 @@
         add(element('span', '', name + ' '), element('b', '', value)));
     if (runs.length > 1) fact('run', chosen.run.name);
     fact('environment', String(chosen.environment ?? kDash));
-    const parts = Object.entries(chosen.rewards || {})
+    const joined = (values) => Object.entries(values || {})
         .map(([name, value]) => name + ' ' + number(value)).join(', ');
+    const parts = joined(chosen.rewards);
     fact('reward', number(chosen.reward) + (parts ? ' (' + parts + ')' : ''));
+    const turn_rewards = list(chosen.turn_rewards);
+    if (turn_rewards.length > 0) {
+      fact('of turns', turn_rewards.map((value) => (is_number(value) ? number(value) : kDash))
+          .join(', '));
+    }
+    if (joined(chosen.env_metrics)) fact('metrics', joined(chosen.env_metrics));
     fact('advantage', number(chosen.advantage));
     fact('finish', String(chosen.finish ?? kDash));
     if (is_number(chosen.turns)) fact('turns', number(chosen.turns));

@@ -54,6 +54,21 @@ void write_list(JsonWriter& json, const char* key, const List& values, Each&& ea
   json.end_array();
 }
 
+// What the environment said beside the reward: numbers of its own, and what single turns are worth.
+void write_said(JsonWriter& json, const Rollout& rollout) {
+  if (!rollout.metrics.empty()) {
+    json.key("env_metrics").begin_object();
+    for (const auto& [name, value] : rollout.metrics) json.key(name).value(value);
+    json.end_object();
+  }
+  const auto has_reward = [](const StepCredit& step) { return step.reward.has_value(); };
+  if (std::any_of(rollout.credit.begin(), rollout.credit.end(), has_reward)) {
+    write_list(json, "turn_rewards", rollout.credit, [&](const StepCredit& step) {
+      step.reward ? json.value(*step.reward) : json.null();
+    });
+  }
+}
+
 void write_sample(JsonWriter& json, const Sample& sample, const std::vector<float>& pi,
                   const std::vector<uint8_t>& kept, const Tokenizer& tokenizer) {
   json.begin_object();
@@ -270,7 +285,9 @@ void RunFiles::write_rollouts(const StepRecord& record, const RunSetup& setup, i
       json.key("example").value(static_cast<double>(group.example.index));
       json.key("reward").value(finished.reward).key("rewards").begin_object();
       for (const RewardPart& part : finished.rewards) json.key(part.name).value(part.value);
-      json.end_object().key("advantage").value(batch.advantages[g][r]);
+      json.end_object();
+      write_said(json, finished);
+      json.key("advantage").value(batch.advantages[g][r]);
       if (!batch.drop_reasons[g].empty()) json.key("dropped").value(batch.drop_reasons[g]);
       json.key("finish").value(finished.truncated ? "length" : "stop");
       json.key("turns").value(static_cast<double>(finished.steps.size()));

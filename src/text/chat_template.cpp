@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "base/files.h"
 #include "leeway/error.h"
 #include "text/renderer.h"
@@ -22,13 +23,44 @@ using Parts = std::vector<std::string_view>;
 constexpr uint64_t kLongestTemplate = 1 << 20;
 constexpr uint64_t kLongestJson = 64 << 20;
 
-// What a family's template contains, and what only others contain.
+// A published text of a family's template: its length and CRC after `normalized`. Each was compared
+// with the renderer over the conversations of scripts/render_chat_goldens, byte for byte. A
+// template is a program, of which every character can change what is written, so nothing less than
+// the whole text says which renderer it is.
+struct Published {
+  const char* renderer;
+  size_t size;
+  uint32_t crc;
+};
+
+constexpr Published kPublished[] = {
+    {"gpt-oss", 16663, 0xf6349ee1},
+    {"gpt-oss", 16982, 0xc6426ebe},
+    {"kimi-k2-thinking", 3448, 0x527b4756},
+    {"glm4.6", 3362, 0x1a54b3d4},
+    {"glm4.5", 3231, 0x296c7e43},
+    {"deepseek-v3.1", 3357, 0x23037ca3},
+    {"llama3", 4583, 0xf3fea55a},
+    {"llama3", 3800, 0xc36fab0d},
+    {"qwen3-coder", 6142, 0xdaab750c},
+    {"qwen3.5", 7685, 0x06869292},
+    {"qwen3", 4123, 0x5f83f015},
+    {"qwen3", 4071, 0xa5cad9c9},
+    {"qwen2.5", 2474, 0xd88967e1},
+    {"qwen2.5", 2930, 0xbe50d2d4},
+    {"smollm2", 368, 0x7b2ce96c},
+    {"chatml", 291, 0x11dd5d20},
+    {"chatml", 196, 0x0d469078},
+};
+
+// What a family's template contains, beginning with the token that every version of it has, and
+// what only others contain: for saying which renderer is nearest to an unknown template, and why it
+// is not taken.
 struct Fingerprint {
   const char* renderer;
   Parts has, lacks;
 };
 
-// Of two that match, the first is taken.
 const std::vector<Fingerprint>& fingerprints() {
   static const std::vector<Fingerprint> kFingerprints = {
       {"gpt-oss",
@@ -38,13 +70,13 @@ const std::vector<Fingerprint>& fingerprints() {
       {"kimi-k2-thinking",
        {"<|im_middle|>", "<|tool_calls_section_begin|>", "<think></think>",
         "last_non_tool_call_assistant_msg",
-        "You are Kimi, an AI assistant created by Moonshot AI."},
-       {"enable_thinking", "preserve_thinking"}},
+        "tojson(separators=", "You are Kimi, an AI assistant created by Moonshot AI."},
+       {"enable_thinking", "preserve_thinking", "tool_call_counter"}},
       {"kimi-k2",
        {"<|im_middle|>", "<|tool_calls_section_begin|>",
         "You are Kimi, an AI assistant created by Moonshot AI.<|im_end|>{% endif %}",
         "tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>"},
-       {"<think>"}},
+       {"<think>", "tool_call_counter"}},
       {"glm4.6",
        {"[gMASK]<sop>", "<|observation|>", "<arg_key>", "<think></think>", "/nothink",
         "tc.arguments or {}"},
@@ -68,7 +100,7 @@ const std::vector<Fingerprint>& fingerprints() {
       {"llama3",
        {"<|start_header_id|>", "<|eot_id|>", "Cutting Knowledge Date: December 2023",
         "Today Date:", "tools_in_user_message", "Environment: ipython"},
-       {"<think>"}},
+       {"<think>", "<|image|>"}},
       {"qwen3-coder",
        {"<|im_start|>", "render_extra_keys", "<function=example_function_name>",
         "You have access to the following functions:",
@@ -89,11 +121,10 @@ const std::vector<Fingerprint>& fingerprints() {
        {"<think>", "<|vision_start|>"}},
       {"smollm2",
        {"You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>",
-        "'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>'"},
+        "<|im_start|>", "<|im_end|>"},
        {"<think>", "tool", "trim", "strip"}},
       {"chatml",
-       {"'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>'",
-        "<|im_start|>assistant"},
+       {"<|im_start|>", "<|im_end|>"},
        {"system", "<think>", "tool", "trim", "strip", "bos_token", "eos_token", "raise_exception"}},
   };
   return kFingerprints;
@@ -117,6 +148,22 @@ std::string squeezed(std::string_view text) {
   return out;
 }
 
+// Line breaks as "\n", whether a literal has them as they are or escaped (files that hold templates
+// differ in that), and without the one at the end, which Jinja drops.
+std::string normalized(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char next = i + 1 < text.size() ? text[i + 1] : '\0';
+    if (text[i] == '\r' && next == '\n') continue;
+    const bool escaped = text[i] == '\\' && next == 'n';
+    out += escaped ? '\n' : text[i];
+    if (escaped) ++i;
+  }
+  if (out.ends_with('\n')) out.pop_back();
+  return out;
+}
+
 // The template's text without its comments, which may mention anything.
 std::string without_comments(std::string_view text) {
   std::string out;
@@ -135,10 +182,12 @@ struct Comparison {
   Parts missing, foreign;
 
   bool matches() const { return missing.empty() && foreign.empty(); }
-  // The share of its marks that are as they should be.
-  double likeness() const {
-    return 1.0 - static_cast<double>(missing.size() + foreign.size()) /
-                     static_cast<double>(family->has.size() + family->lacks.size());
+  // Whether the template has the token without which the family is another.
+  bool is_near() const { return missing.empty() || missing.front() != family->has.front(); }
+  // Marks that are as they should be, less those that are not.
+  int likeness() const {
+    return static_cast<int>(family->has.size()) - 2 * static_cast<int>(missing.size()) -
+           static_cast<int>(foreign.size());
   }
 };
 
@@ -156,8 +205,20 @@ Comparison compared(const std::string& text, const Fingerprint& family) {
   return result;
 }
 
-[[noreturn]] void refuse_unknown(const std::string& where, const Comparison& nearest) {
+[[noreturn]] void refuse_unknown(const std::string& where, const std::optional<Comparison>& found) {
+  const std::string known = fmt::format("{}", fmt::join(renderer_names(), ", "));
+  if (!found) {
+    throw Error(fmt::format(
+        "{}: no renderer writes what this chat template writes, and none is near. Name a renderer "
+        "only if its tokens are right for the model: one of {}",
+        where, known));
+  }
+  const Comparison& nearest = *found;
   std::vector<std::string> reasons;
+  if (nearest.matches()) {
+    reasons.push_back(
+        "this is none of its published texts, and a changed template may write anything");
+  }
   if (!nearest.missing.empty()) {
     reasons.push_back(fmt::format("it has no \"{}\"", fmt::join(nearest.missing, "\", \"")));
   }
@@ -165,10 +226,9 @@ Comparison compared(const std::string& text, const Fingerprint& family) {
     reasons.push_back(fmt::format("it has \"{}\"", fmt::join(nearest.foreign, "\", \"")));
   }
   throw Error(fmt::format(
-      "{}: no renderer writes what this chat template writes; the nearest is {}, but {}. Name a "
-      "renderer only if its tokens are right for the model: one of {}",
-      where, nearest.family->renderer, fmt::join(reasons, " and "),
-      fmt::join(renderer_names(), ", ")));
+      "{}: no renderer is known to write what this chat template writes; the nearest is {}, but "
+      "{}. Name a renderer only if its tokens are right for the model: one of {}",
+      where, nearest.family->renderer, fmt::join(reasons, " and "), known));
 }
 
 // The file's text, or nothing if there is none.
@@ -255,13 +315,18 @@ std::string renderer_name_of_template(const std::string& where, std::string_view
   if (text.find("{%") == std::string::npos && text.find("{{") == std::string::npos) {
     throw Error(where + ": has no {{ or {%, so it is no chat template");
   }
+  const std::string whole = normalized(chat_template);
+  const uint32_t crc = crc32c(whole);
+  for (const Published& published : kPublished) {
+    if (published.size == whole.size() && published.crc == crc) return published.renderer;
+  }
   std::optional<Comparison> nearest;
   for (const Fingerprint& family : fingerprints()) {
     Comparison comparison = compared(text, family);
-    if (comparison.matches()) return family.renderer;
+    if (!comparison.is_near()) continue;
     if (!nearest || comparison.likeness() > nearest->likeness()) nearest = std::move(comparison);
   }
-  refuse_unknown(where, *nearest);
+  refuse_unknown(where, nearest);
 }
 
 std::string renderer_name_for(const std::string& model_folder) {

@@ -9,11 +9,12 @@ namespace leeway {
 // The name of the renderer for the model in `model_folder`, by the text of its chat template:
 // chat_template.jinja, else `chat_template` of tokenizer_config.json (text, or a list of
 // {name, template}, of which "default" is taken). Without a template, by `model_type` of
-// config.json. The template is recognised by its tokens, tags and sentences, whatever its layout.
+// config.json. A template is recognised if its whole text is a published one whose bytes a renderer
+// is known to write.
 //
-// Throws Error for a template that no renderer writes, with the nearest renderer and what is
-// different; for a file that holds no template; and for a folder that says nothing about its chat
-// format.
+// Throws Error for any other template, with the nearest renderer, found by tokens, tags and
+// sentences, and what is different; for a file that holds no template; and for a folder that says
+// nothing about its chat format.
 std::string renderer_name_for(const std::string& model_folder);
 
 // The same for the text of a template; `where` is its place, for messages.

@@ -15,19 +15,23 @@
 namespace leeway {
 namespace {
 
-// The published templates are not part of this repository. These have their marks.
-const std::vector<std::pair<std::string, std::string>>& templates() {
+// Published texts that are short enough to stand here; those of other families are known by their
+// lengths and sums only.
+const std::string kChatml =
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] "
+    "+ "
+    "'<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' "
+    "}}{% endif %}";
+const std::string kSmollm2 =
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ "
+    "'<|im_start|>system\\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+    "Face<|im_end|>\\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\\n' + "
+    "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
+    "'<|im_start|>assistant\\n' }}{% endif %}";
+
+// These have what marks a family's template, but are none.
+const std::vector<std::pair<std::string, std::string>>& stand_ins() {
   static const std::vector<std::pair<std::string, std::string>> kTemplates = {
-      {"chatml",
-       "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + "
-       "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
-       "'<|im_start|>assistant\\n' }}{% endif %}"},
-      {"smollm2",
-       "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ "
-       "'<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
-       "Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + "
-       "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
-       "'<|im_start|>assistant\n' }}{% endif %}"},
       {"qwen2.5",
        "{%- if tools %}{{- '<|im_start|>system\\n' }}{{- 'You are Qwen, created by Alibaba Cloud. "
        "You are a helpful assistant.' }}{{- \"<tools> {\\\"name\\\": <function-name>, "
@@ -70,8 +74,9 @@ const std::vector<std::pair<std::string, std::string>>& templates() {
        "created by Moonshot AI.<|im_end|>\n  {% endif %}<|tool_calls_section_begin|>"},
       {"kimi-k2-thinking",
        "{%- if tools -%}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}{%- set ns = "
-       "namespace(last_non_tool_call_assistant_msg=-1) -%}You are Kimi, an AI assistant created by "
-       "Moonshot AI.<|tool_calls_section_begin|><think></think>"},
+       "namespace(last_non_tool_call_assistant_msg=-1) -%}{{ tojson(separators=(',', ':')) }}You "
+       "are "
+       "Kimi, an AI assistant created by Moonshot AI.<|tool_calls_section_begin|><think></think>"},
       {"gpt-oss",
        "{%- macro render_typescript_type(param_spec) -%}{{- strftime_now(\"%Y-%m-%d\") }}"
        "future_final_message{{- \"<|start|>assistant<|channel|>analysis<|message|>\" "
@@ -105,37 +110,67 @@ class ChatTemplate : public ::testing::Test {
   testing::TestFolder folder_;
 };
 
-TEST_F(ChatTemplate, EveryRendererHasATemplateAndIsFoundByIt) {
-  std::vector<std::string> names;
-  for (const auto& [name, text] : templates()) {
+TEST_F(ChatTemplate, APublishedTextIsFoundHoweverItsLineBreaksAreWritten) {
+  for (const auto& [name, text] : {std::pair("chatml", kChatml), std::pair("smollm2", kSmollm2)}) {
     EXPECT_EQ(renderer_name_of_template("template", text), name);
-    names.push_back(name);
+    EXPECT_EQ(renderer_name_of_template("template", text + "\n"), name);
+    std::string broken, windows;
+    for (size_t i = 0; i < text.size(); ++i) {
+      const bool escaped = text[i] == '\\' && text[i + 1] == 'n';
+      broken += escaped ? '\n' : text[i];
+      windows += escaped ? "\r\n" : std::string(1, text[i]);
+      if (escaped) ++i;
+    }
+    EXPECT_EQ(renderer_name_of_template("template", broken), name);
+    EXPECT_EQ(renderer_name_of_template("template", windows), name);
   }
-  std::vector<std::string> known = renderer_names();
-  std::sort(names.begin(), names.end());
-  std::sort(known.begin(), known.end());
-  EXPECT_EQ(names, known);
 }
 
-TEST_F(ChatTemplate, LayoutQuotesAndCommentsDoNotMatter) {
-  for (const auto& [name, text] : templates()) {
-    std::string other = "{#- <think> <|vision_start|> [gMASK] -#}\n";
-    for (const char c : text) other += c == '\'' ? '"' : c;
-    EXPECT_EQ(renderer_name_of_template("template", other + "\n\n"), name);
+// Templates that were changed here and there are in use, and write other bytes.
+TEST_F(ChatTemplate, AChangeOfAnyCharacterIsRefused) {
+  Rng rng(1);
+  for (const auto& [name, text] : {std::pair("chatml", kChatml), std::pair("smollm2", kSmollm2)}) {
+    for (size_t i = 0; i < text.size(); ++i) {
+      std::string other = text;
+      other[i] = static_cast<char>('a' + (other[i] + 1 + rng.below(24)) % 26);
+      if (other == text) continue;
+      EXPECT_THROW(renderer_name_of_template("template", other), Error) << name << " at " << i;
+      other = text;
+      EXPECT_THROW(renderer_name_of_template("template", other.erase(i, 1)), Error) << i;
+    }
+    EXPECT_THROW(renderer_name_of_template("template", text + "\n\n"), Error);
+    EXPECT_THROW(renderer_name_of_template("template", " " + text), Error);
   }
+}
+
+TEST_F(ChatTemplate, WhatHasAllMarksOfAFamilyIsRefusedAndTheFamilyNamed) {
+  for (const auto& [name, text] : stand_ins()) {
+    write("chat_template.jinja", "{#- <think> <|vision_start|> [gMASK] -#}\n" + text + "\n\n");
+    expect_refused({"the nearest is " + name + ", but this is none of its published texts",
+                    "a changed template may write anything"});
+  }
+}
+
+TEST_F(ChatTemplate, ATemplateOfAnotherKindIsNearToNothing) {
+  write(
+      "chat_template.jinja",
+      "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' "
+      "+ message['content'] + ' [/INST]' }}{% else %}{{ message['content'] + eos_token }}{% endif "
+      "%}{% endfor %}");
+  expect_refused({"and none is near", "one of qwen2.5, qwen3"});
 }
 
 TEST_F(ChatTemplate, IsReadFromBothFiles) {
-  write("tokenizer_config.json", "{\"chat_template\": " + json_text(templates()[0].second) + "}");
+  write("tokenizer_config.json", "{\"chat_template\": " + json_text(kChatml) + "}");
   EXPECT_EQ(found(), "chatml");
   write("tokenizer_config.json",
         "{\"chat_template\": [{\"name\": \"rag\", \"template\": \"{{ x }}\"}, {\"name\": "
         "\"default\", \"template\": " +
-            json_text(templates()[1].second) + "}]}");
+            json_text(kSmollm2) + "}]}");
   EXPECT_EQ(found(), "smollm2");
   // A file of its own comes first, as in transformers.
-  write("chat_template.jinja", templates()[3].second);
-  EXPECT_EQ(found(), "qwen3");
+  write("chat_template.jinja", kChatml);
+  EXPECT_EQ(found(), "chatml");
 }
 
 TEST_F(ChatTemplate, WithoutATemplateTheModelTypeDecides) {
@@ -166,10 +201,10 @@ TEST_F(ChatTemplate, AnUnknownTemplateNamesTheNearestAndTheDifference) {
   write("chat_template.jinja",
         "{{ '<|im_start|>' }}<args-json-object>{{ reasoning_content }}<think>\n\n</think>\n\n"
         "{%- if loop.index0 > ns.last_query_index %}<tool_response>");
-  expect_refused({"chat_template.jinja: no renderer writes", "the nearest is qwen3, but",
+  expect_refused({"chat_template.jinja: no renderer is known to write", "the nearest is qwen3, but",
                   "it has no \"enable_thinking\"", "one of qwen2.5, qwen3"});
   // The same family with something that changes what it writes.
-  std::string vision = templates()[3].second;
+  const std::string vision = stand_ins()[1].second;
   write("chat_template.jinja", vision + "{{ '<|vision_start|>' }}");
   expect_refused({"the nearest is qwen3, but it has \"<|vision_start|>\""});
   write("chat_template.jinja",
@@ -202,7 +237,7 @@ TEST_F(ChatTemplate, WhatIsNoTemplateIsRefusedWithItsPlace) {
 TEST_F(ChatTemplate, AnyBytesGiveANameOrAnError) {
   Rng rng(5);
   for (int round = 0; round < 2000; ++round) {
-    std::string text = templates()[rng.below(templates().size())].second;
+    std::string text = stand_ins()[rng.below(stand_ins().size())].second;
     for (uint64_t n = rng.below(6); n > 0 && !text.empty(); --n) {
       const size_t at = rng.below(text.size());
       if (rng.below(2)) {

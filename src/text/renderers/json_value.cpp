@@ -134,9 +134,11 @@ void write_string(std::string& out, std::string_view text) {
   out += '"';
 }
 
+constexpr int kCompact = -1;  // in place of an indent: no spaces at all
+
 void write(std::string& out, const JsonValue& value, int indent, int depth) {
   const auto next_item = [&](bool first, int at) {
-    if (!first) out += indent > 0 ? "," : ", ";
+    if (!first) out += indent == 0 ? ", " : ",";
     if (indent > 0) out += '\n' + std::string(static_cast<size_t>(indent * at), ' ');
   };
   switch (value.kind) {
@@ -158,7 +160,7 @@ void write(std::string& out, const JsonValue& value, int indent, int depth) {
       for (size_t i = 0; i < value.members.size(); ++i) {
         next_item(i == 0, depth + 1);
         write_string(out, value.members[i].first);
-        out += ": ";
+        out += indent == kCompact ? ":" : ": ";
         write(out, value.members[i].second, indent, depth + 1);
       }
       if (!value.members.empty() && indent > 0) next_item(true, depth);
@@ -326,6 +328,12 @@ JsonValue read_json(const std::string& name, std::string_view text) {
 std::string to_json(const JsonValue& value, int indent) {
   std::string out;
   write(out, value, indent, 0);
+  return out;
+}
+
+std::string to_compact_json(const JsonValue& value) {
+  std::string out;
+  write(out, value, kCompact, 0);
   return out;
 }
 

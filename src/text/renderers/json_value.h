@@ -42,6 +42,8 @@ JsonValue read_json(const std::string& name, std::string_view text);
 // indent, one item per line.
 std::string to_json(const JsonValue& value, int indent = 0);
 std::string to_json(std::string_view text);
+// The same with `separators=(',', ':')`.
+std::string to_compact_json(const JsonValue& value);
 
 // `value | string`, but lists and objects as JSON: what templates write for arguments.
 std::string to_python_text(const JsonValue& value);

@@ -1,5 +1,5 @@
 // Kimi-K2 and Kimi-K2-Thinking: a default system message and tool calls with ids; the latter keeps
-// thinking after the first plain answer.
+// thinking after the last plain answer, and declares tools in JSON without spaces.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -46,14 +46,13 @@ class KimiK2 : public FamilyRenderer {
   }
 
   void prepare(TemplateInput& c) const override {
-    // The template intends the last plain answer, but its search continues to the first.
-    for (size_t i = c.size(); i-- > 0;) {
+    for (size_t i = 0; i < c.size(); ++i) {
       if (c[i].role == Role::assistant && c[i].tool_calls.empty()) {
         c.last_query = static_cast<int>(i);
       }
     }
-    // Results answer the calls in the order the calls were made. The template of Kimi-K2 writes
-    // the ids of the messages, where they have any.
+    // The templates write the ids of the messages. Where one has none, a call gets the next number,
+    // and a result answers the calls in the order they were made.
     std::deque<std::string> waiting;
     int made = 0;
     c.call_ids.resize(c.size());
@@ -65,7 +64,7 @@ class KimiK2 : public FamilyRenderer {
         waiting.push_back(id);
       }
       if (c[i].role != Role::tool) continue;
-      if (!thinks_ && !c[i].tool_call_id.empty()) {
+      if (!c[i].tool_call_id.empty()) {
         std::erase(waiting, c[i].tool_call_id);
         c.call_ids[i].push_back(c[i].tool_call_id);
       } else if (waiting.empty()) {
@@ -83,7 +82,8 @@ class KimiK2 : public FamilyRenderer {
   void write_opening(Script& script, const TemplateInput& c) const override {
     if (!c.tools.empty()) {
       script.literal("<|im_system|>tool_declare<|im_middle|>");
-      script.words(to_json({.kind = JsonValue::Kind::array, .items = c.tools}));
+      const JsonValue tools{.kind = JsonValue::Kind::array, .items = c.tools};
+      script.words(thinks_ ? to_compact_json(tools) : to_json(tools));
       script.literal("<|im_end|>");
     }
     if (c.role_is(0, Role::system) || (c.size() == 0 && !thinks_)) return;

@@ -1,4 +1,5 @@
-// Qwen3: ChatML, JSON tool calls, thinking kept after the last query.
+// Qwen3: ChatML, JSON tool calls, thinking kept after the last query. Two texts of the template are
+// published, which differ in null content: the later one, which writes nothing for it, is followed.
 #include "text/renderers/python_strings.h"
 #include "text/renderers/qwen_shared.h"
 
@@ -40,10 +41,9 @@ class Qwen3 : public FamilyRenderer {
   void write_message(Script& script, const TemplateInput& c, size_t i) const override {
     const Message& message = c[i];
     if (message.role == Role::tool) {
-      return write_tool_response(script, c, i, !c.follows(i, Role::tool), printed_content(message));
+      return write_tool_response(script, c, i, !c.follows(i, Role::tool), message.content);
     }
     if (message.role == Role::system && i == 0) return;
-    refuse_null(c, i);
     script.literal("<|im_start|>");
     script.literal(name_of(message.role));
     script.literal("\n");
