@@ -6,7 +6,8 @@ Questions are made from the seed, scores are the dataset's own. The answer is wh
 last <answer>..</answer> of the reply (thinking is not looked at), as the package's system prompts
 ask for, else its last line that is not empty. The examples for evaluation follow those for
 training in the same sequence; a training question that evaluation has too is passed over for the
-next one.
+next one. With --demonstrations N FILE the program writes the first N training examples with the
+dataset's own answers to a file, as [sft] reads them, and ends.
 """
 import argparse
 import asyncio
@@ -41,7 +42,7 @@ class Tasks:
     def _ask(self, function, *arguments):
         return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
-    def _entry(self, split, index):
+    def entry_now(self, split, index):
         if split == "eval":
             return self._eval[index]
         for step in range(self._train):
@@ -51,7 +52,7 @@ class Tasks:
         raise ValueError("every question for training is one for evaluation: raise --size")
 
     async def entry(self, split, index):
-        return await self._ask(self._entry, split, index)
+        return await self._ask(self.entry_now, split, index)
 
     async def score(self, answer, entry):
         return await self._ask(self._dataset.score_answer, answer, entry)
@@ -80,9 +81,15 @@ def parse(arguments):
                         help="settings of the dataset; values as JSON, or else text")
     parser.add_argument("--system", help="the system message instead of the package's own for "
                         "<answer> tags; empty: none")
+    parser.add_argument("--demonstrations", nargs=2, metavar=("N", "FILE"),
+                        help="write N training examples with their answers to FILE, and end")
     options = parser.parse_args(arguments)
     if options.size < 1 or options.eval < 1:
         fail("--size and --eval must be at least 1")
+    if options.demonstrations:
+        count = options.demonstrations[0]
+        if not count.isdecimal() or not 1 <= int(count) <= options.size:
+            fail(f"--demonstrations {count}: a number from 1 to --size ({options.size}) is expected")
     for item in options.config:
         if "=" not in item:
             fail(f"--config {item}: KEY=VALUE is expected")
@@ -111,6 +118,28 @@ def make_dataset(options):
         fail(f"{name}: {type(error).__name__}: {error}; its settings: {', '.join(keys)}")
 
 
+def question(entry, system):
+    messages = [{"role": "system", "content": system}] if system else []
+    return messages + [{"role": "user", "content": entry["question"]}]
+
+
+def write_demonstrations(tasks, count, path, system):
+    """Lines of messages that end with the dataset's answer; in tags if there is a system message,
+    which asks for them."""
+    lines = []
+    for index in range(count):
+        entry = tasks.entry_now("train", index)
+        answer = str(entry["answer"])
+        reply = f"<answer>{answer}</answer>" if system else answer
+        lines.append(json.dumps({"messages": question(entry, system) +
+                                 [{"role": "assistant", "content": reply}]}) + "\n")
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(lines)
+    except OSError as error:
+        fail(f"--demonstrations: {error}")
+
+
 def main(arguments=None):
     options = parse(arguments)
     dataset = make_dataset(options)
@@ -118,11 +147,14 @@ def main(arguments=None):
         from reasoning_gym.utils import SYSTEM_PROMPTS
         options.system = SYSTEM_PROMPTS["default"]
     tasks = Tasks(dataset, options.size, options.eval)
+    if options.demonstrations:
+        count, path = options.demonstrations
+        write_demonstrations(tasks, int(count), path, options.system)
+        return
 
     async def episode(ctx):
         entry = await tasks.entry(ctx.split, ctx.index)
-        messages = [{"role": "system", "content": options.system}] if options.system else []
-        reply = await ctx.sample(messages + [{"role": "user", "content": entry["question"]}])
+        reply = await ctx.sample(question(entry, options.system))
         answer, tagged = extract(reply.content)
         ctx.reward("score", await tasks.score(answer, entry))
         ctx.metric("answer_tags", tagged)

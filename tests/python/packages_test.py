@@ -1,6 +1,7 @@
 """Environments of reasoning-gym and verifiers as leeway would run them.
 
 Runs in a virtual environment that has both packages (tests/python_env_test.cpp makes it)."""
+import json
 import pathlib
 import sys
 import tempfile
@@ -144,11 +145,35 @@ class ReasoningGym(unittest.TestCase):
                     asked[split].add(calls[0]["messages"][-1]["content"])
             self.assertFalse(asked["train"] & asked["eval"])
 
+    def test_demonstrations_are_the_training_questions_with_their_answers(self):
+        import reasoning_gym
+        dataset = reasoning_gym.create_dataset("spell_backward", seed=0, size=40)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "demonstrations.jsonl"
+            for system, reply in (("", "{}"), ("Be brief.", "<answer>{}</answer>")):
+                with gym("spell_backward", "--size", "30", "--eval", "10", "--system", system,
+                         "--demonstrations", "20", str(path), greet=False) as parent:
+                    self.assertEqual(parent.process.wait(300), 0, parent.said())
+                    self.assertEqual(parent.process.stdout.read(), b"")
+                lines = [json.loads(line)["messages"] for line in path.read_text().splitlines()]
+                self.assertEqual(len(lines), 20)
+                self.assertEqual([m["role"] for m in lines[0]],
+                                 (["system"] if system else []) + ["user", "assistant"])
+                held_out = {dataset[30 + index]["question"] for index in range(10)}
+                answers = {entry["question"]: entry["answer"] for entry in dataset}
+                for *_, question, answer in lines:
+                    self.assertNotIn(question["content"], held_out)
+                    self.assertEqual(answer["content"],
+                                     reply.format(answers[question["content"]]))
+
     def test_mistakes_are_named_and_end_with_2(self):
         for arguments, words in (
                 (["chain_sun"], "near matches: chain_sum"),
                 (["chain_sum", "--config", "max_term=3"], "its settings: allow_negation"),
                 (["chain_sum", "--config", "max_terms"], "KEY=VALUE"),
+                (["chain_sum", "--demonstrations", "none", "x"], "--demonstrations none"),
+                (["chain_sum", "--size", "5", "--demonstrations", "6", "x"], "1 to --size (5)"),
+                (["chain_sum", "--demonstrations", "1", "/nowhere/x"], "/nowhere/x"),
                 (["chain_sum", "--size", "0"], "at least 1")):
             with gym(*arguments, greet=False) as parent:
                 self.assertEqual(parent.process.wait(300), 2)
