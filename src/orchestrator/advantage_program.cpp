@@ -130,12 +130,18 @@ void AdvantageProgram::check() {
 
 // Leaves what went wrong in `failure`.
 GroupVerdict AdvantageProgram::ask_once(const Group& group, const std::string& members,
+                                        const std::function<bool()>& should_stop,
                                         std::string& failure) {
   rollouts_ = group.rollouts.size();
   const uint64_t request = pool_.submit(members);
   for (;;) {
     const Turn turn = pool_.poll(request);
     if (turn.kind == Turn::Kind::pending) {
+      if (should_stop()) {
+        pool_.withdraw(request);
+        failure = "it has not answered yet";
+        return {};
+      }
       clock_.sleep(kPollSlice);
       continue;
     }
@@ -153,7 +159,7 @@ std::vector<GroupVerdict> AdvantageProgram::ask(std::span<const Group> groups,
     std::string failure;
     double backoff = table_.retry_backoff;
     for (int64_t asked = 1;; ++asked) {
-      GroupVerdict verdict = ask_once(group, members, failure);
+      GroupVerdict verdict = ask_once(group, members, should_stop, failure);
       if (failure.empty()) {
         verdicts.push_back(std::move(verdict));
         break;

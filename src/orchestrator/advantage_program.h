@@ -38,7 +38,8 @@ class AdvantageProgram {
   // One verdict per group. Waits for the program: up to advantage_timeout for each answer. What
   // fails (death, silence, a bad answer, an error that the program reports) is asked again after
   // retry_backoff, which doubles each time, up to max_error_reschedule_attempts times in all, or
-  // until `should_stop`; then throws Error with the group and the last failure. `ids` are the
+  // until `should_stop`, which also ends the wait for an answer; then throws Error with the group
+  // and the last failure. `ids` are the
   // environments' ids.
   std::vector<GroupVerdict> ask(std::span<const Group> groups, const std::vector<std::string>& ids,
                                 const std::function<bool()>& should_stop);
@@ -47,7 +48,8 @@ class AdvantageProgram {
   std::vector<std::string> take_log();
 
  private:
-  GroupVerdict ask_once(const Group& group, const std::string& members, std::string& failure);
+  GroupVerdict ask_once(const Group& group, const std::string& members,
+                        const std::function<bool()>& should_stop, std::string& failure);
 
   OrchestratorTable table_;
   Clock& clock_;

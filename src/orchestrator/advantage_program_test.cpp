@@ -14,6 +14,8 @@ namespace {
 using namespace leeway::testing;
 
 const std::vector<std::string> kIds = {"sort", "talk"};
+const std::string kSilent =
+    R"(read -r hello; echo '{"type": "hello", "protocol": 1}'; exec sleep 3600)";
 const auto kGoOn = [] { return false; };
 
 Rollout rollout_of(double reward, size_t tokens, bool truncated) {
@@ -139,9 +141,18 @@ TEST(AdvantageProgram, ThatFailsEndlesslyEndsWhenTheRunIsToStop) {
   OrchestratorTable table = table_of(answering(answer(R"("error": "later")")));
   table.max_error_reschedule_attempts = {};
   AdvantageProgram program(table, clock);
-  int looks = 0;
-  expect_refused([&] { program.ask(two_groups(), kIds, [&] { return ++looks > 5; }); },
-                 {"the run was asked to stop", "later"});
+  bool again = false;
+  const auto should_stop = [&] { return again |= !program.take_log().empty(); };
+  expect_refused([&] { program.ask(two_groups(), kIds, should_stop); },
+                 {"the run was asked to stop"});
+}
+
+TEST(AdvantageProgram, IsNotWaitedForWhenTheRunIsToStop) {
+  SteadyClock clock;
+  AdvantageProgram program(table_of(kSilent, 3600.0), clock);
+  program.check();
+  expect_refused([&] { program.ask(two_groups(), kIds, [] { return true; }); },
+                 {"the run was asked to stop", "not answered yet"});
 }
 
 TEST(AdvantageProgram, ThatDoesNotWorkIsRefusedBeforeTheRun) {

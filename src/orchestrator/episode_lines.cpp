@@ -15,6 +15,15 @@ using Kind = JsonValue::Kind;
 
 constexpr size_t kMostOpenCalls = 256;  // of an episode
 
+// As a line of stderr is kept.
+std::string log_line(std::string text) {
+  constexpr size_t kMostBytes = 500;
+  if (text.size() > kMostBytes) text.resize(kMostBytes);
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  return text;
+}
+
 }  // namespace
 
 // Throws Error for what makes the process itself untrustworthy.
@@ -28,7 +37,7 @@ void EpisodePool::take_line(size_t slot, std::string_view text, Time now) {
   if (type->text == "log") {
     const JsonValue* words = line.find("text");
     if (words == nullptr || !words->is(Kind::string)) throw Error("log has a text");
-    return processes_.slot(slot).child->note(in_quotes(words->text));
+    return processes_.slot(slot).child->note(log_line(words->text));
   }
   if (type->text == "scores") return take_scores(slot, line);
   if (!line.find("episode")) throw Error("a message names its episode");

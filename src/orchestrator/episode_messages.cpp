@@ -146,8 +146,10 @@ SampleCall read_sample(const JsonValue& line) {
   }
   if (const JsonValue* temperature = member(line, "temperature", Kind::number)) {
     const double number = finite_number(*temperature, "temperature");
-    if (!(number >= 0.0 && number <= 1e6)) {
-      throw Error(fmt::format("temperature = {}: it must be 0 or positive", temperature->text));
+    // What the sampler takes: below the least, logits overflow.
+    if (number != 0.0 && !(number >= 1e-4 && number <= 1e6)) {
+      throw Error(fmt::format("temperature = {}: it must be 0, or from 0.0001 to 1000000",
+                              temperature->text));
     }
     call.temperature = static_cast<float>(number);
   }

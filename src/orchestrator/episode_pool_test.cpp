@@ -275,6 +275,7 @@ TEST_F(EpisodePoolTest, WhatMakesNoSenseFailsItsEpisodeAlone) {
       {"ask(e, '1', 'x')", FailureKind::bad_answer, "second call"},
       {"ask(e, '2', 'x', **{'continue': '9'})", FailureKind::bad_answer, "no call \"9\""},
       {"ask(e, '2', 'x', temperature=-1)", FailureKind::bad_answer, "temperature"},
+      {"ask(e, '2', 'x', temperature=1e-9)", FailureKind::bad_answer, "0.0001"},
       {"ask(e, '2', 'x', max_new_tokens=0)", FailureKind::bad_answer, "max_new_tokens"},
       {"ask(e, '2', 'x', tools=[1])", FailureKind::bad_answer, "tools"},
       {"ask(e, '2', 'x', train=1)", FailureKind::bad_answer, "train"},
@@ -411,6 +412,21 @@ def on(m):
   ASSERT_EQ(played.only().outcome, Outcome::completed) << played.only().message;
   EXPECT_EQ(played.only().result.reward, 1.0);
   EXPECT_EQ(played.unasked, 3);
+}
+
+TEST_F(EpisodePoolTest, WhatItLogsIsALineAsItIs) {
+  const auto environment = make_process_environment(table(asking_program(R"(
+def on(m):
+    if m["type"] == "episode":
+        say(type="log", text="caf\u00e9 \"one\"\ntwo" + "x" * 1000)
+        ask(m["id"], "1", "a")
+    elif m["type"] == "sampled": done(m["episode"], reward=1)
+)")));
+  ASSERT_EQ(play(*environment).only().outcome, Outcome::completed);
+  const std::vector<std::string> log = environment->take_log();
+  ASSERT_EQ(log.size(), 1u);
+  EXPECT_NE(log[0].find(": caf\u00e9 \"one\" twoxxx"), std::string::npos) << log[0];
+  EXPECT_LT(log[0].size(), 600u);
 }
 
 TEST_F(EpisodePoolTest, HellosThatCannotBeUsed) {

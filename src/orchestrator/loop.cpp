@@ -87,10 +87,14 @@ class Loop {
     if (in_progress_ || !batch_failure_.empty()) return;
     std::optional<std::vector<Group>> groups = scheduler_.take_batch();
     if (!groups) return;
+    std::vector<Group> kept;
+    if (options_.batch.program != nullptr) kept = *groups;
     try {
       in_progress_ =
           prepare_batch(step_ + 1, std::move(*groups), ids_, options_.batch, events_.should_stop);
     } catch (const Error& error) {
+      // A program that was asked when the user stopped the run: a resumed run asks it again.
+      if (!kept.empty() && events_.should_stop()) return scheduler_.give_back(std::move(kept));
       // The record of the step before may still have to be processed: the loop ends after that.
       batch_failure_ = fmt::format("step {}: {}", step_ + 1, error.what());
       return;

@@ -7,6 +7,7 @@
 
 #include "base/files.h"
 #include "orchestrator/fake_system.h"
+#include "orchestrator/steady_clock.h"
 
 namespace leeway {
 namespace {
@@ -33,7 +34,8 @@ FakeSystem::MakePolicy random_policy(uint64_t delays, double trouble, double slo
 }
 
 // A loop that never ends is stopped after many polls, which fails the test.
-Played play(FakeSystem& system, int64_t steps, const std::function<bool()>& stop = {}) {
+Played play(FakeSystem& system, int64_t steps, const std::function<bool()>& stop = {},
+            AdvantageProgram* program = nullptr) {
   Played out;
   int64_t looks = 0;
   LoopEvents events;
@@ -44,6 +46,7 @@ Played play(FakeSystem& system, int64_t steps, const std::function<bool()>& stop
   events.on_checkpoint = [](int64_t, const ScheduleState&) {};
   LoopOptions options;
   options.max_steps = steps;
+  options.batch.program = program;
   out.result =
       run_loop(system.scheduler, system.learner, system.clock, system.ids(), options, events);
   EXPECT_LE(looks, 200000);
@@ -147,6 +150,27 @@ TEST(Loop, StopsAfterTheUpdateInProgress) {
     EXPECT_EQ(out.steps.size(), after);
     EXPECT_FALSE(system.learner.busy());
   }
+}
+
+// What is not trained is there for a resumed run.
+TEST(Loop, StoppedWhileAProgramIsAskedKeepsTheBatch) {
+  FakeSystem system({.table = loop_table(RolloutSchedule::free, 1), .max_batches = 10},
+                    random_policy(3, 0.0));
+  OrchestratorTable table;
+  table.advantage_command =
+      R"(read -r hello; echo '{"type": "hello", "protocol": 1}'; exec sleep 3600)";
+  table.advantage_timeout = 3600.0;
+  SteadyClock clock;
+  AdvantageProgram program(table, clock);
+  bool taken = false;
+  const Played out = play(
+      system, 10, [&] { return taken |= system.scheduler.totals().groups_batched > 0; }, &program);
+  EXPECT_TRUE(taken);
+  EXPECT_EQ(out.result.end, LoopResult::End::stopped) << out.result.reason;
+  EXPECT_EQ(out.result.steps, 0);
+  EXPECT_EQ(system.scheduler.totals().batched, 0);
+  EXPECT_EQ(system.scheduler.totals().groups_batched, 0);
+  EXPECT_GE(system.scheduler.state().finished.size(), 2u);
 }
 
 TEST(Loop, GivesUpWhenTheLearnerFails) {

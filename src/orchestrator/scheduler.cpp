@@ -357,6 +357,15 @@ std::optional<std::vector<Group>> RolloutScheduler::take_batch() {
   return batch;
 }
 
+void RolloutScheduler::give_back(std::vector<Group> batch) {
+  totals_.groups_batched -= static_cast<int64_t>(batch.size());
+  --batches_taken_;
+  for (; !batch.empty(); batch.pop_back()) {
+    totals_.batched -= static_cast<int64_t>(batch.back().rollouts.size());
+    finished_.push_front(std::move(batch.back()));
+  }
+}
+
 void RolloutScheduler::offer_weights(std::shared_ptr<const PolicySnapshot> weights,
                                      PolicyVersion version) {
   offered_.emplace_back(version, std::move(weights));

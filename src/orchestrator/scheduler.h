@@ -142,6 +142,8 @@ class RolloutScheduler {
 
   // The next batch, when enough groups have finished.
   std::optional<std::vector<Group>> take_batch();
+  // Puts a batch that was not trained back as if it had not been taken; before the next is taken.
+  void give_back(std::vector<Group> batch);
 
   // New weights from the learner; the schedule decides when they are swapped in. Versions increase
   // by one.
