@@ -88,8 +88,14 @@ std::vector<std::string> child_options(const RunSetup& setup) {
   const int64_t threads = run.rollout.threads > 0
                               ? run.rollout.threads
                               : std::max<int64_t>(1, cores / setup.spawn_servers);
-  return {"--device",  name_of(run.model.device), "--precision", name_of(run.rollout.precision),
-          "--threads", std::to_string(threads)};
+  return {"--device",          name_of(run.model.device),
+          "--precision",       name_of(run.rollout.precision),
+          "--kv-after-swap",   name_of(run.rollout.kv_after_swap),
+          "--kv-bytes",        std::to_string(run.rollout.kv_bytes),
+          "--max-sequences",   std::to_string(run.rollout.max_sequences),
+          "--threads",         std::to_string(threads),
+          "--max-requests",    "65536",
+          "--max-connections", "65536"};
 }
 
 }  // namespace
