@@ -123,9 +123,10 @@ void add_train(CLI::App& app, Program& program) {
   command->add_flag("--keep-optimizer", options->keep_optimizer,
                     "With --from: also start with its optimizer moments");
   command
-      ->add_option("--spawn-servers", options->spawn_servers,
-                   "Start this many `leeway serve` processes on this machine, which sample for the\n"
-                   "run and end with it")
+      ->add_option(
+          "--spawn-servers", options->spawn_servers,
+          "Start this many `leeway serve` processes on this machine, which sample for the\n"
+          "run and end with it")
       ->type_name("N")
       ->check(CLI::Range(1, 64));
   command->add_flag("--json", options->json, "Print the summary as JSON");

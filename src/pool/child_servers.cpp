@@ -117,6 +117,7 @@ void ChildServers::start(Child& child, double now) {
     dup2(nothing, 0);
     dup2(nothing, 1);
     dup2(file, 2);
+    close_range(3, ~0u, 0);  // connections of the parent end when it closes them
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);

@@ -143,6 +143,9 @@ bool Member::take(const HttpResult& result, double now) {
     case Step::probe:
       try {
         if (result.status == 0) throw Error(result.failure);
+        if (result.status == 401 || result.status == 403) {
+          throw Error(problem_of(result) + "; set inference.api_key_var");
+        }
         dialect_ = make_dialect(dialect_of(result.status, result.body));
         begin(Step::describe, dialect_->describe(), quick);
       } catch (const Error& error) {
@@ -177,14 +180,33 @@ bool Member::take(const HttpResult& result, double now) {
       next_check_ = now + context_.table.sync_interval;
       if (result.ok()) {
         failed_checks_ = 0;
+        if (dialect_->kind() == InferenceDialect::leeway) {
+          begin(Step::verify, dialect_->describe(), quick);
+        }
       } else if (++failed_checks_ >= kMostFailedChecks) {
         failed("GET /health");
       } else {
         next_check_ = now + kAttemptDelay;
       }
       break;
+    case Step::verify: verify(result, now); break;
   }
   return true;
+}
+
+// That it still has the weights it was given, and not those of another run that uses it too.
+void Member::verify(const HttpResult& result, double now) {
+  if (!result.ok()) return;  // the next question of its health will tell
+  try {
+    const ServerFacts facts = dialect_->read_facts(result.body);
+    if (facts.version == target_.version && facts.checksum == target_.checksum) return;
+    rediscover(fmt::format("has other weights than it was given, of version {}; does another run "
+                           "use it?",
+                           facts.version),
+               now);
+  } catch (const Error& error) {
+    rediscover(error.what(), now);
+  }
 }
 
 void Member::take_facts(ServerFacts facts, double now) {

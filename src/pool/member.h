@@ -106,7 +106,7 @@ class Member {
   std::optional<int64_t> begin_last_resume();
 
  private:
-  enum class Step { none, health, probe, describe, pause, update, resume, check };
+  enum class Step { none, health, probe, describe, pause, update, resume, check, verify };
   void begin(Step step, const ServerCall& call, double timeout);
   void enter(MemberState state, const std::string& text);
   void leave(const std::string& reason, double now);
@@ -117,6 +117,7 @@ class Member {
   void take_update(const HttpResult& result);
   void end_sync(const HttpResult& result, double now);
   void begin_ready(double now);
+  void verify(const HttpResult& result, double now);
   void failed_attempt(const std::string& reason, double now);
 
   ServerAddress address_;

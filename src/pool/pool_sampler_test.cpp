@@ -304,6 +304,7 @@ TEST(PoolSampler, AServerThatSaysItHasWeightsItHasNotLeavesThePool) {
 TEST(PoolSampler, AServerThatCannotUpdateComesBackWhenItCan) {
   Fixture fixture(2);
   fixture.start();
+  fixture.until([&] { return fixture.metric("pool/ready_servers") == 2.0; });
   HttpFakeServer& weak = *fixture.fakes[1];
   weak.with([](FakeModel& model) {
     model.spoil = [](const std::string& path, FakeAnswer& answer) {
@@ -316,6 +317,7 @@ TEST(PoolSampler, AServerThatCannotUpdateComesBackWhenItCan) {
   weak.with([](FakeModel& model) { model.spoil = nullptr; });
   fixture.until([&] { return fixture.metric("pool/ready_servers") == 2.0; });
   EXPECT_EQ(weak.with([](FakeModel& model) { return model.version; }), 1);
+  EXPECT_FALSE(weak.with([](FakeModel& model) { return model.paused; }));
 }
 
 TEST(PoolSampler, AServerThatStartedAgainWithOtherWeightsIsNotTrainedOn) {
@@ -338,6 +340,23 @@ TEST(PoolSampler, AServerThatStartedAgainWithOtherWeightsIsNotTrainedOn) {
     EXPECT_EQ(result.finish, Finish::stop) << result.failure;
     EXPECT_EQ(result.versions.front(), 3);
   }
+}
+
+TEST(PoolSampler, WeightsOfAnotherRunAreNoticedBetweenRequests) {
+  Fixture fixture(1);
+  fixture.start();
+  fixture.fakes[0]->with([](FakeModel& model) { model.checksum = 42; });  // of the same version
+  std::string told;
+  fixture.until([&] {
+    for (const MemberEvent& event : fixture.pool->take_events()) {
+      if (event.state == MemberState::discovering) told = event.text;
+    }
+    return told.find("another run") != std::string::npos;
+  });
+  fixture.until([&] {
+    return fixture.fakes[0]->with([](FakeModel& model) { return model.checksum; }) ==
+           FakeWeights::checksum_of(0);
+  });
 }
 
 TEST(PoolSampler, WithoutAServerRequestsFailInTimeWithTheServersReasons) {

@@ -173,13 +173,17 @@ void RunSampler::tell() {
   if (pool == nullptr) return;
   for (const std::string& line : pool->take_log()) progress_.note(line);
   for (const MemberEvent& event : pool->take_events()) {
-    files_.write_server_event(event.server, name_of(event.state), event.text);
-    const std::string line =
-        fmt::format("server {}: {}: {}", event.server, name_of(event.state), event.text);
+    const std::string state = name_of(event.state);
+    const std::string line = fmt::format("server {}: {}: {}", event.server, state, event.text);
     // Each new version is two lines per server: those are for the log.
     const bool usual =
         event.state == MemberState::syncing || (event.state == MemberState::ready && !event.first);
-    usual ? files_.log(line) : progress_.note(line);
+    if (usual) {
+      files_.log(line);
+      continue;
+    }
+    files_.write_server_event(event.server, state, event.text);
+    progress_.note(line);
   }
 }
 
