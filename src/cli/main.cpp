@@ -18,6 +18,10 @@
 #include "leeway/error.h"
 #include "run/failure.h"
 
+namespace leeway {
+void add_serve(CLI::App& app, Program& program);
+}
+
 namespace {
 
 // Where the words of a command line lead, up to the first option.
@@ -102,6 +106,7 @@ int main(int argc, char** argv) {
   leeway::add_init(app, program);
   leeway::add_logprobs(app, program);
   leeway::add_generate(app, program);
+  leeway::add_serve(app, program);
   leeway::add_tokenize(app, program);
   leeway::add_render(app, program);
   leeway::add_trajectory(app, program);

@@ -61,6 +61,7 @@ ResumedSummary train(const Catalog& catalog, const Options& options) {
                           should_stop);
   }
   RunSetup setup(load_config(catalog, options));
+  setup.spawn_servers = options.spawn_servers;
   return run_training(setup, catalog, {}, progress, should_stop);
 }
 
@@ -121,6 +122,13 @@ void add_train(CLI::App& app, Program& program) {
       ->excludes("--resume");
   command->add_flag("--keep-optimizer", options->keep_optimizer,
                     "With --from: also start with its optimizer moments");
+  command
+      ->add_option(
+          "--spawn-servers", options->spawn_servers,
+          "Start this many `leeway serve` processes on this machine, which sample for the\n"
+          "run and end with it")
+      ->type_name("N")
+      ->check(CLI::Range(1, 64));
   command->add_flag("--json", options->json, "Print the summary as JSON");
   command->callback([&program, options] { run(program, *options); });
 }

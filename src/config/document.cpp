@@ -103,7 +103,7 @@ class Reader {
     }
     const std::optional<Scalar> scalar = scalar_of(node);
     if (!scalar) problems_.blame(full);
-    if (!scalar && section.open) {
+    if ((!scalar || node.is_array()) && section.open) {
       throw Error(
           fmt::format("{}: {}: {} is not a valid value for any key", where, full, kind_of(node)));
     }
@@ -170,6 +170,14 @@ std::optional<Scalar> scalar_of(const toml::node& node) {
   if (const auto* integer = node.as_integer()) return integer->get();
   if (const auto* number = node.as_floating_point()) return number->get();
   if (const auto* text = node.as_string()) return text->get();
+  if (const auto* list = node.as_array()) {
+    std::vector<std::string> texts;
+    for (const toml::node& element : *list) {
+      if (!element.is_string()) return std::nullopt;
+      texts.push_back(element.as_string()->get());
+    }
+    return texts;
+  }
   return std::nullopt;
 }
 

@@ -11,7 +11,7 @@
 
 namespace leeway {
 
-// The value of a node, if it is one of the four scalar kinds.
+// The value of a node, if it is one of the four scalar kinds or a list of text.
 std::optional<Scalar> scalar_of(const toml::node& node);
 // The kind of a node that is not a scalar: "a list", "a table", "a date or time".
 const char* kind_of(const toml::node& node);

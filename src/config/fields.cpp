@@ -51,11 +51,12 @@ const Field* Section::find(const std::string& key) const {
 std::string type_text(const Field& field) {
   if (is<bool>(field)) return "true or false";
   if (is<double>(field) || is<AutoNumber>(field)) return "number";
+  if (is<std::vector<std::string>>(field)) return "list of text";
   return is_text(field) ? "text" : "integer";
 }
 
 std::string values_text(const Field& field) {
-  if (is<bool>(field)) return "";
+  if (is<bool>(field) || is<std::vector<std::string>>(field)) return "";
   if (is_text(field)) {
     if (!field.choices.empty()) return fmt::format("one of {}", fmt::join(field.choices, ", "));
     return field.may_be_empty ? "" : "not empty";
@@ -68,9 +69,10 @@ std::string values_text(const Field& field) {
 std::string demand(const Field& field) {
   const std::string type = type_text(field), values = values_text(field);
   if (!field.choices.empty()) return "must be " + values;
-  const std::string noun = type == "integer"  ? "an integer"
-                           : type == "number" ? "a finite number"
-                                              : type;
+  const std::string noun = type == "integer"        ? "an integer"
+                           : type == "number"       ? "a finite number"
+                           : type == "list of text" ? "a list of text"
+                                                    : type;
   return fmt::format("must be {}{}{}", noun, values.empty() ? "" : ", ", values);
 }
 
@@ -81,6 +83,9 @@ std::string toml_text(const Field& field) {
     std::string operator()(const int64_t* value) const { return fmt::format("{}", *value); }
     std::string operator()(const double* value) const { return fmt::format("{}", *value); }
     std::string operator()(const std::string* value) const { return toml_string(*value); }
+    std::string operator()(const std::vector<std::string>* value) const {
+      return scalar_text(*value);
+    }
     std::string operator()(const std::optional<int64_t>* value) const {
       return value->has_value() ? fmt::format("{}", **value) : "\"unlimited\"";
     }

@@ -34,8 +34,8 @@ struct EnumTarget {
 // One key. `target` points to its value and must outlive the field.
 struct Field {
   // An empty optional integer is written "unlimited".
-  using Target = std::variant<bool*, int64_t*, double*, std::string*, std::optional<int64_t>*,
-                              AutoNumber*, EnumTarget>;
+  using Target = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*,
+                              std::optional<int64_t>*, AutoNumber*, EnumTarget>;
 
   std::string key;
   Target target;
@@ -72,7 +72,8 @@ std::vector<Section> describe(RunConfig& run, RendererConfig& renderer);
 // [[environment]] number `number`, counted from 0.
 Section describe(EnvironmentTable& table, size_t number);
 
-std::string type_text(const Field& field);    // "integer", "number", "text", "true or false"
+// "integer", "number", "text", "list of text", "true or false"
+std::string type_text(const Field& field);
 std::string values_text(const Field& field);  // "1 to 4096", "one of a, b"; "" if unrestricted
 // "must be an integer, 1 to 4096", for error messages.
 std::string demand(const Field& field);

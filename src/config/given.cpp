@@ -58,6 +58,7 @@ Value to_value(const Scalar& scalar) {
   if (const auto* flag = std::get_if<bool>(&scalar)) return *flag;
   if (const auto* integer = std::get_if<int64_t>(&scalar)) return static_cast<double>(*integer);
   if (const auto* number = std::get_if<double>(&scalar)) return *number;
+  if (const auto* list = std::get_if<std::vector<std::string>>(&scalar)) return scalar_text(*list);
   return std::get<std::string>(scalar);
 }
 
@@ -78,6 +79,11 @@ std::string toml_string(const std::string& text) {
 std::string scalar_text(const Scalar& scalar) {
   if (const auto* integer = std::get_if<int64_t>(&scalar)) return fmt::format("{}", *integer);
   if (const auto* text = std::get_if<std::string>(&scalar)) return toml_string(*text);
+  if (const auto* list = std::get_if<std::vector<std::string>>(&scalar)) {
+    std::string out;
+    for (const std::string& text : *list) out += (out.empty() ? "" : ", ") + toml_string(text);
+    return "[" + out + "]";
+  }
   const std::string plain = value_text(to_value(scalar));
   return plain == "infinity" ? "inf" : plain == "-infinity" ? "-inf" : plain;
 }

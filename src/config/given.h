@@ -15,8 +15,8 @@
 
 namespace leeway {
 
-// Integers stay integers: some keys accept nothing else.
-using Scalar = std::variant<bool, int64_t, double, std::string>;
+// Integers stay integers: some keys accept nothing else. Lists are lists of text.
+using Scalar = std::variant<bool, int64_t, double, std::string, std::vector<std::string>>;
 
 struct Given {
   std::string path;  // table with a dot: "trainer.", "environment.0.", "" at the top level
@@ -68,6 +68,7 @@ class Document {
   std::unordered_map<std::string, size_t> last_;  // by name
 };
 
+// Of a loss, which has no lists: they become text.
 Value to_value(const Scalar& scalar);
 std::string scalar_text(const Scalar& scalar);     // TOML
 std::string toml_string(const std::string& text);  // quoted and escaped

@@ -111,6 +111,40 @@ class Checks {
             fmt::format("must be 0 (greedy) or at least {}", kLeastTemperature));
   }
 
+  void inference() {
+    const InferenceTable& t = run_.inference;
+    if (t.pool == InferencePool::in_process) return;
+    const bool listed = t.pool == InferencePool::static_;
+    require(!listed || !t.base_url.empty(), {"inference.base_url", "inference.pool"},
+            "a static pool needs inference.base_url, a list of servers");
+    require(listed || !t.hostname.empty(), {"inference.hostname", "inference.pool"},
+            "an elastic pool needs inference.hostname, whose addresses are the servers");
+    require(t.admin_base_url.empty() || t.admin_base_url.size() == t.base_url.size(),
+            {"inference.admin_base_url"},
+            fmt::format("has {} entries, inference.base_url {}: each server needs one",
+                        t.admin_base_url.size(), t.base_url.size()));
+    for (const std::string& url : t.base_url) url_of("inference.base_url", url, t.base_url);
+    for (const std::string& url : t.admin_base_url) {
+      url_of("inference.admin_base_url", url, t.admin_base_url);
+    }
+    for (const std::string& header : t.headers) {
+      const size_t colon = header.find(": ");
+      const bool plain = std::none_of(header.begin(), header.end(),
+                                      [](unsigned char c) { return c < 32 || c == 127; });
+      require(plain && colon != std::string::npos && colon > 0, {"inference.headers"},
+              "each header must be one line, \"Name: value\"");
+      require(t.api_key_var.empty() || !header.starts_with("Authorization:"),
+              {"inference.headers", "inference.api_key_var"},
+              "inference.api_key_var makes the header Authorization; leave one of them out");
+    }
+    const bool foreign =
+        t.dialect == InferenceDialect::vllm || t.dialect == InferenceDialect::sglang;
+    require(!foreign || run_.rollout.temperature == 1.0,
+            {"rollout.temperature", "inference.dialect"},
+            "vLLM and SGLang give log-probabilities before temperature, which are those of the "
+            "sampled distribution at rollout.temperature = 1 only");
+  }
+
   void environment(size_t index) {
     const EnvironmentTable& e = run_.environments[index];
     if (e.name.empty()) return;
@@ -162,6 +196,19 @@ class Checks {
     findings_.inert(document_, *given, causes, problem);
   }
 
+  void url_of(const std::string& key, const std::string& url, const std::vector<std::string>& all) {
+    const size_t scheme = url.starts_with("http://") ? 7 : url.starts_with("https://") ? 8 : 0;
+    const std::string rest = url.substr(scheme);
+    const bool plain = std::none_of(rest.begin(), rest.end(), [](unsigned char c) {
+      return c <= 32 || c >= 127 || c == '@' || c == '?' || c == '#';
+    });
+    require(
+        scheme > 0 && plain && !rest.empty() && rest.front() != '/', {key},
+        fmt::format("{} is no URL of a server; write it as http://HOST:PORT", toml_string(url)));
+    require(std::count(all.begin(), all.end(), url) == 1, {key},
+            fmt::format("{} is there twice", toml_string(url)));
+  }
+
   void identity(size_t index, const std::string& id_key, const std::string& name_key) {
     const std::string& id = run_.environments[index].id;
     const bool plain = std::all_of(id.begin(), id.end(), [](unsigned char c) {
@@ -211,6 +258,7 @@ void check_run(const Document& document, const RunConfig& run, const LossSpec* l
   checks.trainer();
   checks.loss();
   checks.orchestrator();
+  checks.inference();
   for (size_t i = 0; i < run.environments.size(); ++i) checks.environment(i);
 }
 

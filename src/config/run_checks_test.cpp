@@ -52,6 +52,40 @@ TEST(RunChecks, AProgramTakesThePlaceOfAnAdvantage) {
                 "[orchestrator]\nadvantage = \"batch_mean\"\nlength_penalty = 0.5\n"});
 }
 
+TEST(RunChecks, APoolHasItsServersAndItsKeys) {
+  const std::string table = "[inference]\n", listed = table + "pool = \"static\"\n";
+  const std::string named = table + "pool = \"elastic\"\n";
+  const std::string urls = "base_url = [\"http://a:1\", \"https://b:2/v1\"]\n";
+  const std::string one = listed + "base_url = \"http://a:1\"\n";
+  expect_taken({table, table + "pool = \"in_process\"\n", listed + urls, one,
+                listed + urls + "admin_base_url = [\"http://a:3\", \"http://b:4\"]\n",
+                named + "hostname = \"h\"\n", one + "dialect = \"vllm\"\ndp_rank_count = 4\n",
+                one + "headers = [\"X-Team: rl\"]\napi_key_var = \"KEY\"\n",
+                one + "[rollout]\nkv_bytes = 4096\n"});
+  expect_refused(
+      {{listed, {"line 2", "inference.base_url"}},
+       {named, {"line 2", "inference.hostname"}},
+       {listed + "base_url = []\n", {"line 3", "a list of servers"}},
+       {table + urls, {"line 2", "inference.base_url", "inert", "in_process"}},
+       {table + "sync_interval = 3\n", {"line 2", "inert"}},
+       {named + "hostname = \"h\"\n" + urls, {"line 4", "inference.pool = \"static\""}},
+       {one + "port = 9\n", {"line 4", "inference.pool = \"elastic\""}},
+       {listed + urls + "admin_base_url = \"http://a:3\"\n", {"line 4", "has 1 entries"}},
+       {one + "headers = [\"X-Team\"]\n", {"line 4", "Name: value"}},
+       {one + "headers = [\"A: b\\nC: d\"]\n", {"line 4", "one line"}},
+       {one + "headers = [\"Authorization: x\"]\napi_key_var = \"K\"\n", {"line 4"}},
+       {one + "dialect = \"sglang\"\ndp_rank_count = 2\n", {"line 5", "vLLM"}},
+       {one + "dialect = \"vllm\"\n[rollout]\ntemperature = 0.7\n",
+        {"line 6", "before temperature"}},
+       {one + "[rollout]\nprecision = \"int8\"\n", {"line 5", "servers"}},
+       {one + "[rollout]\nthreads = 2\n", {"line 5", "servers"}}});
+  for (const char* url : {"a:1", "ftp://a", "http://", "http://u:p@a", "http://a?x", "http:///v1",
+                          "http://a b", "", "http://a\\nb"}) {
+    expect_refused({{listed + "base_url = \"" + url + "\"\n", {"line 3", "http://HOST:PORT"}}});
+  }
+  expect_refused({{listed + "base_url = [\"http://a\", \"http://a\"]\n", {"line 3", "twice"}}});
+}
+
 TEST(RunChecks, HeadsOfAModelDivide) {
   expect_refused(
       {{"[model]\nnum_attention_heads = 3\nhidden_size = 9\n",

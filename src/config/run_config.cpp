@@ -44,6 +44,9 @@ Field flag(const char* key, bool& value, const char* meaning) {
 Field text(const char* key, std::string& value, const char* meaning) {
   return {.key = key, .target = &value, .meaning = meaning};
 }
+Field texts(const char* key, std::vector<std::string>& value, const char* meaning) {
+  return {.key = key, .target = &value, .meaning = meaning};
+}
 // Text that must not be empty.
 Field word(const char* key, std::string& value, const char* meaning) {
   return {.key = key, .target = &value, .meaning = meaning, .may_be_empty = false};
@@ -291,7 +294,11 @@ std::vector<Field> renderer_fields(RendererConfig& t) {
   };
 }
 
-std::vector<Field> rollout_fields(RolloutTable& t) {
+std::vector<Field> rollout_fields(RolloutTable& t, InferencePool pool) {
+  const auto of_engine = [&](Field field) {
+    return inert_if(pool != InferencePool::in_process, "inference.pool",
+                    "is decided by the servers of inference.pool; leave it out", std::move(field));
+  };
   return {
       integer("max_new_tokens", t.max_new_tokens, 1, kMostTokens,
               "Maximum sampled tokens per turn."),
@@ -305,17 +312,78 @@ std::vector<Field> rollout_fields(RolloutTable& t) {
       number("min_p", t.min_p, kShare,
              "Sample from tokens with at least this fraction of the largest probability; "
              "training requires 0."),
-      choice("precision", t.precision, "Dtype of the sampler's weights."),
-      choice("kv_after_swap", t.kv_after_swap,
-             "What happens to the KV cache of unfinished rollouts when the weights change."),
+      of_engine(choice("precision", t.precision, "Dtype of the sampler's weights.")),
+      of_engine(
+          choice("kv_after_swap", t.kv_after_swap,
+                 "What happens to the KV cache of unfinished rollouts when the weights change.")),
       text("stop", t.stop,
            "Stop text: its last token ends a completion; if empty, the renderer and model decide."),
       integer("kv_bytes", t.kv_bytes, 1, kMostBytes, "Memory for the KV cache, in bytes."),
       integer("max_sequences", t.max_sequences, 1, 65536,
               "Maximum sequences sampled "
               "concurrently."),
-      integer("threads", t.threads, 0, kMostThreads,
-              "Number of sampler threads; 0 chooses automatically."),
+      of_engine(integer("threads", t.threads, 0, kMostThreads,
+                        "Number of sampler threads; 0 chooses automatically.")),
+  };
+}
+
+std::vector<Field> inference_fields(InferenceTable& t) {
+  const auto of = [&](bool condition, const char* reason, Field field) {
+    const bool local = t.pool == InferencePool::in_process;
+    return inert_if(local || !condition, "inference.pool",
+                    local ? "inert with inference.pool = \"in_process\"; set pool to \"static\" or "
+                            "\"elastic\", or leave it out"
+                          : reason,
+                    std::move(field));
+  };
+  const bool listed = t.pool == InferencePool::static_;
+  const char* of_static = "is a key of inference.pool = \"static\"; leave it out";
+  const char* of_elastic = "is a key of inference.pool = \"elastic\"; leave it out";
+  return {
+      choice("pool", t.pool,
+             "What samples for training: this process, the servers of a list, or those behind a "
+             "host name, which may come and go."),
+      of(listed, of_static,
+         texts("base_url", t.base_url, "Static: the servers, as in `http://10.0.0.7:8000`.")),
+      of(listed, of_static,
+         texts("admin_base_url", t.admin_base_url,
+               "Static: where the same servers take weights, pauses and questions of their health; "
+               "empty: where they take requests.")),
+      of(!listed, of_elastic,
+         text("hostname", t.hostname, "Elastic: the name whose addresses are the servers.")),
+      of(!listed, of_elastic, integer("port", t.port, 1, 65535, "Elastic: the servers' port.")),
+      of(true, "",
+         choice("dialect", t.dialect, "How the servers are spoken to; auto asks each of them.")),
+      of(true, "",
+         text("api_key_var", t.api_key_var,
+              "Environment variable with the key that the servers want; empty: they want none.")),
+      of(true, "", texts("headers", t.headers, "More headers of every call, as in `X-Team: rl`.")),
+      of(t.dialect == InferenceDialect::automatic || t.dialect == InferenceDialect::vllm,
+         "is vLLM's; leave it out",
+         integer("dp_rank_count", t.dp_rank_count, 1, 1024,
+                 "vLLM: data-parallel ranks behind each URL, which are chosen by a header.")),
+      of(true, "",
+         number("sync_interval", t.sync_interval, kPositive,
+                "Seconds between two questions of a server's health, and between two resolutions "
+                "of `hostname`.")),
+      of(true, "",
+         number("connect_timeout", t.connect_timeout, kPositive,
+                "Maximum seconds for a connection, and for an answer about health.")),
+      of(true, "",
+         number("request_timeout", t.request_timeout, kPositive,
+                "Maximum seconds for the answer to a request.")),
+      of(true, "",
+         number("stall_timeout", t.stall_timeout, kPositive,
+                "Maximum seconds between two pieces of an answer.")),
+      of(true, "",
+         number("update_timeout", t.update_timeout, kPositive,
+                "Maximum seconds in which a server loads new weights.")),
+      of(true, "",
+         integer("update_attempts", t.update_attempts, 1, 100,
+                 "Attempts to give a server new weights before it leaves the pool.")),
+      of(true, "",
+         number("ready_timeout", t.ready_timeout, kPositive,
+                "Seconds without any server after which requests fail, and a run does not start.")),
   };
 }
 
@@ -417,7 +485,11 @@ std::vector<Section> describe(RunConfig& run, RendererConfig& renderer) {
        .present = !renderer.name.empty()},
       {.path = "rollout",
        .about = "How tokens are sampled.",
-       .fields = rollout_fields(run.rollout)},
+       .fields = rollout_fields(run.rollout, run.inference.pool)},
+      {.path = "inference",
+       .about = "Which process samples for training ([pools](pools.md)).",
+       .fields = inference_fields(run.inference),
+       .present = run.inference.pool != InferencePool::in_process},
       {.path = "eval", .about = "Rewards on held-out prompts.", .fields = eval_fields(run.eval)},
       {.path = "output", .about = "What a run writes.", .fields = output_fields(run.output)},
       {.path = "checkpoint",

@@ -140,6 +140,26 @@ struct RolloutTable {
   int64_t threads = 0;  // 0: automatic
 };
 
+// [inference]: which process samples for training.
+struct InferenceTable {
+  InferencePool pool = InferencePool::in_process;
+  std::vector<std::string> base_url;        // static
+  std::vector<std::string> admin_base_url;  // static; empty: as base_url
+  std::string hostname;                     // elastic
+  int64_t port = 8000;                      // elastic
+  InferenceDialect dialect = InferenceDialect::automatic;
+  std::string api_key_var;           // name of an environment variable; empty: no key
+  std::vector<std::string> headers;  // "Name: value"
+  int64_t dp_rank_count = 1;         // vLLM: data-parallel ranks behind each URL
+  double sync_interval = 5.0;        // seconds between looks at the servers and their name
+  double connect_timeout = 5.0;      // seconds, also of answers about health
+  double request_timeout = 600.0;    // seconds
+  double stall_timeout = 60.0;       // seconds between two pieces of an answer
+  double update_timeout = 300.0;     // seconds in which a server loads weights
+  int64_t update_attempts = 3;
+  double ready_timeout = 120.0;  // seconds without any server before requests fail
+};
+
 // [eval]
 struct EvalTable {
   int64_t every = 0;  // steps between evaluations; 0: only before the first and after the last
@@ -196,6 +216,7 @@ struct RunConfig {
   TrainerTable trainer;
   OrchestratorTable orchestrator;
   RolloutTable rollout;
+  InferenceTable inference;
   EvalTable eval;
   OutputTable output;
   CheckpointTable checkpoint;

@@ -61,6 +61,16 @@ class Assign {
     *target = value;
   }
   void operator()(std::string* target) const { *target = text(); }
+  // One text stands for a list of one.
+  void operator()(std::vector<std::string>* target) const {
+    const auto* one = std::get_if<std::string>(&given_.value);
+    const auto* list = std::get_if<std::vector<std::string>>(&given_.value);
+    if (one == nullptr && list == nullptr) refuse(given_, demand(field_));
+    *target = one != nullptr ? std::vector<std::string>{*one} : *list;
+    for (const std::string& text : *target) {
+      if (!is_toml_text(text)) refuse(given_, "must be UTF-8 text without a NUL character");
+    }
+  }
   void operator()(const EnumTarget& target) const {
     const auto place = std::find(field_.choices.begin(), field_.choices.end(), text());
     target.set(target.value, static_cast<size_t>(place - field_.choices.begin()));

@@ -71,6 +71,17 @@ enum class KeptThinking { last, between_tool_calls, all };
 template <>
 inline constexpr std::array kNames<KeptThinking>{"last", "between_tool_calls", "all"};
 
+// inference.pool: what samples for training: this process, servers of a list, or the servers behind
+// a name.
+enum class InferencePool { in_process, static_, elastic };
+template <>
+inline constexpr std::array kNames<InferencePool>{"in_process", "static", "elastic"};
+
+// inference.dialect: how servers are spoken to; automatic asks each of them.
+enum class InferenceDialect { automatic, leeway, vllm, sglang };
+template <>
+inline constexpr std::array kNames<InferenceDialect>{"auto", "leeway", "vllm", "sglang"};
+
 // environment.verifier: how an answer is compared with the expected one.
 enum class VerifierKind { exact, numeric, regex, choice };
 template <>

@@ -158,6 +158,8 @@ int64_t Engine::submit(Request request) {
   return id;
 }
 
+void Engine::check(const Request& request) const { check_request(request, impl_->limits); }
+
 bool Engine::cancel(int64_t request) {
   const std::lock_guard lock(impl_->mutex);
   if (!impl_->open.contains(request)) return false;
@@ -174,9 +176,19 @@ void Engine::update_weights(std::shared_ptr<const PolicySnapshot> weights) {
 
 StepReport Engine::step() { return impl_->step(); }
 
+void Engine::take_pending() {
+  impl_->take_what_came_in();
+  impl_->publish();
+}
+
 std::span<const int32_t> Engine::sampled(int64_t request, int64_t sample) const {
-  const ScheduledSample* running = impl_->scheduler.find_running(request, sample);
-  return running == nullptr ? std::span<const int32_t>() : running->result.ids;
+  const SampledSequence* result = running(request, sample);
+  return result == nullptr ? std::span<const int32_t>() : result->ids;
+}
+
+const SampledSequence* Engine::running(int64_t request, int64_t sample) const {
+  const ScheduledSample* found = impl_->scheduler.find_running(request, sample);
+  return found == nullptr ? nullptr : &found->result;
 }
 
 bool Engine::cancel_sample(int64_t request, int64_t sample) {

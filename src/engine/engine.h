@@ -10,8 +10,8 @@
 //   whatever else is in the batch. (A GPU's logits depend in their last bits on the batch.)
 // - Each token carries the policy version whose weights gave its logits.
 //
-// Threads: one thread calls `step`, `sampled` and `cancel_sample`; everything else may be called
-// from any thread at any time.
+// Threads: one thread calls `step`, `take_pending`, `sampled`, `running` and `cancel_sample`;
+// everything else may be called from any thread at any time.
 #pragma once
 
 #include <cstdint>
@@ -61,6 +61,8 @@ class Engine {
   // than max_sequences, for settings out of range, and for a request that would not fit the memory
   // even alone.
   int64_t submit(Request request);
+  // Throws as `submit` does for a request that it would refuse.
+  void check(const Request& request) const;
   // Its unfinished samples end as cancelled with the tokens they have. Unknown or finished: false.
   bool cancel(int64_t request);
   // The next step samples with these weights. Weights of another config are refused (Error). A
@@ -72,9 +74,15 @@ class Engine {
   // to NaN or infinity): its unfinished samples end as cancelled, without a token of this step; all
   // others have their token, and the next step goes on with them.
   StepReport step();
+  // Takes pending submissions, cancellations and weights as a step does, and runs no pass. By the
+  // thread that steps.
+  void take_pending();
   // The tokens that a running sample has so far; empty if it waits, has ended or is unknown. By the
   // thread that steps; valid until its next call.
   std::span<const int32_t> sampled(int64_t request, int64_t sample) const;
+  // The same with the log-probabilities and versions, and with `finish` not yet decided; null where
+  // that is empty.
+  const SampledSequence* running(int64_t request, int64_t sample) const;
   // Ends one running sample as cancelled and leaves the request's others; false if it does not run.
   // By the thread that steps.
   bool cancel_sample(int64_t request, int64_t sample);

@@ -73,6 +73,12 @@ std::vector<int32_t> begin_ids_of(const Tokenizer& tokenizer, const TokenizerCon
 
 }  // namespace
 
+bool has_tokenizer(const ModelTextOptions& options) {
+  if (!options.tokenizer.empty() || is_present(options.folder + "/tokenizer.json")) return true;
+  const std::optional<PolicyCard> card = read_policy_card(options.folder);
+  return card && card->byte;
+}
+
 ModelText load_model_text(const ModelTextOptions& options, const ModelConfig& config) {
   ModelText text;
   text.folder = options.folder;

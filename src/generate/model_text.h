@@ -33,6 +33,10 @@ struct ModelText {
   int64_t vocab_size = 0;  // of the model
 };
 
+// Whether there is a tokenizer: a given one, the folder's tokenizer.json, or the bytes that a
+// folder of Leeway's names. Throws Error for a malformed leeway.json.
+bool has_tokenizer(const ModelTextOptions& options);
+
 // Reads the folder's files except the weights. A folder that Leeway wrote knows its tokenizer and
 // renderer (leeway.json). Throws Error naming the file or the option and the remedy: no tokenizer,
 // malformed settings, an unknown renderer, or one whose control tokens the tokenizer lacks.

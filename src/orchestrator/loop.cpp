@@ -199,6 +199,10 @@ class Loop {
     number("time/wait_for_batch", wait_);
     number("time/step", seconds);
     number("time/elapsed", now - begin_);
+    if (events_.more_metrics) {
+      const Metrics more = events_.more_metrics();
+      out.insert(out.end(), more.begin(), more.end());
+    }
     sampled_before_ = totals.sampled_tokens;
     sampling_ = 0.0;
     last_step_ = now;

@@ -35,6 +35,8 @@ struct LoopEvents {
   std::function<void(const StepRecord&)> on_step;
   // Called on the loop's thread for each rollout that fails, soon after it does; may be empty.
   std::function<void(const RolloutFailure&)> on_failure;
+  // More metrics of a step, of the sampler for example; may be empty.
+  std::function<Metrics()> more_metrics;
   // Polled throughout: returning true ends the loop after the current update.
   std::function<bool()> should_stop;
   // Whether to save a checkpoint after this update; and the function that saves it, called with the

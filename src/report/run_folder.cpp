@@ -190,6 +190,40 @@ std::vector<ConfigEntry> config_entries(std::string_view toml) {
 
 namespace {
 
+// The lives of the servers that sampled: [{"server", "events": [{"time", "state", "text"}]}], with
+// seconds since the first event of all.
+void write_servers(JsonWriter& json, const fs::path& path, ReportNotes& notes) {
+  constexpr size_t kMost = 1000;  // events of each
+  struct Event {
+    double time;
+    std::string state, text;
+  };
+  std::map<std::string, std::vector<Event>> lives;
+  double begin = -1.0;
+  const auto take = [&](const std::string&, rapidjson::Document& row) {
+    const auto text = [&](const char* key) {
+      return row.HasMember(key) && row[key].IsString() ? std::string(text_of(row[key])) : "";
+    };
+    const double time =
+        row.HasMember("time") && row["time"].IsNumber() ? row["time"].GetDouble() : 0.0;
+    if (begin < 0.0) begin = time;
+    std::vector<Event>& life = lives[text("server")];
+    if (life.size() < kMost) life.push_back({time - begin, text("state"), text("text")});
+    return true;
+  };
+  if (is_file(path)) for_each_object(path.string(), take, notes);
+  json.key("servers").begin_array();
+  for (const auto& [server, life] : lives) {
+    json.begin_object().key("server").value(server).key("events").begin_array();
+    for (const Event& event : life) {
+      json.begin_object().key("time").value(event.time).key("state").value(event.state);
+      json.key("text").value(event.text).end_object();
+    }
+    json.end_array().end_object();
+  }
+  json.end_array();
+}
+
 // The last groups that were given up, and their total number.
 void write_given_up(JsonWriter& json, const fs::path& path, ReportNotes& notes) {
   constexpr size_t kMost = 200;
@@ -265,6 +299,7 @@ std::string run_folder_json(const std::string& folder, const std::string& name,
   }
   json.end_array();
   write_given_up(json, path / "given_up.jsonl", notes);
+  write_servers(json, path / "servers.jsonl", notes);
   json.key("rollouts");
   write_rollouts(json, files, limits, notes);
   json.key("rollout_steps").begin_array();

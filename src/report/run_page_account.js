@@ -83,6 +83,23 @@
         add(element('thead'), head), add(element('tbody'), ...body))));
   }
 
+  // One line for each server's life.
+  function servers(account) {
+    const lives = account.run.servers || [];
+    if (lives.length === 0) return null;
+    const block = element('details');
+    add(block, element('summary', '', number(lives.length) +
+        (lives.length === 1 ? ' server sampled' : ' servers sampled')));
+    const head = add(element('tr'), ...['Server', 'At the end', 'Life'].map((title) =>
+        element('th', '', title)));
+    const body = lives.map((life) => add(element('tr'), element('td', '', life.server),
+        element('td', '', life.events[life.events.length - 1].state),
+        element('td', 'message', life.events.map((event) => event.time.toFixed(1) + ' s ' +
+            event.state + ': ' + event.text).join('; '))));
+    return add(block, add(element('div', 'scroll tall'), add(element('table', 'numbers'),
+        add(element('thead'), head), add(element('tbody'), ...body))));
+  }
+
   const accounts = runs.map(account_of).filter((account) => account !== null);
   if (accounts.length === 0) return;
   by_id('account-section').hidden = false;
@@ -93,7 +110,9 @@
           if (runs.length > 1) add(card, add(element('h3'), named(account.run)));
           add(card, bar(account), table(account));
           const groups = given_up(account);
-          return groups ? add(card, groups) : card;
+          if (groups) add(card, groups);
+          const lives = servers(account);
+          return lives ? add(card, lives) : card;
         }));
   }
   draw();

@@ -1,6 +1,7 @@
 // Where a run's configuration comes from: a file, and what the command line changes in it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@ struct ConfigSource {
   std::string file;               // empty: the default of whoever reads it
   std::vector<std::string> sets;  // key=value
   std::vector<std::string> unsets;
+  int64_t spawn_servers = 0;  // processes that sample for training; 0: as [inference] says
 };
 
 }  // namespace leeway

@@ -238,6 +238,14 @@ void RunFiles::write_given_up(const StepRecord& record) {
   }
 }
 
+void RunFiles::write_server_event(const std::string& server, const std::string& state,
+                                  const std::string& text) {
+  JsonWriter json;
+  json.begin_object().key("time").value(wall_time()).key("server").value(server);
+  json.key("state").value(state).key("text").value(text);
+  append(servers_, "servers.jsonl", json.end_object().text());
+}
+
 void RunFiles::write_sft(int64_t step, const Metrics& metrics) {
   Metrics named = metrics;
   // TensorBoard has one name space for all files.

@@ -44,6 +44,9 @@ class RunFiles {
 
   void log(const std::string& line);              // to log.txt
   void write_given_up(const StepRecord& record);  // to given_up.jsonl
+  // To servers.jsonl: a server of the run's pool has entered a state.
+  void write_server_event(const std::string& server, const std::string& state,
+                          const std::string& text);
   void write_step(const StepRecord& record);
   void write_sft(int64_t step, const Metrics& metrics);
   void write_eval(int64_t step, const Metrics& metrics);
@@ -72,7 +75,7 @@ class RunFiles {
   std::string moved_;
   std::vector<std::string> environment_ids_;
   int64_t rollouts_keep_ = 0;
-  AppendFile metrics_, sft_, eval_, given_up_;
+  AppendFile metrics_, sft_, eval_, given_up_, servers_;
   LogFile log_;
   std::unique_ptr<TensorBoardWriter> tensorboard_;
 };

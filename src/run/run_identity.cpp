@@ -65,7 +65,8 @@ std::string new_id() {
 bool may_change(const std::string& key) {
   for (const char* prefix :
        {"output.", "output_dir", "eval.", "checkpoint.", "trainer.threads", "rollout.threads",
-        "rollout.kv_bytes", "orchestrator.rollout_timeout", "trainer.max_steps", "sft.max_steps"}) {
+        "rollout.kv_bytes", "inference.", "orchestrator.rollout_timeout", "trainer.max_steps",
+        "sft.max_steps"}) {
     if (key.starts_with(prefix)) return true;
   }
   return false;

@@ -32,6 +32,7 @@ struct RunSetup {
   std::unique_ptr<Conversation> conversation;
   std::unique_ptr<EnvironmentMix> environments;  // null if none are configured
   std::vector<std::string> environment_ids;
+  int64_t spawn_servers = 0;           // processes that sample for training; 0: as [inference] says
   std::vector<Sample> demonstrations;  // from sft.data; empty: the environments provide them
 
   // `threads` where the table says 0.

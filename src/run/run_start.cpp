@@ -54,7 +54,8 @@ ResumedSummary resume_run(const Catalog& catalog, const std::string& folder,
     return resume_supervised(config.now, catalog, look_at_run(folder, check_sft_checkpoint),
                              progress, should_stop);
   }
-  const RunSetup setup(config.now);
+  RunSetup setup(config.now);
+  setup.spawn_servers = source.spawn_servers;
   Resumption resumption =
       look_at_run(folder, [&](const Checkpoint& each) { check_checkpoint(setup, each); });
   refuse_fewer_steps(resumption, "trainer.max_steps", run.trainer.max_steps);
@@ -91,6 +92,7 @@ RunSummary start_from_run(const Catalog& catalog, const StartingPoint& from,
   NewRun start{.notes = {}, .optimizer = origin.optimizer, .own_weights = true};
   RunSetup setup(
       config_from(catalog, origin, source.file, source.sets, source.unsets, start.notes));
+  setup.spawn_servers = source.spawn_servers;
   return run_training(setup, catalog, start, progress, should_stop);
 }
 

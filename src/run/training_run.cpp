@@ -14,7 +14,6 @@
 #include "orchestrator/loop.h"
 #include "orchestrator/steady_clock.h"
 #include "run/devices.h"
-#include "run/engine_sampler.h"
 #include "run/environment_check.h"
 #include "run/explain_text.h"
 #include "run/failure.h"
@@ -22,6 +21,7 @@
 #include "run/run_end.h"
 #include "run/run_evaluations.h"
 #include "run/run_files.h"
+#include "run/run_sampler.h"
 #include "run/run_saving.h"
 #include "run/run_warnings.h"
 #include "run/sft_phase.h"
@@ -268,7 +268,9 @@ class Run {
     latest_ = std::make_shared<const PolicySnapshot>(weights, first);
     evaluate_first();
     say_what_is_inert();
-    EngineSampler sampler(*latest_, setup_.engine_options(threads.sampler));
+    RunSampler run_sampler(setup_, latest_, threads.sampler, files_, progress_, should_stop_,
+                           clock_);
+    Sampler& sampler = run_sampler.sampler();
     RolloutDriver driver(*setup_.conversation, sampler, clock_,
                          setup_.rollout_settings(static_cast<float>(run_.rollout.temperature)));
     RolloutScheduler scheduler(run_.orchestrator, static_cast<uint64_t>(run_.seed), table.max_steps,
@@ -287,8 +289,9 @@ class Run {
     LoopResult result;
     const auto failure = failure_in([&] {
       TrainerLearner learner(trainer, first, state_.trained_tokens);
-      result = loop(scheduler, learner, trainer, first);
+      result = loop(scheduler, learner, trainer, first, run_sampler);
     });
+    run_sampler.tell();
     if (failure) {  // a full disk, most often
       result.end = LoopResult::End::gave_up;
       result.reason = *failure;
@@ -314,7 +317,7 @@ class Run {
   }
 
   LoopResult loop(RolloutScheduler& scheduler, TrainerLearner& learner, const Trainer& trainer,
-                  int64_t first) {
+                  int64_t first, RunSampler& run_sampler) {
     const auto save = [&](int64_t step, const ScheduleState& schedule) {
       evaluations_.settle(step);
       state_.before = evaluations_.before();
@@ -325,7 +328,9 @@ class Run {
     events.on_failure = [&](const RolloutFailure& failure) {
       reports_.failed(failure, clock_.now());
     };
+    events.more_metrics = [&] { return run_sampler.take_metrics(); };
     events.should_stop = [&] {
+      run_sampler.tell();
       const bool stop = should_stop_();
       if (stop) evaluations_.cancel();
       return stop;
@@ -380,6 +385,7 @@ RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& s
                         Progress& progress, const StopCondition& should_stop) {
   refuse_sampling(setup.config.run.rollout);
   check_environments(*setup.environments);
+  check_servers(setup);
   SteadyClock clock;
   const auto program = checked_program(setup.config.run.orchestrator, clock);
   RunFiles files(claim_folder(setup.config.run.output_dir));
@@ -395,6 +401,7 @@ RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resump
                            Progress& progress, const StopCondition& should_stop) {
   refuse_sampling(setup.config.run.rollout);
   check_environments(*setup.environments);
+  check_servers(setup);
   SteadyClock clock;
   const auto program = checked_program(setup.config.run.orchestrator, clock);
   const Checkpoint from = *resumption.from;

@@ -1,0 +1,212 @@
+#include "server/server.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+
+#include "generate/generation.h"
+#include "leeway/error.h"
+#include "server/api_error.h"
+#include "server/routes.h"
+
+namespace leeway {
+namespace {
+
+// In a time that does not depend on where two keys differ.
+bool same_key(std::string_view given, std::string_view key) {
+  unsigned difference = given.size() == key.size() ? 0 : 1;
+  for (size_t i = 0; i < given.size(); ++i) {
+    difference |= static_cast<unsigned char>(given[i]) ^
+                  static_cast<unsigned char>(key[key.empty() ? 0 : i % key.size()]);
+  }
+  return difference == 0;
+}
+
+bool is_authorized(const HttpRequest& request, const std::string& key) {
+  if (key.empty() || request.path == "/health" || request.path == "/metrics") return true;
+  const std::string* header = request.header("authorization");
+  constexpr std::string_view kScheme = "Bearer ";
+  if (header == nullptr || !header->starts_with(kScheme)) return false;
+  return same_key(std::string_view(*header).substr(kScheme.size()), key);
+}
+
+RouteTable all_routes() {
+  RouteTable routes;
+  add_status_routes(routes);
+  add_control_routes(routes);
+  add_weight_routes(routes);
+  add_generate_routes(routes);
+  return routes;
+}
+
+}  // namespace
+
+void ServerContext::check_model(const JsonFields& body) const {
+  const std::optional<std::string> wanted = body.text("model");
+  if (!wanted || wanted->empty() || *wanted == options.name || *wanted == options.folder) return;
+  throw ApiError(404,
+                 fmt::format("there is no model \"{}\" here, only \"{}\"", *wanted, options.name),
+                 "model");
+}
+
+void ServerContext::check_ready() const {
+  if (!status.failure.empty()) {
+    throw ApiError(503, "the engine has failed: " + status.failure);
+  }
+  if (draining) throw ApiError(503, "the server is shutting down");
+}
+
+void RouteTable::add(const std::string& method, const std::string& path, RouteHandler handler) {
+  routes_[path][method] = std::move(handler);
+}
+
+const RouteHandler& RouteTable::find(const HttpRequest& request) const {
+  const auto path = routes_.find(request.path);
+  if (path == routes_.end()) {
+    throw ApiError(404, fmt::format("there is no route {}", request.path));
+  }
+  const auto method = path->second.find(request.method == "HEAD" ? "GET" : request.method);
+  if (method == path->second.end()) {
+    throw ApiError(405, fmt::format("{} is for {}, not for {}", request.path,
+                                    path->second.begin()->first, request.method));
+  }
+  return method->second;
+}
+
+EngineThread::Done answer_when_done(ServerContext& context, const Exchange& exchange,
+                                    std::function<std::string()> body) {
+  return [&context, exchange, body = std::move(body)](const std::string& failure) {
+    context.http.post([exchange, body, failure] {
+      if (failure.empty()) {
+        exchange->respond({.body = body()});
+      } else {
+        exchange->respond({.status = 500, .body = error_json(500, failure)});
+      }
+    });
+  };
+}
+
+struct Server::Impl {
+  const ServerOptions options;
+  const ServedText text;
+  const ModelConfig config;
+  const RouteTable routes = all_routes();
+
+  // Updates of the engine's thread that the server's has not taken yet, so that a server that is
+  // busy finds one message and not many.
+  std::mutex mutex;
+  std::vector<EngineUpdate> updates;
+  EngineStatus status;
+  bool has_report = false;
+
+  HttpServer http;
+  EngineThread engine;
+  Calls calls;
+  WeightUpdates weights;
+  ServerContext context;
+
+  std::chrono::steady_clock::time_point drain_by;
+  bool aborted = false;
+
+  Impl(ServerOptions given, std::shared_ptr<const PolicySnapshot> snapshot, ServedText served)
+      : options(std::move(given)),
+        text(std::move(served)),
+        config(snapshot->config()),
+        http(
+            options.http, [this](Exchange exchange) { handle(exchange); },
+            [](int code, const std::string& message) { return error_json(code, message); }),
+        engine(snapshot, options.engine, text.text ? text.text->tokenizer.get() : nullptr,
+               [this](std::vector<EngineUpdate> fresh, const EngineStatus& now) {
+                 report(std::move(fresh), now);
+               }),
+        calls(engine, options.max_requests),
+        weights(engine, snapshot, options.weights_root,
+                [this](std::function<void()> function) { http.post(std::move(function)); }),
+        context{options, text, config, http, engine, calls, weights} {
+    context.status.version = snapshot->version();
+    context.status.blocks = context.status.free_blocks = engine.engine().blocks();
+    context.positions = most_positions(engine.engine(), config);
+    http.on_signal([this] { drain(); });
+  }
+
+  void report(std::vector<EngineUpdate> fresh, const EngineStatus& now);
+  void take_report();
+  void handle(const Exchange& exchange);
+  void drain();
+};
+
+void Server::Impl::report(std::vector<EngineUpdate> fresh, const EngineStatus& now) {
+  bool first = false;
+  {
+    const std::lock_guard lock(mutex);
+    first = !std::exchange(has_report, true);
+    std::move(fresh.begin(), fresh.end(), std::back_inserter(updates));
+    status = now;
+  }
+  if (first) http.post([this] { take_report(); });
+}
+
+void Server::Impl::take_report() {
+  std::vector<EngineUpdate> taken;
+  {
+    const std::lock_guard lock(mutex);
+    has_report = false;
+    std::swap(taken, updates);
+    context.status = status;
+  }
+  calls.take(std::move(taken));
+}
+
+void Server::Impl::handle(const Exchange& exchange) {
+  const auto refuse = [&](int code, const std::string& message, const std::string& param) {
+    HttpAnswer answer{.status = code, .body = error_json(code, message, param)};
+    if (code == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer");
+    exchange->respond(answer);
+  };
+  try {
+    if (!is_authorized(exchange->request(), options.api_key)) {
+      throw ApiError(401, "the key is missing or wrong: send it as Authorization: Bearer KEY");
+    }
+    routes.find(exchange->request())(context, exchange);
+  } catch (const ApiError& error) {
+    refuse(error.status(), error.what(), error.param());
+  } catch (const Error& error) {
+    refuse(400, error.what(), "");
+  }
+}
+
+void Server::Impl::drain() {
+  if (std::exchange(context.draining, true)) return;
+  http.drain();
+  drain_by = std::chrono::steady_clock::now() +
+             std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                 std::chrono::duration<double>(options.drain_seconds));
+  http.every(0.01, [this] {
+    if (calls.empty()) {
+      http.stop(options.http.write_seconds);
+      return false;
+    }
+    // What is paused does not end by itself.
+    const bool late = std::chrono::steady_clock::now() >= drain_by || context.status.paused;
+    if (late && !std::exchange(aborted, true)) engine.cancel_all();
+    return true;
+  });
+}
+
+Server::Server(ServerOptions options, std::shared_ptr<const PolicySnapshot> weights,
+               ServedText text)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(weights), std::move(text))) {}
+
+Server::~Server() = default;
+
+std::string Server::url() const { return impl_->http.url(); }
+int Server::port() const { return impl_->http.port(); }
+void Server::run() { impl_->http.run(); }
+void Server::drain() {
+  impl_->http.post([this] { impl_->drain(); });
+}
+int Server::drain_fd() const { return impl_->http.signal_fd(); }
+
+}  // namespace leeway

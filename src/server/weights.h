@@ -1,0 +1,56 @@
+// Loading weights into a server that is running.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "server/engine_thread.h"
+#include "server/worker.h"
+
+namespace leeway {
+
+struct WeightUpdate {
+  std::string folder;
+  std::optional<PolicyVersion> version;  // absent: that of the folder's name step_N, else the next
+};
+
+// On the server's thread, except where it says otherwise.
+class WeightUpdates {
+ public:
+  // `post` runs a function on the server's thread.
+  WeightUpdates(EngineThread& engine, std::shared_ptr<const PolicySnapshot> first,
+                const std::string& root, std::function<void(std::function<void()>)> post);
+
+  // The version's number and checksum are there when `done` is called: status 200, or another and
+  // the reason. The engine goes on sampling with the old weights until the new ones are loaded, and
+  // for good if they are refused. Throws ApiError 403 for a folder that is not below the root, and
+  // 503 while another update is under way.
+  void start(const WeightUpdate& update,
+             std::function<void(int status, const std::string& message)> done);
+
+  const PolicySnapshot& current() const { return *current_; }
+  std::shared_ptr<const PolicySnapshot> shared() const { return current_; }
+
+ private:
+  // On the worker's thread. Throws Error.
+  std::shared_ptr<const PolicySnapshot> load(const std::string& folder,
+                                             std::optional<PolicyVersion> given,
+                                             PolicyVersion version) const;
+
+  EngineThread& engine_;
+  std::shared_ptr<const PolicySnapshot> current_;
+  std::string root_;
+  std::function<void(std::function<void()>)> post_;
+  bool busy_ = false;
+  Worker worker_;
+};
+
+// N of a last path component step_N.
+std::optional<PolicyVersion> version_of_folder(const std::string& folder);
+
+// The folder without links, if it is one below `root`. Throws ApiError 403 and 400.
+std::string folder_below(const std::string& root, const std::string& folder);
+
+}  // namespace leeway
