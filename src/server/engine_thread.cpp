@@ -328,6 +328,7 @@ void EngineThread::pause(PauseMode mode, Done done) {
       return;
     }
     if (mode == PauseMode::abort) impl_->cancel_all();
+    if (mode == PauseMode::recompute) impl_->engine.recompute();
     impl_->held = true;
     for (const Done& earlier : std::exchange(impl_->after_last, {})) impl_->tell(earlier, "");
     impl_->tell(done, "");
