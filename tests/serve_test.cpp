@@ -151,7 +151,7 @@ TEST_F(ServeProgram, ServesTheClientOfOpenAI) {
   if (python({"-c", "1"}, "python3", minute).code != 0) GTEST_SKIP() << "there is no python3";
   const fs::path packages = LEEWAY_BINARY_DIR "/python_openai";
   const std::string interpreter = packages / "bin/python";
-  const std::string wanted = "openai==2.8.1";
+  const std::string wanted = "openai==3.49.0";
   const fs::path stamp = packages / ("has_" + wanted);
   if (!fs::exists(stamp)) {
     fs::remove_all(packages);

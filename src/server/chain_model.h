@@ -12,7 +12,7 @@ namespace leeway::testing {
 
 // Attention and the feed-forward parts add nothing, so that the hidden state is the last token's
 // embedding, of which each has a direction of its own. Tokens that are not in `next` are followed
-// by `otherwise`.
+// by `otherwise`, which ends a text.
 inline Parameters chain_weights(int64_t vocabulary, const std::map<int32_t, int32_t>& next,
                                 int32_t otherwise) {
   ModelConfig config;
@@ -27,6 +27,7 @@ inline Parameters chain_weights(int64_t vocabulary, const std::map<int32_t, int3
   config.head_dim = 16;
   config.max_position_embeddings = 1024;
   config.tie_word_embeddings = false;
+  config.eos_token_id = {otherwise};
   Parameters weights(config);
   initialise(weights, 1);
   for (const ParameterInfo& info : weights.table()) {

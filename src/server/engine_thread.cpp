@@ -102,7 +102,11 @@ void EngineThread::Impl::run() {
         die(error.what());
       }
     }
-    if (!held && !jobs.empty() && status.failure.empty()) step();
+    try {
+      if (!held && !jobs.empty() && status.failure.empty()) step();
+    } catch (const std::exception& error) {
+      die(error.what());  // out of memory
+    }
     if (jobs.empty() && !after_last.empty()) {
       held = true;
       for (const Done& done : std::exchange(after_last, {})) tell(done, "");

@@ -223,6 +223,17 @@ TEST(ServerTrouble, RequestsMayBePipelinedAndKeptAlive) {
   EXPECT_FALSE(client.read_some()) << "HTTP/1.0 ends after one answer";
 }
 
+TEST(ServerTrouble, WhoEndsItsSideStillGetsTheAnswer) {
+  const RunningServer running;
+  for (int i = 0; i < 20; ++i) {
+    TestClient client = running.client();
+    client.send("GET /metrics HTTP/1.1\r\n\r\n");
+    ::shutdown(client.socket(), SHUT_WR);
+    EXPECT_EQ(client.reply().status, 200);
+    EXPECT_FALSE(client.read_some());
+  }
+}
+
 // A request that never ends is cut off, whatever it sends, and so is a connection without one.
 TEST(ServerTrouble, SlowAndIdleClientsAreClosed) {
   ServerOptions options = small_options();

@@ -61,16 +61,14 @@ void check_requests(const ServerContext& context, const std::vector<Request>& re
                     int64_t limit) {
   for (Request request : requests) {
     request.max_new_tokens = std::max<int64_t>(limit, 1);
-    if (limit == 0) {
-      // One position less, so that a prompt that fills the model can be scored.
-      if (request.prompt.size() > 1) request.prompt.pop_back();
-      for (const int32_t id : requests.front().prompt) {
-        if (id < 0 || id >= context.config.vocab_size) {
-          throw ApiError(400, fmt::format("prompt: the id {} is not one of the model's 0 to {}", id,
-                                          context.config.vocab_size - 1));
-        }
-      }
+    // Of a prompt that is only scored the last token needs no position after it, and is checked
+    // here.
+    const int32_t last = request.prompt.empty() ? 0 : request.prompt.back();
+    if (limit == 0 && (last < 0 || last >= context.config.vocab_size)) {
+      throw ApiError(400, fmt::format("prompt: the id {} is not one of the model's 0 to {}", last,
+                                      context.config.vocab_size - 1));
     }
+    if (limit == 0 && request.prompt.size() > 1) request.prompt.pop_back();
     try {
       context.engine.engine().check(request);
     } catch (const Error& error) {
