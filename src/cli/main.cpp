@@ -18,10 +18,6 @@
 #include "leeway/error.h"
 #include "run/failure.h"
 
-namespace leeway {
-void add_serve(CLI::App& app, Program& program);
-}
-
 namespace {
 
 // Where the words of a command line lead, up to the first option.

@@ -17,9 +17,6 @@
 #endif
 
 namespace leeway {
-
-void add_serve(CLI::App& app, Program& program);
-
 namespace {
 
 constexpr const char* kMeaning =

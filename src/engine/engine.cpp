@@ -181,6 +181,8 @@ void Engine::take_pending() {
   impl_->publish();
 }
 
+void Engine::recompute() { impl_->scheduler.restart(); }
+
 std::span<const int32_t> Engine::sampled(int64_t request, int64_t sample) const {
   const SampledSequence* result = running(request, sample);
   return result == nullptr ? std::span<const int32_t>() : result->ids;

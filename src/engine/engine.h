@@ -10,8 +10,8 @@
 //   whatever else is in the batch. (A GPU's logits depend in their last bits on the batch.)
 // - Each token carries the policy version whose weights gave its logits.
 //
-// Threads: one thread calls `step`, `take_pending`, `sampled`, `running` and `cancel_sample`;
-// everything else may be called from any thread at any time.
+// Threads: one thread calls `step`, `take_pending`, `recompute`, `sampled`, `running` and
+// `cancel_sample`; everything else may be called from any thread at any time.
 #pragma once
 
 #include <cstdint>
@@ -77,6 +77,9 @@ class Engine {
   // Takes pending submissions, cancellations and weights as a step does, and runs no pass. By the
   // thread that steps.
   void take_pending();
+  // Forgets the keys and values of all running samples, as weights do with KvAfterSwap::recompute:
+  // the next passes compute them again, the tokens stay. By the thread that steps.
+  void recompute();
   // The tokens that a running sample has so far; empty if it waits, has ended or is unknown. By the
   // thread that steps; valid until its next call.
   std::span<const int32_t> sampled(int64_t request, int64_t sample) const;

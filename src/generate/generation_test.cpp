@@ -9,7 +9,7 @@
 namespace leeway {
 namespace {
 
-using testing::bytes_of;
+using testing::byte_ids;
 
 class Generation : public ::testing::Test {
  protected:
@@ -27,7 +27,7 @@ class Generation : public ::testing::Test {
   Parameters weights_;
   Engine engine_;
   GenerationSettings settings_;
-  GenerationPrompt prompt_{.ids = bytes_of("Hello"), .samples = 1, .seed = 3};
+  GenerationPrompt prompt_{.ids = byte_ids("Hello"), .samples = 1, .seed = 3};
 };
 
 TEST_F(Generation, StreamedTextIsTheTextAndItsTokensThoseOfAPlainRequest) {

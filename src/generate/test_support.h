@@ -45,7 +45,7 @@ inline EngineOptions one_thread() {
   return options;
 }
 
-inline std::vector<int32_t> bytes_of(const std::string& text) {
+inline std::vector<int32_t> byte_ids(const std::string& text) {
   std::vector<int32_t> ids;
   for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
   return ids;

@@ -9,7 +9,7 @@
 namespace leeway {
 namespace {
 
-using testing::bytes_of;
+using testing::byte_ids;
 
 // Pushes the ids one by one; the pieces in a list, with what `finish` gives at the end.
 std::vector<TextPiece> pieces_of(TextStream& stream, const std::vector<int32_t>& ids) {
@@ -22,7 +22,7 @@ std::vector<TextPiece> pieces_of(TextStream& stream, const std::vector<int32_t>&
 TEST(TextStream, ACharacterOfSeveralTokensComesWhole) {
   const auto tokenizer = make_byte_tokenizer();
   TextStream stream(*tokenizer, {}, false);
-  const auto pieces = pieces_of(stream, bytes_of("a\xE2\x82\xAC"
+  const auto pieces = pieces_of(stream, byte_ids("a\xE2\x82\xAC"
                                                  "b\xC3"));
   ASSERT_EQ(pieces.size(), 7u);
   EXPECT_EQ(pieces[0].text, "a");
@@ -57,7 +57,7 @@ TEST(TextStream, EveryPieceIsValidUtf8WhateverIsSampled) {
 TEST(TextStream, AStopTextEndsTheTextWhereverTokensCutIt) {
   const auto tokenizer = make_byte_tokenizer();
   TextStream stream(*tokenizer, {"END", "\n\n"}, false);
-  const auto pieces = pieces_of(stream, bytes_of("a\nEEND and more\n\n"));
+  const auto pieces = pieces_of(stream, byte_ids("a\nEEND and more\n\n"));
   EXPECT_EQ(stream.text(), "a\nE");
   EXPECT_TRUE(stream.stopped());
   EXPECT_EQ(pieces[1].text, "") << "may begin two newlines";
@@ -68,7 +68,7 @@ TEST(TextStream, AStopTextEndsTheTextWhereverTokensCutIt) {
 TEST(TextStream, WhatWasHeldBackComesAtTheEnd) {
   const auto tokenizer = make_byte_tokenizer();
   TextStream stream(*tokenizer, {"END"}, false);
-  const auto pieces = pieces_of(stream, bytes_of("xEN"));
+  const auto pieces = pieces_of(stream, byte_ids("xEN"));
   EXPECT_EQ(pieces.back().text, "EN");
   EXPECT_EQ(stream.text(), "xEN");
   EXPECT_FALSE(stream.stopped());

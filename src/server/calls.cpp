@@ -12,6 +12,7 @@ namespace leeway {
 std::string event_text(std::string_view json) { return fmt::format("data: {}\n\n", json); }
 
 void Calls::start(Call call) {
+  if (call.exchange->gone()) return;  // while its prompts were scored
   if (static_cast<int64_t>(open_.size()) >= most_) {
     throw ApiError(429, fmt::format("{} requests are being answered, which is the most: try again "
                                     "later",

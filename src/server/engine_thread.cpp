@@ -102,7 +102,11 @@ void EngineThread::Impl::run() {
         die(error.what());
       }
     }
-    if (!held && !jobs.empty() && status.failure.empty()) step();
+    try {
+      if (!held && !jobs.empty() && status.failure.empty()) step();
+    } catch (const std::exception& error) {
+      die(error.what());  // out of memory
+    }
     if (jobs.empty() && !after_last.empty()) {
       held = true;
       for (const Done& done : std::exchange(after_last, {})) tell(done, "");
@@ -328,6 +332,7 @@ void EngineThread::pause(PauseMode mode, Done done) {
       return;
     }
     if (mode == PauseMode::abort) impl_->cancel_all();
+    if (mode == PauseMode::recompute) impl_->engine.recompute();
     impl_->held = true;
     for (const Done& earlier : std::exchange(impl_->after_last, {})) impl_->tell(earlier, "");
     impl_->tell(done, "");

@@ -43,8 +43,10 @@ struct EngineStatus {
 };
 
 // How running samples and those to come are treated until `resume`. keep: they stay as they are;
-// abort: they end with what they have; wait: they are finished first. New ones wait in each case.
-enum class PauseMode { keep, abort, wait };
+// recompute: they stay, and their keys and values are computed again with the weights there are
+// then; abort: they end with what they have; wait: they are finished first. New ones wait in each
+// case.
+enum class PauseMode { keep, recompute, abort, wait };
 
 class EngineThread {
  public:

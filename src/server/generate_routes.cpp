@@ -6,6 +6,8 @@
 #include "server/api_error.h"
 #include "server/routes.h"
 #include "server/sampling_fields.h"
+#include "server/text_answer.h"
+#include "server/text_requests.h"
 
 namespace leeway {
 namespace {
@@ -28,8 +30,10 @@ std::string choice_json(size_t index, const SampledSequence& sequence) {
 
 class InferenceWriter final : public AnswerWriter {
  public:
-  InferenceWriter(ServerContext& context, std::string request_id)
-      : context_(context), request_id_(std::move(request_id)) {}
+  InferenceWriter(ServerContext& context, std::string request_id, std::string prompt_logprobs)
+      : context_(context),
+        request_id_(std::move(request_id)),
+        prompt_logprobs_(std::move(prompt_logprobs)) {}
 
   std::string whole(const std::vector<SampledSequence>& choices) override {
     std::string list;
@@ -39,8 +43,9 @@ class InferenceWriter final : public AnswerWriter {
     }
     JsonWriter id;
     id.value(request_id_);
-    return fmt::format(R"({{"request_id": {}, "choices": [{}], "leeway": {{"version": {}}}}})",
-                       id.text(), list, context_.status.version);
+    return fmt::format(
+        R"({{"request_id": {}, "choices": [{}], "prompt_logprobs": {}, "leeway": {{"version": {}}}}})",
+        id.text(), list, prompt_logprobs_, context_.status.version);
   }
   std::string piece(size_t, const SampledSequence&) override { return ""; }
   std::string ending(size_t, const SampledSequence&) override { return ""; }
@@ -49,6 +54,7 @@ class InferenceWriter final : public AnswerWriter {
  private:
   ServerContext& context_;
   std::string request_id_;
+  std::string prompt_logprobs_;  // JSON
 };
 
 void inference_generate(ServerContext& context, const Exchange& exchange) {
@@ -84,9 +90,22 @@ void inference_generate(ServerContext& context, const Exchange& exchange) {
   Call call;
   call.exchange = exchange;
   call.request_id = fields.text("request_id").value_or("");
-  call.writer = std::make_unique<InferenceWriter>(context, call.request_id);
+  const std::vector<int32_t> ids = request.prompt;
   call.requests.push_back(std::move(request));
-  context.calls.start(std::move(call));
+  if (!parameters.integer("prompt_logprobs", 0, 1)) {
+    call.writer = std::make_unique<InferenceWriter>(context, call.request_id, "null");
+    return context.calls.start(std::move(call));
+  }
+  check_requests(context, call.requests, call.requests.front().max_new_tokens);
+  auto shared = std::make_shared<Call>(std::move(call));
+  score_then(context, exchange, {ids},
+             [&context, shared, ids](std::vector<std::vector<float>> scores) {
+               TokenStyle style;
+               if (context.text.text) style.tokenizer = context.text.text->tokenizer.get();
+               shared->writer = std::make_unique<InferenceWriter>(
+                   context, shared->request_id, prompt_logprobs_json(style, ids, scores.front()));
+               context.calls.start(std::move(*shared));
+             });
 }
 
 }  // namespace

@@ -93,11 +93,20 @@ void HttpConnection::on_write(bufferevent*, void* self) {
   if (connection->state_ != State::ending || connection->shut_) return;
   connection->shut_ = true;
   ::shutdown(bufferevent_getfd(connection->buffers_), SHUT_WR);
+  if (connection->input_ended_) connection->close();
 }
 
-void HttpConnection::on_event(bufferevent*, short, void* self) {
+// The end of the input, an error, or a client that does not read. Who ends its side only, while the
+// answer is on its way, still gets it.
+void HttpConnection::on_event(bufferevent*, short what, void* self) {
   auto* connection = static_cast<HttpConnection*>(self);
-  connection->close();  // the end of the input, an error, or a client that does not read
+  const bool ended = (what & BEV_EVENT_EOF) != 0;
+  if (!ended || connection->state_ == State::answering || !connection->has_output()) {
+    return connection->close();
+  }
+  connection->state_ = State::ending;
+  connection->input_ended_ = true;
+  bufferevent_disable(connection->buffers_, EV_READ);
 }
 
 void HttpConnection::on_timer(evutil_socket_t, short, void* self) {

@@ -74,6 +74,7 @@ class HttpConnection {
   HttpParser parser_;
   State state_ = State::reading;
   bool parsing_ = false, timed_request_ = false, keep_alive_ = false, shut_ = false;
+  bool input_ended_ = false;  // while the last bytes go out
   std::shared_ptr<HttpExchange> exchange_;
 };
 

@@ -10,6 +10,7 @@
 #include "server/engine_thread.h"
 #include "server/http_server.h"
 #include "server/json_fields.h"
+#include "server/prompt_scores.h"
 #include "server/server.h"
 #include "server/weights.h"
 
@@ -23,6 +24,7 @@ struct ServerContext {
   EngineThread& engine;
   Calls& calls;
   WeightUpdates& weights;
+  PromptScores& scores;
   EngineStatus status;  // the latest
   bool draining = false;
   int64_t positions = 0;  // of a prompt and its completion together
@@ -51,6 +53,11 @@ void add_status_routes(RouteTable& routes);   // health, models, what is loaded
 void add_control_routes(RouteTable& routes);  // pause, resume, abort
 void add_weight_routes(RouteTable& routes);
 void add_generate_routes(RouteTable& routes);  // token ids in and out, as vLLM
+void add_completion_routes(RouteTable& routes);
+void add_chat_routes(RouteTable& routes);
+void add_sglang_routes(RouteTable& routes);
+void add_text_routes(RouteTable& routes);  // tokenize, detokenize
+void add_metric_routes(RouteTable& routes);
 
 // Runs the function on the server's thread when the engine's thread has done something.
 EngineThread::Done answer_when_done(ServerContext& context, const Exchange& exchange,

@@ -38,6 +38,11 @@ RouteTable all_routes() {
   add_control_routes(routes);
   add_weight_routes(routes);
   add_generate_routes(routes);
+  add_completion_routes(routes);
+  add_chat_routes(routes);
+  add_sglang_routes(routes);
+  add_text_routes(routes);
+  add_metric_routes(routes);
   return routes;
 }
 
@@ -105,6 +110,7 @@ struct Server::Impl {
   EngineThread engine;
   Calls calls;
   WeightUpdates weights;
+  PromptScores scores;
   ServerContext context;
 
   std::chrono::steady_clock::time_point drain_by;
@@ -124,7 +130,9 @@ struct Server::Impl {
         calls(engine, options.max_requests),
         weights(engine, snapshot, options.weights_root,
                 [this](std::function<void()> function) { http.post(std::move(function)); }),
-        context{options, text, config, http, engine, calls, weights} {
+        scores([this](std::function<void()> function) { http.post(std::move(function)); },
+               options.engine.threads),
+        context{options, text, config, http, engine, calls, weights, scores} {
     context.status.version = snapshot->version();
     context.status.blocks = context.status.free_blocks = engine.engine().blocks();
     context.positions = most_positions(engine.engine(), config);
@@ -184,7 +192,7 @@ void Server::Impl::drain() {
              std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                  std::chrono::duration<double>(options.drain_seconds));
   http.every(0.01, [this] {
-    if (calls.empty()) {
+    if (calls.empty() && !scores.busy()) {
       http.stop(options.http.write_seconds);
       return false;
     }

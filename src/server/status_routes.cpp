@@ -45,6 +45,8 @@ void model_info(ServerContext& context, const Exchange& exchange) {
 
 void add_status_routes(RouteTable& routes) {
   routes.add("GET", "/health", health);
+  routes.add("GET", "/liveness",
+             [](ServerContext&, const Exchange& exchange) { exchange->respond({.body = "{}"}); });
   routes.add("GET", "/v1/models", models);
   routes.add("GET", "/model_info", model_info);
   routes.add("GET", "/get_model_info", model_info);

@@ -1,0 +1,50 @@
+// Answers of /v1/completions.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/calls.h"
+#include "server/text_answer.h"
+
+namespace leeway {
+
+struct CompletionOptions {
+  AnswerHead head;
+  TokenStyle style;
+  std::vector<std::vector<int32_t>> prompts;
+  size_t samples = 1;  // of each prompt
+  std::vector<std::string> stop_texts;
+  std::vector<int32_t> stop_ids;
+  bool echo = false;
+  bool usage_in_stream = false;
+  bool prompt_logprobs = false;
+  // Of each prompt, one value less than it has tokens; for echo with logprobs and prompt_logprobs.
+  std::vector<std::vector<float>> scores;
+};
+
+class CompletionWriter final : public AnswerWriter {
+ public:
+  explicit CompletionWriter(CompletionOptions options);
+
+  std::string whole(const std::vector<SampledSequence>& choices) override;
+  std::string piece(size_t choice, const SampledSequence& fresh) override;
+  std::string ending(size_t choice, const SampledSequence& all) override;
+  std::string closing(const std::vector<SampledSequence>& choices) override;
+
+ private:
+  void write_choice(JsonWriter& json, size_t choice, const std::string& text,
+                    const SampledSequence& tokens, const char* finish, bool with_prompt);
+  void write_logprobs(JsonWriter& json, size_t choice, const SampledSequence& tokens,
+                      bool with_prompt);
+  std::string chunk(size_t choice, const std::string& text, const SampledSequence& tokens,
+                    const char* finish);
+
+  const CompletionOptions options_;
+  std::vector<ChoiceText> texts_;  // [choices]
+  std::vector<size_t> offsets_;    // [choices] characters written so far
+  std::vector<bool> opened_;       // [choices] its prompt has been sent
+};
+
+}  // namespace leeway

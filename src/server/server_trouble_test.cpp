@@ -1,0 +1,326 @@
+// Bad requests and bad clients: each is answered or closed, and the others are served.
+
+#include <fmt/format.h>
+
+#include "base/rng.h"
+#include "server/test_support.h"
+
+namespace leeway {
+namespace {
+
+using namespace testing;
+
+bool is_error(const HttpReply& reply) {
+  const rapidjson::Document body = parsed_json(reply.body);
+  return body.IsObject() && body.HasMember("error") && body["error"].IsObject() &&
+         body["error"].HasMember("message") && body["error"].HasMember("type") &&
+         body["error"].HasMember("param") && body["error"].HasMember("code");
+}
+
+// Every route that takes a body, and one that it accepts.
+const std::vector<std::pair<std::string, std::string>> kGood = {
+    {"/inference/v1/generate",
+     R"({"token_ids": [1, 2, 3], "sampling_params": {"temperature": 0.5, "top_p": 0.9, "top_k": 4,)"
+     R"( "min_p": 0.01, "seed": 3, "n": 2, "max_tokens": 3, "stop_token_ids": [7]}})"},
+    {"/generate",
+     R"({"input_ids": [[1, 2], [3]], "sampling_params": {"max_new_tokens": 2, "stop": ["x"]},)"
+     R"( "return_logprob": true, "logprob_start_len": 0, "rid": "a", "stream": false})"},
+    {"/v1/completions",
+     R"({"model": "small", "prompt": ["ab", "c"], "max_tokens": 3, "echo": true, "logprobs": 1,)"
+     R"( "stop": "q", "n": 2, "stream": false, "return_token_ids": true})"},
+    {"/v1/chat/completions",
+     R"({"messages": [{"role": "system", "content": "be"}, {"role": "user", "content": [{"type":)"
+     R"( "text", "text": "hi"}]}], "max_tokens": 4, "tools": [{"type": "function", "function":)"
+     R"( {"name": "f", "parameters": {}}}], "logprobs": true, "stop": ["x"]})"},
+    {"/tokenize", R"({"prompt": "abc", "add_special_tokens": true})"},
+    {"/detokenize", R"({"tokens": [97, 98]})"},
+    {"/pause_generation", R"({"mode": "in_place"})"},
+    {"/continue_generation", "{}"},
+    {"/update_weights", R"({"weight_dir": "/nowhere", "weight_version": 3})"},
+    {"/abort_request", R"({"rid": "x", "abort_all": false})"},
+};
+
+TEST(ServerTrouble, BadValuesAre400WithAMessage) {
+  const RunningServer running;
+  TestClient client = running.client();
+  const std::vector<std::pair<std::string, std::string>> bad = {
+      {"/inference/v1/generate", ""},
+      {"/inference/v1/generate", "[1]"},
+      {"/inference/v1/generate", "{"},
+      {"/inference/v1/generate", R"({"token_ids": []})"},
+      {"/inference/v1/generate", R"({"token_ids": "abc"})"},
+      {"/inference/v1/generate", R"({"token_ids": [-1]})"},
+      {"/inference/v1/generate", R"({"token_ids": [300]})"},
+      {"/inference/v1/generate", R"({"token_ids": [1.5]})"},
+      {"/inference/v1/generate", R"({"token_ids": [99999999999]})"},
+      {"/inference/v1/generate", R"({"token_ids": [1], "sampling_params": 3})"},
+      {"/v1/completions", R"({"prompt": ""})"},
+      {"/v1/completions", R"({"prompt": []})"},
+      {"/v1/completions", R"({"prompt": [[]]})"},
+      {"/v1/completions", R"({"prompt": [1, "a"]})"},
+      {"/v1/completions", R"({"prompt": 5})"},
+      {"/v1/completions", R"({"prompt": "a", "logprobs": 5})"},
+      {"/v1/completions", R"({"prompt": "a", "max_tokens": 0})"},
+      {"/v1/completions", R"({"prompt": "a", "stop": [""]})"},
+      {"/v1/completions", R"({"prompt": "a", "stop": [1]})"},
+      {"/v1/completions", R"({"prompt": "a", "stream": "yes"})"},
+      {"/v1/completions", R"({"prompt": "a", "logit_bias": {"1": 5}})"},
+      {"/v1/completions", R"({"prompt": "a", "presence_penalty": 0.5})"},
+      {"/v1/completions", R"({"prompt": "a", "logprobs_mode": "odd"})"},
+      {"/v1/completions", "{\"prompt\": \"\xff\xfe\"}"},
+      {"/v1/chat/completions", "{}"},
+      {"/v1/chat/completions", R"({"messages": []})"},
+      {"/v1/chat/completions", R"({"messages": [{"role": "king", "content": "a"}]})"},
+      {"/v1/chat/completions", R"({"messages": [3]})"},
+      {"/v1/chat/completions",
+       R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})"},
+      {"/v1/chat/completions",
+       R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 5, "logprobs": true})"},
+      {"/v1/chat/completions", R"({"messages": [{"role": "user", "content": "a"}], "tools": {}})"},
+      {"/v1/chat/completions",
+       R"({"messages": [{"role": "user", "content": "a"}], "tool_choice": "required"})"},
+      {"/v1/chat/completions",
+       R"({"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json"}})"},
+      {"/generate", "{}"},
+      {"/generate", R"({"input_ids": [1], "top_logprobs_num": 3})"},
+      {"/tokenize", "{}"},
+      {"/detokenize", R"({"tokens": [99999]})"},
+  };
+  for (const auto& [path, body] : bad) {
+    const HttpReply reply = client.post(path, body);
+    EXPECT_EQ(reply.status, 400) << path << " " << body << " -> " << reply.body;
+    EXPECT_TRUE(is_error(reply)) << reply.body;
+  }
+  const std::string settings[] = {R"("temperature": -1)",
+                                  R"("temperature": "hot")",
+                                  R"("temperature": NaN)",
+                                  R"("temperature": 1e999)",
+                                  R"("top_p": 0)",
+                                  R"("top_p": 1.5)",
+                                  R"("top_k": -2)",
+                                  R"("top_k": 1.5)",
+                                  R"("min_p": 2)",
+                                  R"("n": 0)",
+                                  R"("n": -1)",
+                                  R"("n": 100000)",
+                                  R"("max_tokens": -1)",
+                                  R"("max_tokens": 511)",
+                                  R"("max_tokens": 9223372036854775808)",
+                                  R"("seed": -1)",
+                                  R"("seed": 1.5)",
+                                  R"("seed": 18446744073709551616)",
+                                  R"("stop_token_ids": [300])",
+                                  R"("stop_token_ids": 3)"};
+  for (const std::string& setting : settings) {
+    for (const auto& [path, body] : std::vector<std::pair<std::string, std::string>>{
+             {"/inference/v1/generate",
+              R"({"token_ids": [1, 2], "sampling_params": {)" + setting + "}}"},
+             {"/v1/completions", R"({"prompt": "ab", )" + setting + "}"},
+             {"/v1/chat/completions",
+              R"({"messages": [{"role": "user", "content": "a"}], )" + setting + "}"}}) {
+      const HttpReply reply = client.post(path, body);
+      EXPECT_EQ(reply.status, 400) << body << " -> " << reply.body;
+      EXPECT_TRUE(is_error(reply)) << reply.body;
+    }
+  }
+  const HttpReply unknown = client.post("/v1/completions", R"({"model": "gpt-9", "prompt": "a"})");
+  EXPECT_EQ(unknown.status, 404);
+  EXPECT_TRUE(is_error(unknown));
+  EXPECT_EQ(client.get("/health").status, 200);
+}
+
+// Bodies that were good once: 200 or an error in OpenAI's form, and the server lives.
+TEST(ServerTrouble, SurvivesDamagedBodies) {
+  const RunningServer running;
+  TestClient client = running.client();
+  for (const auto& [path, body] : kGood) {
+    const int status = client.post(path, body).status;
+    EXPECT_TRUE(status == 200 || path == "/update_weights") << path << " " << status;
+  }
+  Rng rng(7);
+  const std::vector<std::string> pieces = {"null", "-1",   "1e308",   "\"\"",
+                                           "[]",   "{}",   "true",    "0.1",
+                                           "[[]]", "\xc3", "\\u0000", "99999999999"};
+  int accepted = 0;
+  for (int round = 0; round < 1500; ++round) {
+    const auto& [path, good] = kGood[rng.below(kGood.size())];
+    std::string body = good;
+    for (uint64_t edits = 1 + rng.below(4); edits > 0; --edits) {
+      const size_t at = rng.below(body.size() + 1);
+      switch (rng.below(4)) {
+        case 0: body.insert(at, pieces[rng.below(pieces.size())]); break;
+        case 1: body.erase(at, rng.below(10)); break;
+        case 2:
+          if (at < body.size()) body[at] = static_cast<char>(rng.below(256));
+          break;
+        default: {
+          // A value in place of another: what follows a colon up to the next comma.
+          const size_t colon = body.find(':', at);
+          if (colon == std::string::npos) break;
+          const size_t end = body.find_first_of(",}", colon);
+          if (end == std::string::npos) break;
+          body.replace(colon + 1, end - colon - 1, pieces[rng.below(pieces.size())]);
+        }
+      }
+    }
+    const HttpReply reply = client.post(path, body);
+    ASSERT_TRUE(reply.status == 200 || (reply.status >= 400 && reply.status < 500))
+        << path << " " << body << " -> " << reply.status << " " << reply.body;
+    accepted += reply.status == 200 ? 1 : 0;
+    if (reply.status != 200) {
+      ASSERT_TRUE(is_error(reply)) << body << " -> " << reply.body;
+    }
+    if (path == "/pause_generation") client.post("/continue_generation", "");
+  }
+  EXPECT_GT(accepted, 0);
+  EXPECT_EQ(client.get("/health_generate").status, 200);
+}
+
+TEST(ServerTrouble, BadHttpIsAnsweredAndTheConnectionClosed) {
+  ServerOptions options = small_options();
+  options.http.limits.body_bytes = 1000;
+  const RunningServer running(options);
+  const std::vector<std::pair<std::string, int>> cases = {
+      {"nonsense\r\n\r\n", 400},
+      {"GET / HTTP/9\r\n\r\n", 400},
+      {"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", 400},
+      {"POST /v1/completions HTTP/1.1\r\nContent-Length: 1001\r\n\r\n", 413},
+      {"GET / HTTP/1.1\r\nA: " + std::string(50'000, 'x') + "\r\n\r\n", 431}};
+  for (const auto& [bytes, status] : cases) {
+    TestClient client = running.client();
+    client.send(bytes);
+    const HttpReply reply = client.reply();
+    EXPECT_EQ(reply.status, status) << bytes.substr(0, 60);
+    EXPECT_TRUE(is_error(reply)) << reply.body;
+    EXPECT_FALSE(client.read_some()) << "the connection ends";
+  }
+  Rng rng(3);
+  for (int round = 0; round < 200; ++round) {
+    TestClient client = running.client();
+    std::string bytes;
+    for (uint64_t i = rng.below(300); i > 0; --i) bytes += static_cast<char>(rng.below(256));
+    client.send(bytes + "\r\n\r\n");
+    ::shutdown(client.socket(), SHUT_WR);
+    while (client.read_some()) {
+    }
+  }
+  TestClient client = running.client();
+  EXPECT_EQ(client.get("/health").status, 200);
+}
+
+TEST(ServerTrouble, RequestsMayBePipelinedAndKeptAlive) {
+  const RunningServer running;
+  TestClient client = running.client();
+  std::string bytes;
+  for (int i = 0; i < 50; ++i) bytes += "GET /health HTTP/1.1\r\n\r\n";
+  client.send(bytes);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(client.reply().status, 200);
+  client.send("HEAD /health HTTP/1.1\r\n\r\n");
+  ASSERT_TRUE(client.read_until("\r\n\r\n"));
+  client.unread().clear();
+  client.send("GET /health HTTP/1.0\r\n\r\n");
+  EXPECT_EQ(client.reply().status, 200);
+  EXPECT_FALSE(client.read_some()) << "HTTP/1.0 ends after one answer";
+}
+
+TEST(ServerTrouble, WhoEndsItsSideStillGetsTheAnswer) {
+  const RunningServer running;
+  for (int i = 0; i < 20; ++i) {
+    TestClient client = running.client();
+    client.send("GET /metrics HTTP/1.1\r\n\r\n");
+    ::shutdown(client.socket(), SHUT_WR);
+    EXPECT_EQ(client.reply().status, 200);
+    EXPECT_FALSE(client.read_some());
+  }
+}
+
+// A request that never ends is cut off, whatever it sends, and so is a connection without one.
+TEST(ServerTrouble, SlowAndIdleClientsAreClosed) {
+  ServerOptions options = small_options();
+  options.http.request_seconds = 0.2;
+  options.http.idle_seconds = 0.2;
+  const RunningServer running(options);
+  TestClient idle = running.client(), slow = running.client(), body = running.client();
+  slow.send("GET /health HTTP/1.1\r\nA: ");
+  body.send("POST /tokenize HTTP/1.1\r\nContent-Length: 10\r\n\r\n{");
+  EXPECT_FALSE(idle.read_some());
+  while (slow.send("a")) {
+    pollfd ready = {slow.socket(), POLLIN, 0};
+    if (::poll(&ready, 1, 5) > 0) break;
+  }
+  EXPECT_EQ(slow.reply().status, 408);
+  EXPECT_EQ(body.reply().status, 408);
+}
+
+TEST(ServerTrouble, ConnectionsAndRequestsHaveALimit) {
+  ServerOptions options = small_options();
+  options.http.connections = 3;
+  options.max_requests = 1;
+  const RunningServer running(options);
+  TestClient first = running.client(), second = running.client();
+  EXPECT_EQ(first.post("/pause?mode=keep", "").status, 200);
+  {
+    TestClient third = running.client();
+    EXPECT_EQ(third.get("/health").status, 200);
+    TestClient fourth = running.client();
+    EXPECT_FALSE(fourth.read_some()) << "one too many";
+    const std::string body = R"({"token_ids": [1]})";
+    third.send(fmt::format("POST /inference/v1/generate HTTP/1.1\r\nContent-Length: {}\r\n\r\n{}",
+                           body.size(), body));
+    ASSERT_TRUE(soon([&] { return metric(first, "leeway_requests") == 1; }));
+    const HttpReply refused = second.post("/inference/v1/generate", body);
+    EXPECT_EQ(refused.status, 429);
+    EXPECT_TRUE(is_error(refused));
+  }
+  // The third is gone: its request is cancelled although nothing is sampled.
+  EXPECT_TRUE(soon([&] { return metric(first, "leeway_requests") == 0; }));
+}
+
+TEST(ServerTrouble, AClientThatLeavesEndsItsRequest) {
+  const RunningServer running;
+  TestClient watcher = running.client();
+  for (const bool stream : {false, true}) {
+    {
+      TestClient client = running.client();
+      const std::string body = fmt::format(
+          R"({{"prompt": "ab", "max_tokens": 500, "n": 4, "ignore_eos": true, "stream": {}}})",
+          stream);
+      client.send(fmt::format("POST /v1/completions HTTP/1.1\r\nContent-Length: {}\r\n\r\n{}",
+                              body.size(), body));
+      ASSERT_TRUE(soon([&] { return metric(watcher, "leeway_requests") == 1; }));
+    }
+    EXPECT_TRUE(soon([&] { return metric(watcher, "leeway_requests") == 0; }));
+  }
+}
+
+// A stream that nobody reads is cut off when its buffer is full; others go on.
+TEST(ServerTrouble, AStreamThatNobodyReadsIsCutOff) {
+  ServerOptions options = small_options();
+  options.http.stream_bytes = 20'000;
+  const RunningServer running(options, byte_served_text(), byte_weights(1, 8192));
+  TestClient watcher = running.client();
+  TestClient client = running.client();
+  const int small = 4096;
+  ::setsockopt(client.socket(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+  const std::string body =
+      R"({"prompt": "ab", "max_tokens": 8000, "n": 4, "ignore_eos": true, "stream": true})";
+  client.send(fmt::format("POST /v1/completions HTTP/1.1\r\nContent-Length: {}\r\n\r\n{}",
+                          body.size(), body));
+  ASSERT_TRUE(soon([&] { return metric(watcher, "leeway_requests") == 1; }));
+  EXPECT_TRUE(soon([&] { return metric(watcher, "leeway_requests") == 0; }));
+  EXPECT_LT(metric(watcher, "vllm:generation_tokens_total"), 32'000);
+}
+
+TEST(ServerTrouble, ManyIdleConnectionsCostNothing) {
+  const RunningServer running;
+  std::vector<std::unique_ptr<TestClient>> idle;
+  for (int i = 0; i < 400; ++i) idle.push_back(std::make_unique<TestClient>(running.server.port()));
+  TestClient client = running.client();
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(client.get("/health").status, 200);
+  EXPECT_EQ(metric(client, "leeway_connections"), 401);
+  idle.clear();
+  EXPECT_TRUE(soon([&] { return metric(client, "leeway_connections") == 1; }));
+}
+
+}  // namespace
+}  // namespace leeway

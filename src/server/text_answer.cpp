@@ -1,0 +1,109 @@
+#include "server/text_answer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <span>
+
+#include "leeway/error.h"
+#include "server/api_error.h"
+
+namespace leeway {
+
+std::string TokenStyle::text_of(int32_t id) const {
+  if (as_token_ids) return fmt::format("token_id:{}", id);
+  if (tokenizer == nullptr) return "";
+  try {
+    return tokenizer->decode(std::span(&id, 1));
+  } catch (const Error&) {
+    return "\xEF\xBF\xBD";  // a row that pads the vocabulary
+  }
+}
+
+TokenStyle read_token_style(const JsonFields& body, const Tokenizer& tokenizer) {
+  TokenStyle style;
+  style.tokenizer = &tokenizer;
+  style.token_ids = body.flag("return_token_ids").value_or(false);
+  style.as_token_ids = body.flag("return_tokens_as_token_ids").value_or(false);
+  const std::string mode = body.text("logprobs_mode").value_or("raw_logprobs");
+  if (mode != "raw_logprobs" && mode != "processed_logprobs") {
+    body.refuse("logprobs_mode", "there are raw_logprobs and processed_logprobs");
+  }
+  if (mode == "processed_logprobs") style.mode = LogprobsMode::processed;
+  return style;
+}
+
+ChoiceText::ChoiceText(const Tokenizer& tokenizer, std::vector<std::string> stop_texts,
+                       std::vector<int32_t> stop_ids)
+    : stream_(tokenizer, std::move(stop_texts), false), stop_ids_(std::move(stop_ids)) {}
+
+std::string ChoiceText::take(const std::vector<int32_t>& fresh) {
+  std::string text;
+  for (const int32_t id : fresh) text += stream_.push(id).text;
+  taken_ += fresh.size();
+  return text;
+}
+
+std::string ChoiceText::end(const SampledSequence& all) {
+  std::span<const int32_t> rest = std::span(all.ids).subspan(std::min(taken_, all.ids.size()));
+  taken_ = all.ids.size();
+  // A stop id ends the sequence, and is the last one where a stop text has not.
+  const bool by_id = all.finish == Finish::stop && !rest.empty() &&
+                     std::find(stop_ids_.begin(), stop_ids_.end(), rest.back()) != stop_ids_.end();
+  if (by_id) rest = rest.first(rest.size() - 1);
+  std::string text;
+  for (const int32_t id : rest) text += stream_.push(id).text;
+  return text + stream_.finish().text;
+}
+
+Usage usage_of(const std::vector<size_t>& prompt_sizes,
+               const std::vector<SampledSequence>& choices) {
+  Usage usage;
+  for (const size_t size : prompt_sizes) usage.prompt += size;
+  for (const SampledSequence& choice : choices) usage.completion += choice.ids.size();
+  return usage;
+}
+
+std::string usage_json(const Usage& usage) {
+  return fmt::format(R"({{"prompt_tokens": {}, "completion_tokens": {}, "total_tokens": {}}})",
+                     usage.prompt, usage.completion, usage.prompt + usage.completion);
+}
+
+std::string versions_json(const SampledSequence& sequence) {
+  return fmt::format(R"({{"versions": {}}})", integers_text(sequence.versions));
+}
+
+std::string random_hex(size_t count) {
+  std::string text;
+  while (text.size() < count) text += fmt::format("{:016x}", random_seed());
+  text.resize(count);
+  return text;
+}
+
+AnswerHead new_head(const std::string& prefix, const std::string& model) {
+  return {prefix + random_hex(24), model, static_cast<int64_t>(std::time(nullptr))};
+}
+
+void write_head(JsonWriter& json, const AnswerHead& head, const char* object) {
+  json.key("id").value(head.id).key("object").value(object);
+  json.key("created").raw(std::to_string(head.created)).key("model").value(head.model);
+}
+
+std::string prompt_logprobs_json(const TokenStyle& style, const std::vector<int32_t>& ids,
+                                 const std::vector<float>& scores) {
+  JsonWriter json;
+  json.begin_array();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (i == 0) {
+      json.null();
+      continue;
+    }
+    json.begin_object().key(std::to_string(ids[i])).begin_object();
+    json.key("logprob").raw(float_text(scores[i - 1]));
+    json.key("decoded_token").value(style.text_of(ids[i])).end_object().end_object();
+  }
+  return json.end_array().text();
+}
+
+}  // namespace leeway

@@ -1,0 +1,43 @@
+// What the routes of texts share: which text there is, limits, stop tokens and scored prompts.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "generate/folder_settings.h"
+#include "server/routes.h"
+#include "server/sampling_fields.h"
+
+namespace leeway {
+
+// Throws ApiError 400 where the model's folder has no tokenizer, or no chat format.
+const ModelText& text_of(const ServerContext& context);
+const ModelText& chat_of(const ServerContext& context);
+
+// What generation_config.json says, else the engine's defaults.
+SamplingSettings folder_sampling(const GenerationConfig& folder);
+
+// The request's stop ids, and the model's end tokens unless ignore_eos is true.
+std::vector<int32_t> stop_ids_of(const SamplingFields& sampling, const std::vector<int32_t>& ends);
+
+Request make_request(const SamplingFields& sampling, std::vector<int32_t> prompt, int64_t limit,
+                     std::vector<int32_t> stop_ids);
+
+// Throws ApiError 400 if a prompt of so many tokens and `limit` new ones do not fit; nothing is
+// clamped. `key` is the request's name of the limit.
+void check_limit(const ServerContext& context, size_t prompt, int64_t limit, const char* key);
+
+// Throws ApiError 400 for what the engine would refuse; `limit` 0: of the prompts alone.
+void check_requests(const ServerContext& context, const std::vector<Request>& requests,
+                    int64_t limit);
+
+// stream_options.include_usage.
+bool wants_usage(const JsonFields& fields);
+
+// Scores the prompts and goes on with `then`, whose ApiError is answered; a failure is answered
+// too.
+void score_then(ServerContext& context, const Exchange& exchange,
+                std::vector<std::vector<int32_t>> prompts,
+                std::function<void(std::vector<std::vector<float>>)> then);
+
+}  // namespace leeway

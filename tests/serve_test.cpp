@@ -1,0 +1,184 @@
+// `leeway serve` as a program: its options, its signals, and the client that OpenAI publishes.
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <regex>
+
+#include "base/files.h"
+#include "base/test_folder.h"
+#include "cli_helpers.h"
+#include "live_program.h"
+#include "server/chain_model.h"
+#include "server/test_support.h"
+
+namespace leeway {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace testing;
+
+// A folder with a model that thinks, calls a tool and ends, and the chat format of qwen3.
+void write_model(const std::string& folder) {
+  const std::vector<std::string> controls = chain_tokens(control_tokens_of("qwen3"));
+  save_parameters(tool_calling_weights(controls), folder);
+  JsonWriter card;
+  card.begin_object().key("format").value(1.0).key("tokenizer").value("byte");
+  card.key("control_tokens").begin_array();
+  for (const std::string& token : controls) card.value(token);
+  card.end_array().key("renderer").begin_object().key("name").value("qwen3");
+  card.key("preserve_all_thinking").value(false);
+  card.key("preserve_thinking_between_tool_calls").value(false);
+  card.end_object().end_object();
+  write_file_atomically(folder + "/leeway.json", card.text());
+}
+
+// The port of a server that says that it listens; 0 if it does not.
+int port_of(LiveProgram& program) {
+  static const std::regex kLine("listening on http://127\\.0\\.0\\.1:([0-9]+)\n");
+  std::smatch match;
+  std::string printed;
+  program.wait_until([&](const std::string& all) { return contains(all, "\n"); });
+  printed = program.printed();
+  return std::regex_search(printed, match, kLine) ? std::stoi(match[1]) : 0;
+}
+
+class ServeProgram : public ::testing::Test {
+ protected:
+  ServeProgram() { write_model(model_); }
+  std::vector<std::string> command(std::vector<std::string> more = {}) const {
+    std::vector<std::string> args = {"serve", model_, "--port", "0", "--threads", "1"};
+    args.insert(args.end(), more.begin(), more.end());
+    return args;
+  }
+  TestFolder folder_;
+  std::string model_ = folder_.at("model");
+};
+
+TEST_F(ServeProgram, AnswersAndEndsWithSigterm) {
+  LiveProgram program(command(), LiveProgram::Streams::pipes);
+  const int port = port_of(program);
+  ASSERT_NE(port, 0) << program.printed();
+  TestClient client(port);
+  EXPECT_EQ(client.get("/health").status, 200);
+  const HttpReply reply = client.post("/v1/completions", R"({"prompt": "a", "max_tokens": 2})");
+  EXPECT_EQ(reply.status, 200) << reply.body;
+  program.send(SIGTERM);
+  EXPECT_EQ(program.wait(), 0) << program.printed();
+  EXPECT_FALSE(client.read_some());
+}
+
+TEST_F(ServeProgram, AnswersWhatItHasBegunAndASecondSignalEndsIt) {
+  const std::string body =
+      R"({"token_ids": [1], "sampling_params": {"max_tokens": 900, "n": 200, "temperature": 0}})";
+  const std::string request =
+      "POST /inference/v1/generate HTTP/1.1\r\nContent-Length: " + std::to_string(body.size()) +
+      "\r\n\r\n" + body;
+  for (const bool twice : {false, true}) {
+    LiveProgram program(command(), LiveProgram::Streams::pipes);
+    const int port = port_of(program);
+    ASSERT_NE(port, 0) << program.printed();
+    TestClient client(port), watcher(port);
+    client.send(request);
+    ASSERT_TRUE(soon([&] { return metric(watcher, "leeway_requests") == 1; }));
+    program.send(SIGTERM);
+    ASSERT_TRUE(program.wait_for("once more to end at once"));
+    if (twice) {
+      program.send(SIGINT);
+      EXPECT_EQ(program.wait(), 128 + SIGINT);
+    } else {
+      EXPECT_EQ(client.reply().status, 200);
+      EXPECT_EQ(program.wait(), 0) << program.printed();
+    }
+  }
+}
+
+TEST_F(ServeProgram, TakesItsKeyFromAFileAndNeverShowsIt) {
+  const std::string key = folder_.write("key", "s3cret-key\n");
+  LiveProgram program(command({"--api-key-file", key}), LiveProgram::Streams::pipes);
+  const int port = port_of(program);
+  ASSERT_NE(port, 0) << program.printed();
+  TestClient client(port);
+  EXPECT_EQ(client.get("/v1/models").status, 401);
+  EXPECT_EQ(client.call("GET", "/v1/models", "", "Authorization: Bearer s3cret-key\r\n").status,
+            200);
+  program.send(SIGTERM);
+  EXPECT_EQ(program.wait(), 0);
+  EXPECT_FALSE(contains(program.printed(), "s3cret"));
+}
+
+TEST_F(ServeProgram, RefusesWhatItCannotUse) {
+  const auto refused = [&](const std::vector<std::string>& more, const std::string& words) {
+    const RunResult result = run_program(command(more));
+    EXPECT_EQ(result.code, 2) << result;
+    EXPECT_TRUE(contains(result.err, words)) << result;
+  };
+  refused({"--host", "no.such.host.invalid"}, "no.such.host.invalid");
+  refused({"--weights-root", folder_.at("nowhere")}, "nowhere");
+  refused({"--api-key-file", folder_.at("none")}, "none");
+  refused({"--api-key-file", folder_.write("empty", "\n")}, "empty");
+  refused({"--renderer", "qwen9"}, "qwen9");
+  const RunResult missing = run_program({"serve", folder_.at("no_model")});
+  EXPECT_EQ(missing.code, 2) << missing;
+  LiveProgram program(command(), LiveProgram::Streams::pipes);
+  const int port = port_of(program);
+  ASSERT_NE(port, 0);
+  const RunResult taken = run_program({"serve", model_, "--port", std::to_string(port)});
+  EXPECT_EQ(taken.code, 2) << taken;
+  EXPECT_TRUE(contains(taken.err, std::to_string(port))) << taken;
+  program.send(SIGTERM);
+  EXPECT_EQ(program.wait(), 0);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+bool is_network_trouble(const RunResult& pip) {
+  if (pip.code == -SIGKILL) return true;  // beyond its time
+  for (const char* words :
+       {"onnection", "imed out", "imeout", "emporary failure", "nreachable", "HTTP error"}) {
+    if (contains(pip.err, words)) return true;
+  }
+  return false;
+}
+
+// The environment lies in the build folder and is made once.
+TEST_F(ServeProgram, ServesTheClientOfOpenAI) {
+  const auto python = [](const std::vector<std::string>& args, const std::string& program,
+                         std::chrono::seconds limit) {
+    return run_program(args, {.time_limit = limit, .program = program});
+  };
+  const auto minute = std::chrono::seconds(120);
+  if (python({"-c", "1"}, "python3", minute).code != 0) GTEST_SKIP() << "there is no python3";
+  const fs::path packages = LEEWAY_BINARY_DIR "/python_openai";
+  const std::string interpreter = packages / "bin/python";
+  const std::string wanted = "openai==3.49.0";
+  const fs::path stamp = packages / ("has_" + wanted);
+  if (!fs::exists(stamp)) {
+    fs::remove_all(packages);
+    const RunResult made = python({"-m", "venv", packages.string()}, "python3", minute);
+    ASSERT_EQ(made.code, 0) << "python3-venv is needed: " << made;
+    const RunResult pip =
+        python({"-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check",
+                "--prefer-binary", "--timeout=15", "--retries=1", wanted},
+               interpreter, std::chrono::seconds(240));
+    if (pip.code != 0 && is_network_trouble(pip)) {
+      GTEST_SKIP() << "needs the network: packages for Python could not be fetched";
+    }
+    ASSERT_EQ(pip.code, 0) << pip;
+    write_file_atomically(stamp, "");
+  }
+  const std::string key = folder_.write("key", "k3y");
+  LiveProgram program(command({"--api-key-file", key, "--name", "chain"}),
+                      LiveProgram::Streams::pipes);
+  const int port = port_of(program);
+  ASSERT_NE(port, 0) << program.printed();
+  const RunResult result = python({LEEWAY_SOURCE_DIR "/tests/python/openai_client_test.py",
+                                   "http://127.0.0.1:" + std::to_string(port) + "/v1", "k3y"},
+                                  interpreter, std::chrono::seconds(300));
+  EXPECT_EQ(result.code, 0) << result;
+  program.send(SIGTERM);
+  EXPECT_EQ(program.wait(), 0);
+}
+
+}  // namespace
+}  // namespace leeway
