@@ -298,7 +298,7 @@ void add_generate(CLI::App& app, Program&) {
                       "A tokenizer.json, or \"byte\", in place of the folder's");
   command
       ->add_option("--renderer", options->text.renderer,
-                   fmt::format("The chat format in place of the folder's: {}",
+                   fmt::format("The chat format in place of the folder's (auto): {}",
                                fmt::join(renderer_names(), ", ")))
       ->type_name("NAME");
   command->add_flag("--no-thinking", options->no_thinking,

@@ -142,7 +142,7 @@ void add_logprobs(CLI::App& app, Program&) {
                       "A tokenizer.json, or \"byte\", in place of the folder's");
   command
       ->add_option("--renderer", options->text.renderer,
-                   fmt::format("The chat format in place of the folder's: {}",
+                   fmt::format("The chat format in place of the folder's (auto): {}",
                                fmt::join(renderer_names(), ", ")))
       ->type_name("NAME");
   command->add_flag("--json", options->json,

@@ -104,7 +104,7 @@ void add_options(CLI::App& command, const std::shared_ptr<Options>& options) {
                      "A tokenizer.json, or \"byte\", in place of the folder's");
   command
       .add_option("--renderer", options->text.renderer,
-                  fmt::format("The chat format in place of the folder's: {}",
+                  fmt::format("The chat format in place of the folder's (auto): {}",
                               fmt::join(renderer_names(), ", ")))
       ->type_name("NAME");
   add_choice(command, "--device", options->device, "Device to run on; cuda needs a GPU");

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -127,6 +128,11 @@ void collect_before(const Json& processor, std::vector<std::string>& tokens, int
   }
 }
 
+// Settings of other programs that change what is drawn, and the value that switches each off.
+constexpr std::pair<const char*, float> kNotApplied[] = {
+    {"repetition_penalty", 1.0f}, {"no_repeat_ngram_size", 0.0f}, {"typical_p", 1.0f},
+    {"epsilon_cutoff", 0.0f},     {"eta_cutoff", 0.0f},           {"num_beams", 1.0f}};
+
 }  // namespace
 
 GenerationConfig read_generation_config(const std::string& folder) {
@@ -138,6 +144,10 @@ GenerationConfig read_generation_config(const std::string& folder) {
   config.top_k = file.whole_number("top_k", 0);
   config.max_new_tokens = file.whole_number("max_new_tokens", 1);
   config.eos_token_id = file.ids("eos_token_id");
+  for (const auto& [key, off] : kNotApplied) {
+    const std::optional<float> value = file.number(key);
+    if (value && *value != off) config.not_applied.push_back(fmt::format("{} {}", key, *value));
+  }
   SamplingSettings settings;
   settings.temperature = config.temperature.value_or(settings.temperature);
   settings.top_p = config.top_p.value_or(settings.top_p);

@@ -18,6 +18,8 @@ struct GenerationConfig {
   std::optional<float> temperature, top_p, min_p;
   std::optional<int64_t> top_k, max_new_tokens;
   std::vector<int32_t> eos_token_id;  // a number or a list in the file
+  // Settings that change what is drawn and that nothing here does, as "repetition_penalty 1.05".
+  std::vector<std::string> not_applied;
 };
 
 // `"do_sample": false` is temperature 0. Throws Error naming the file, the key and the value for

@@ -46,6 +46,10 @@ TEST(FolderSettings, AreReadAsTheHubWritesThem) {
   EXPECT_EQ(full.max_new_tokens, 2048);
   EXPECT_EQ(full.eos_token_id, (std::vector<int32_t>{7, 9}));
   EXPECT_EQ(generation(R"({"eos_token_id": 7})").eos_token_id, std::vector<int32_t>{7});
+  EXPECT_TRUE(full.not_applied.empty());
+  EXPECT_EQ(
+      generation(R"({"repetition_penalty": 1.05, "num_beams": 1, "typical_p": null})").not_applied,
+      std::vector<std::string>{"repetition_penalty 1.05"});
   EXPECT_FLOAT_EQ(generation(R"({"do_sample": false, "temperature": 0.6})").temperature.value(),
                   0.0f);
 

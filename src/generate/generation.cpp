@@ -143,6 +143,9 @@ std::string settings_text(const GenerationFlags& flags, const ModelText& text) {
   add("max_new_tokens", flags.max_new_tokens, folder.max_new_tokens);
   parts.push_back(text.end_ids.empty() ? "no end token"
                                        : "ends at " + token_names(text, text.end_ids));
+  if (!folder.not_applied.empty()) {
+    parts.push_back(fmt::format("without {}", fmt::join(folder.not_applied, ", ")));
+  }
   return fmt::format("{}: {}", text.folder, fmt::join(parts, ", "));
 }
 

@@ -141,7 +141,9 @@ TEST_F(Generation, FlagsComeBeforeTheFolderAndThatBeforeDefaults) {
   EXPECT_EQ(settings.max_new_tokens, 64);
   EXPECT_FALSE(settings.limit_is_given);
   EXPECT_EQ(settings.stop_ids.size(), text_.end_ids.size() + 1);
+  text_.generation.not_applied = {"repetition_penalty 1.05"};
   const std::string said = settings_text(flags, text_);
+  EXPECT_NE(said.find("without repetition_penalty 1.05"), std::string::npos) << said;
   EXPECT_EQ(said.find("temperature"), std::string::npos) << "it is not the folder's: " << said;
   EXPECT_NE(said.find("renderer qwen2.5, top_k 20, max_new_tokens 64, ends at"), std::string::npos)
       << said;

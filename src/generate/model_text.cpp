@@ -19,7 +19,7 @@ namespace {
 RendererConfig renderer_of(const ModelTextOptions& options, const std::optional<PolicyCard>& card) {
   RendererConfig renderer;
   if (!options.needs_renderer) return renderer;
-  if (!options.renderer.empty()) {
+  if (!options.renderer.empty() && options.renderer != "auto") {
     renderer.name = options.renderer;
   } else if (card && !card->renderer.name.empty()) {
     renderer = card->renderer;

@@ -17,7 +17,7 @@ namespace leeway {
 struct ModelTextOptions {
   std::string folder;
   std::string tokenizer;  // a tokenizer.json, or "byte"; empty: the folder's own
-  std::string renderer;   // its name; empty: the folder's own
+  std::string renderer;   // its name; empty or "auto": the folder's own
   bool needs_renderer = false;
 };
 

@@ -80,6 +80,9 @@ TEST_F(ModelTextTest, AFolderOfLeewayKnowsItsTokenizerAndRenderer) {
   const ModelText text = load_model_text(options(true, ""), config_of(300));
   EXPECT_STREQ(text.renderer->name(), "qwen2.5");
   EXPECT_EQ(text.tokenizer->token_id("<|im_start|>"), 257);
+  ModelTextOptions automatic = options(true, "");
+  automatic.renderer = "auto";
+  EXPECT_STREQ(load_model_text(automatic, config_of(300)).renderer->name(), "qwen2.5");
 }
 
 TEST_F(ModelTextTest, SaysWhatIsMissing) {
