@@ -69,13 +69,13 @@ int connect_to(int port) {
   return fd;
 }
 
-std::string request_text(uint64_t seed, int64_t tokens) {
+std::string request_text(uint64_t seed, int64_t tokens, int samples = 1) {
   std::string prompt;
   for (int64_t i = 0; i < kPrompt; ++i) prompt += fmt::format("{}{}", i == 0 ? "" : ",", 65 + i);
   const std::string body =
       fmt::format(R"({{"prompt": [{}], "max_tokens": {}, "seed": {}, "stream": true, )"
-                  R"("ignore_eos": true}})",
-                  prompt, tokens, seed);
+                  R"("n": {}, "ignore_eos": true}})",
+                  prompt, tokens, seed, samples);
   return fmt::format("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{}",
                      body.size(), body);
 }
@@ -140,13 +140,28 @@ class ServerProcess {
   pid_t pid_ = -1;
 };
 
+// Tokens that the server has sampled so far.
+int64_t sampled_tokens(int port) {
+  const int fd = connect_to(port);
+  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  (void)!::send(fd, request.data(), request.size(), MSG_NOSIGNAL);
+  std::string text;
+  char bytes[4096];
+  for (ssize_t count = 0; (count = ::recv(fd, bytes, sizeof bytes, 0)) > 0;) {
+    text.append(bytes, static_cast<size_t>(count));
+  }
+  ::close(fd);
+  const size_t at = text.find("\nleeway_sampled_tokens_total{");
+  return at == std::string::npos ? 0 : std::atoll(text.c_str() + text.find("} ", at) + 2);
+}
+
 struct Stream {
   int fd = -1;
   std::string tail;  // of what was read: an end may be cut in two
 };
 
 struct Load {
-  int64_t finished = 0, errors = 0;
+  int64_t finished = 0, errors = 0, tokens = 0;
   double seconds = 0, cpu = 0;
 };
 
@@ -164,6 +179,7 @@ Load run_streams(const ServerProcess& server, int streams, double seconds) {
     start(open[i]);
   }
   Load load;
+  const int64_t tokens = sampled_tokens(server.port);
   const double cpu = server.cpu_seconds();
   const auto begin = Clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
@@ -202,6 +218,7 @@ Load run_streams(const ServerProcess& server, int streams, double seconds) {
   }
   load.seconds = elapsed();
   load.cpu = server.cpu_seconds() - cpu;
+  load.tokens = sampled_tokens(server.port) - tokens;
   for (const Stream& stream : open) ::close(stream.fd);
   return load;
 }
@@ -254,7 +271,7 @@ int main(int argc, char** argv) {
     const std::string start = server.memory();
     for (int i = 0; i < kUnread; ++i) {
       others.push_back(connect_to(server.port));
-      const std::string text = request_text(static_cast<uint64_t>(i), 900);
+      const std::string text = request_text(static_cast<uint64_t>(i), 900, 8);
       (void)!::send(others.back(), text.data(), text.size(), MSG_NOSIGNAL);
     }
     const Load load = run_streams(server, streams, seconds);
@@ -268,8 +285,8 @@ int main(int argc, char** argv) {
     fmt::print("tokens                  {} in {:.1f} s, {:.0f} per second\n", tokens, load.seconds,
                static_cast<double>(tokens) / load.seconds);
     fmt::print("memory before           {}\nmemory after            {}\n", start, server.memory());
-    // The streams that nobody reads are sampled too, in the beginning.
-    const double served = load.cpu / static_cast<double>(tokens + kUnread * 900);
+    // The streams that nobody reads are sampled too, until they are cut off.
+    const double served = load.cpu / static_cast<double>(load.tokens);
     const double engine =
         engine_cpu_per_token(weights, streams, std::min<int64_t>(load.finished, 4 * streams));
     fmt::print("CPU time per token      {:.2f} us served, {:.2f} us in process: {:.3f}\n",

@@ -70,7 +70,7 @@ TEST_F(ServeProgram, AnswersAndEndsWithSigterm) {
 
 TEST_F(ServeProgram, AnswersWhatItHasBegunAndASecondSignalEndsIt) {
   const std::string body =
-      R"({"token_ids": [1], "sampling_params": {"max_tokens": 900, "n": 200, "temperature": 0}})";
+      R"({"token_ids": [1], "sampling_params": {"max_tokens": 900, "n": 100, "temperature": 0}})";
   const std::string request =
       "POST /inference/v1/generate HTTP/1.1\r\nContent-Length: " + std::to_string(body.size()) +
       "\r\n\r\n" + body;

@@ -41,7 +41,7 @@ class Reports {
   template <class Condition>
   bool wait(const Condition& condition) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(20), condition);
+    return changed_.wait_for(lock, std::chrono::seconds(60), condition);
   }
   bool wait_ended(size_t count) {
     return wait([&] { return ended_.size() >= count; });

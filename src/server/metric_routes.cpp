@@ -56,6 +56,8 @@ std::string metrics_text(const ServerContext& context) {
   gauge("leeway_connections", "Open connections", number(context.http.connections()), model);
   gauge("leeway_requests", "HTTP requests that are being sampled for", number(context.calls.size()),
         model);
+  counter("leeway_sampled_tokens_total", "Sampled tokens, those of samples that run included",
+          number(status.sampled_tokens), model);
   counter("leeway_steps_total", "Passes of the engine", number(status.steps), model);
   counter("leeway_step_seconds_total", "Time in passes", status.step_seconds, model);
   return prometheus::TextSerializer().Serialize(registry.Collect());

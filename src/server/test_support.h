@@ -25,7 +25,7 @@ struct HttpReply {
   std::string head, body;
 };
 
-// One connection. Every wait ends after 20 seconds, as a failure.
+// One connection. Every wait ends after a minute, as a failure.
 class TestClient {
  public:
   explicit TestClient(int port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -51,8 +51,8 @@ class TestClient {
   // False at the end of the connection.
   bool read_some() {
     pollfd ready = {socket_, POLLIN, 0};
-    if (::poll(&ready, 1, 20'000) <= 0) {
-      ADD_FAILURE() << "no answer in 20 seconds, after: " << read_;
+    if (::poll(&ready, 1, 60'000) <= 0) {
+      ADD_FAILURE() << "no answer in a minute, after: " << read_;
       return false;
     }
     char bytes[65536];
@@ -162,7 +162,7 @@ inline rapidjson::Document parsed_json(const std::string& text) {
 // Waits for a condition that another thread brings about.
 template <class Condition>
 bool soon(const Condition& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
