@@ -237,8 +237,9 @@ TEST_F(PoolRunTest, WhenAllServersDieTheRunGivesUpWithTheirReason) {
                                    "--set", "environment.data=" + path("letters.jsonl"),
                                    "--set", "trainer.max_steps=100000"};
   for (const std::string& word : pool_of(2)) args.push_back(word);
-  for (const std::string& word : patient()) args.push_back(word);
-  args.insert(args.end(), {"--set", "inference.ready_timeout=1"});
+  args.insert(args.end(),
+              {"--set", "inference.ready_timeout=1", "--set", "inference.connect_timeout=0.5",
+               "--set", "inference.sync_interval=0.2"});
   LiveProgram run(args, LiveProgram::Streams::pipes);
   ASSERT_TRUE(run.wait_for("mismatch_kl")) << run.printed();
   for (auto& server : servers_) server->kill(SIGKILL);
