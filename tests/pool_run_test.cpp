@@ -14,6 +14,8 @@
 #include "base/files.h"
 #include "cli_helpers.h"
 #include "live_program.h"
+#include "model/policy_snapshot.h"
+#include "pool/fake_server.h"
 #include "server_process.h"
 #include "tiny_model.h"
 
@@ -82,10 +84,10 @@ class PoolRunTest : public ::testing::Test {
       ASSERT_FALSE(servers_.back()->url().empty());
     }
   }
-  std::vector<std::string> pool_of(size_t count) const {
+  std::vector<std::string> pool_of(size_t count, const std::string& more = "") const {
     std::string urls;
     for (size_t i = 0; i < count; ++i) urls += (i == 0 ? "\"" : ", \"") + servers_[i]->url() + "\"";
-    return {"--set", "inference.pool=static", "--set", "inference.base_url=[" + urls + "]"};
+    return {"--set", "inference.pool=static", "--set", "inference.base_url=[" + urls + more + "]"};
   }
   // metrics.jsonl without what depends on time and on servers: how far sampling is when a step ends
   // is no part of the step.
@@ -161,7 +163,7 @@ TEST_F(PoolRunTest, SpawnedServersGiveTheSameBitsAndEndWithTheRun) {
   expect_same_run("here", "spawned");
   EXPECT_TRUE(contains(result.err, "server process 2 listens on http://127.0.0.1:")) << result;
   EXPECT_FALSE(contains(read_file(path("spawned/config.toml")), "[inference]"));
-  EXPECT_TRUE(contains(read_file(path("spawned/servers.jsonl")), "\"state\":\"ready\""));
+  EXPECT_TRUE(contains(read_file(path("spawned/servers.jsonl")), "\"state\": \"ready\""));
   const RunResult both = train("both", {"--spawn-servers", "2", "--set", "inference.pool=static",
                                         "--set", "inference.base_url=http://127.0.0.1:1"});
   expect_mistake(both, {"--spawn-servers 2", "inference.pool"});
@@ -235,10 +237,11 @@ TEST_F(PoolRunTest, WhenAllServersDieTheRunGivesUpWithTheirReason) {
                                    "--set", "environment.data=" + path("letters.jsonl"),
                                    "--set", "trainer.max_steps=100000"};
   for (const std::string& word : pool_of(2)) args.push_back(word);
-  for (const std::string& word : patient()) args.push_back(word);
-  args.insert(args.end(), {"--set", "inference.ready_timeout=1"});
+  args.insert(args.end(),
+              {"--set", "inference.ready_timeout=1", "--set", "inference.connect_timeout=0.5",
+               "--set", "inference.sync_interval=0.2"});
   LiveProgram run(args, LiveProgram::Streams::pipes);
-  ASSERT_TRUE(run.wait_for("reward ")) << run.printed();
+  ASSERT_TRUE(run.wait_for("mismatch_kl")) << run.printed();
   for (auto& server : servers_) server->kill(SIGKILL);
   EXPECT_EQ(run.wait(), 3) << run.printed();
   EXPECT_TRUE(contains(run.printed(), "no server is ready")) << run.printed();
@@ -246,14 +249,46 @@ TEST_F(PoolRunTest, WhenAllServersDieTheRunGivesUpWithTheirReason) {
   expect_accounted("dying");
 }
 
+// A server that takes weights as it should, and whose every answer must not be trained.
+void make_bad(testing::HttpFakeServer& server) {
+  server.with([](testing::FakeModel& model) {
+    model.vocab_size = 128;
+    model.max_length = 48;
+    model.load = [](const std::string& folder, PolicyVersion version) {
+      return PolicySnapshot(load_parameters(folder), version).checksum();
+    };
+    model.spoil = [count = 0](const std::string& path, testing::FakeAnswer& answer) mutable {
+      if (path != "/inference/v1/generate") return;
+      const auto replace = [&](const std::string& what, const std::string& with) {
+        const size_t at = answer.body.find(what);
+        if (at != std::string::npos) answer.body.replace(at, what.size(), with);
+      };
+      switch (count++ % 9) {
+        case 0: answer = {500, R"({"error":{"message":"out of luck"}})"}; break;
+        case 1: answer.body.resize(answer.body.size() / 2); break;
+        case 2: replace("\"token_ids\":[", "\"token_ids\":[4096,"); break;
+        case 3: replace("\"logprob\":-0.25", "\"logprob\":NaN"); break;
+        case 4: replace("\"versions\":[", "\"versions\":[-1,"); break;
+        case 5: answer.reset = true; break;
+        case 6: answer.truncated = true; break;
+        case 7: answer.silent = true; break;
+        case 8: answer = {429, R"({"error":{"message":"too many"}})"}; break;
+      }
+    };
+  });
+}
+
 // Some hundred groups while servers are killed, stopped and started again, by a seed.
 TEST_F(PoolRunTest, ChaosLosesNoRollout) {
   start_servers(3);
+  testing::HttpFakeServer bad;
+  make_bad(bad);
   std::vector<std::string> args = {"--set", "trainer.max_steps=400",
                                    "--set", "orchestrator.schedule=free",
                                    "--set", "rollout.max_new_tokens=24"};
-  for (const std::string& word : pool_of(3)) args.push_back(word);
+  for (const std::string& word : pool_of(3, ", \"" + bad.url() + "\"")) args.push_back(word);
   for (const std::string& word : patient()) args.push_back(word);
+  args.insert(args.end(), {"--set", "inference.request_timeout=2"});
   std::atomic<bool> over = false;
   std::thread chaos([&] {
     std::mt19937 rng(7);
@@ -279,12 +314,16 @@ TEST_F(PoolRunTest, ChaosLosesNoRollout) {
   expect_accounted("chaos");
   const Document end = end_of("chaos");
   EXPECT_GE(end["rollouts"]["batched"].GetDouble(), 400 * 16);
-  double left = 0.0;
+  double left = 0.0, bad_answers = 0.0;
   for (const std::string& line : lines_of(read_file(path("chaos/metrics.jsonl")))) {
     left += json_of(line)["pool/left"].GetDouble();
+    bad_answers += json_of(line)["pool/bad_answers"].GetDouble();
   }
-  EXPECT_GT(left + end["rollouts"]["failed"].GetDouble(), 0.0) << "nothing happened";
-  std::cout << "chaos: " << text_of(end["rollouts"]) << ", a server left " << left << " times\n";
+  EXPECT_GT(left, 0.0);
+  EXPECT_GT(bad_answers, 0.0);
+  EXPECT_GT(end["rollouts"]["failed"].GetDouble(), 0.0);
+  std::cout << "chaos: " << text_of(end["rollouts"]) << ", a server left " << left << " times, "
+            << bad_answers << " bad answers\n";
 }
 
 }  // namespace

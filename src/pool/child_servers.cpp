@@ -147,7 +147,7 @@ void ChildServers::look(Child& child, double now) {
     while (words.ends_with('\n')) words.pop_back();
     words = printable(words.substr(words.rfind('\n') + 1).substr(0, 200));
     child.end = late ? "did not listen in time" : ended_text(status);
-    if (!words.empty()) child.end += ": " + words;
+    if (!words.empty() && !words.starts_with(kListening)) child.end += ": " + words;
     child.pid = -1;
     child.url.clear();
     child.restart_at =

@@ -62,6 +62,9 @@ class FakeModel {
         ids.push_back(request.stop_ids.front());
         return ids;
       };
+  // The checksum of the weights in a folder.
+  std::function<uint32_t(const std::string& folder, PolicyVersion version)> load =
+      [](const std::string&, PolicyVersion of) { return FakeWeights::checksum_of(of); };
   // Changes an answer before it is sent.
   std::function<void(const std::string& path, FakeAnswer& answer)> spoil;
   std::map<std::string, int64_t> calls;  // by path
@@ -85,7 +88,7 @@ class FakeModel {
     } else if (path == "/update_weights") {
       const auto json = parse_json("", body);
       version = json["weight_version"].GetInt();
-      checksum = FakeWeights::checksum_of(version);
+      checksum = load(json["weight_dir"].GetString(), version);
       answer.body = fmt::format(
           R"({{"success":true,"status":"ok","leeway":{{"version":{},"checksum":"{:08x}"}}}})",
           version, checksum);
