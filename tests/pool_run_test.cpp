@@ -169,6 +169,22 @@ TEST_F(PoolRunTest, SpawnedServersGiveTheSameBitsAndEndWithTheRun) {
   expect_mistake(both, {"--spawn-servers 2", "inference.pool"});
 }
 
+TEST_F(PoolRunTest, ARunGoesOnWithAnotherNumberOfServers) {
+  const auto in_parts = [&](const std::string& run, const std::vector<std::string>& first,
+                            const std::vector<std::string>& then) {
+    std::vector<std::string> args = {"--set", "trainer.max_steps=3"};
+    args.insert(args.end(), first.begin(), first.end());
+    ASSERT_EQ(train(run, args).code, 0);
+    args = {"train", "--resume", run, "--set", "trainer.max_steps=6"};
+    args.insert(args.end(), then.begin(), then.end());
+    const RunResult result = run_program(args, {.directory = folder_.path().string()});
+    ASSERT_EQ(result.code, 0) << result;
+  };
+  in_parts("here", {}, {});
+  in_parts("there", {"--spawn-servers", "1"}, {"--spawn-servers", "2"});
+  expect_same_run("here", "there");
+}
+
 bool listens(const std::string& url) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
