@@ -294,6 +294,7 @@ TEST(GenerateChat, CtrlCEndsTheReplyAndNotTheChat) {
 }
 
 TEST(GenerateChat, OnATerminalThereIsAPromptAndCtrlCTwiceLeaves) {
+  if (!LiveProgram::has_terminals()) GTEST_SKIP() << "needs a pseudo-terminal";
   const TempFolder folder;
   LiveProgram chat(endless_chat(endless_model(folder)), LiveProgram::Streams::terminal);
   ASSERT_TRUE(chat.wait_for("\n> ")) << chat.printed();

@@ -133,6 +133,7 @@ const char* const kSteps =
 
 // Escape sequences of the program's own would be shown as text, as all others are.
 TEST(Trajectory, PrintsTheSameOnATerminal) {
+  if (!LiveProgram::has_terminals()) GTEST_SKIP() << "needs a pseudo-terminal";
   const TempFolder folder;
   const std::string file = folder.write("steps.jsonl", kSteps);
   LiveProgram shown({"trajectory", file}, LiveProgram::Streams::terminal);

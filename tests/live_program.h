@@ -20,6 +20,15 @@ class LiveProgram {
  public:
   enum class Streams { pipes, terminal };
 
+  // Whether the machine has terminals to give: a bare folder that is used as a system has none.
+  static bool has_terminals() {
+    int ours = -1, theirs = -1;
+    if (::openpty(&ours, &theirs, nullptr, nullptr, nullptr) != 0) return false;
+    ::close(ours);
+    ::close(theirs);
+    return true;
+  }
+
   LiveProgram(std::vector<std::string> args, Streams streams) {
     args.insert(args.begin(), leeway_program());
     ::signal(SIGPIPE, SIG_IGN);

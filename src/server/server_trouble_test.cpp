@@ -306,7 +306,8 @@ TEST(ServerTrouble, AStreamThatNobodyReadsIsCutOff) {
       R"({"prompt": "ab", "max_tokens": 8000, "n": 4, "ignore_eos": true, "stream": true})";
   client.send(fmt::format("POST /v1/completions HTTP/1.1\r\nContent-Length: {}\r\n\r\n{}",
                           body.size(), body));
-  ASSERT_TRUE(soon([&] { return metric(watcher, "leeway_requests") == 1; }));
+  // Not a request that runs: it may be cut off between two looks.
+  ASSERT_TRUE(soon([&] { return metric(watcher, "vllm:generation_tokens_total") > 0; }));
   EXPECT_TRUE(soon([&] { return metric(watcher, "leeway_requests") == 0; }));
   EXPECT_LT(metric(watcher, "vllm:generation_tokens_total"), 32'000);
 }
