@@ -290,7 +290,7 @@ TEST(Server, DrainsBeforeItEnds) {
       R"({"token_ids": [1, 2], "sampling_params": {"max_tokens": 8000, "seed": 1}})";
   sampler.send(fmt::format("POST /inference/v1/generate HTTP/1.1\r\nContent-Length: {}\r\n\r\n{}",
                            body.size(), body));
-  ASSERT_TRUE(soon([&] { return metric(idle, "leeway_requests") == 1; }));
+  ASSERT_TRUE(soon([&] { return metric(idle, "vllm:generation_tokens_total") > 0; }));
   running->end();
   const HttpReply reply = sampler.reply();
   ASSERT_EQ(reply.status, 200);

@@ -279,6 +279,8 @@ TEST(ServerTrouble, ConnectionsAndRequestsHaveALimit) {
 TEST(ServerTrouble, AClientThatLeavesEndsItsRequest) {
   const RunningServer running;
   TestClient watcher = running.client();
+  // Paused, so that it does not end by itself.
+  EXPECT_EQ(watcher.post("/pause?mode=keep", "").status, 200);
   for (const bool stream : {false, true}) {
     {
       TestClient client = running.client();
