@@ -13,12 +13,12 @@ namespace {
 std::atomic<long> allocations{0};
 }
 
-void* operator new(size_t size) {
+// None is inlined: g++ 12 would warn that what one gave is freed by another.
+[[gnu::noinline]] void* operator new(size_t size) {
   ++allocations;
   if (void* memory = std::malloc(size ? size : 1)) return memory;
   throw std::bad_alloc();
 }
-// Not inlined: g++ 12 would warn that what one operator gave is freed by the other.
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
