@@ -14,7 +14,7 @@
 namespace leeway {
 namespace {
 
-constexpr const char* kName = "/end.json";
+constexpr const char* kEndFile = "/end.json";
 
 // The counts shown in the final summary.
 struct Count {
@@ -44,11 +44,11 @@ void write_run_end(const std::string& run_folder, const RunEnd& end) {
   for (const Count& count : kCounts) {
     json.key(count.key).value(static_cast<double>(end.totals.*count.value));
   }
-  write_file_atomically(run_folder + kName, json.end_object().end_object().text() + "\n");
+  write_file_atomically(run_folder + kEndFile, json.end_object().end_object().text() + "\n");
 }
 
 std::optional<RunEnd> read_run_end(const std::string& run_folder) {
-  const std::string name = run_folder + kName;
+  const std::string name = run_folder + kEndFile;
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(name, ignored)) return std::nullopt;
   try {
@@ -84,8 +84,8 @@ std::optional<RunEnd> read_run_end(const std::string& run_folder) {
 
 void remove_run_end(const std::string& run_folder) {
   std::error_code error;
-  std::filesystem::remove(run_folder + kName, error);
-  if (error) throw Error(run_folder + kName + ": cannot remove: " + error.message());
+  std::filesystem::remove(run_folder + kEndFile, error);
+  if (error) throw Error(run_folder + kEndFile + ": cannot remove: " + error.message());
 }
 
 std::string run_end_line(const RunEnd& end) {
