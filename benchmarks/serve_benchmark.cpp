@@ -285,7 +285,8 @@ int main(int argc, char** argv) {
     fmt::print("tokens                  {} in {:.1f} s, {:.0f} per second\n", tokens, load.seconds,
                static_cast<double>(tokens) / load.seconds);
     fmt::print("memory before           {}\nmemory after            {}\n", start, server.memory());
-    // The streams that nobody reads are sampled too, until they are cut off.
+    // Tokens of the streams whose clients do not read count too: the engine samples them until
+    // they are cut off.
     const double served = load.cpu / static_cast<double>(load.tokens);
     const double engine =
         engine_cpu_per_token(weights, streams, std::min<int64_t>(load.finished, 4 * streams));

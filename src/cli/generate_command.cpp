@@ -10,6 +10,7 @@
 #include "cli/output.h"
 #include "cli/seed_option.h"
 #include "cli/terminal_progress.h"
+#include "cli/text_options.h"
 #include "engine/engine.h"
 #include "engine/sampler.h"
 #include "generate/completion_text.h"
@@ -294,13 +295,7 @@ void add_generate(CLI::App& app, Program&) {
   auto options = std::make_shared<Options>();
   add_inputs(*command, *options);
   add_sampling(*command, *options);
-  command->add_option("--tokenizer", options->text.tokenizer,
-                      "A tokenizer.json, or \"byte\", in place of the folder's");
-  command
-      ->add_option("--renderer", options->text.renderer,
-                   fmt::format("The chat format in place of the folder's (auto): {}",
-                               fmt::join(renderer_names(), ", ")))
-      ->type_name("NAME");
+  add_text_options(*command, options->text);
   command->add_flag("--no-thinking", options->no_thinking,
                     "Ask the chat format for a reply without thinking");
   command->add_flag("--json", options->json, "Print JSON, one object per sample");

@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/terminal_progress.h"
+#include "cli/text_options.h"
 #include "generate/input.h"
 #include "generate/model_text.h"
 #include "generate/scoring.h"
@@ -138,13 +139,7 @@ void add_logprobs(CLI::App& app, Program&) {
   command->add_option("--messages", options->messages,
                       "A conversation: a JSON file, or - for stdin; see docs/formats.md");
   command->add_option("--tokens", options->tokens, "JSON file with token ids, or - for stdin");
-  command->add_option("--tokenizer", options->text.tokenizer,
-                      "A tokenizer.json, or \"byte\", in place of the folder's");
-  command
-      ->add_option("--renderer", options->text.renderer,
-                   fmt::format("The chat format in place of the folder's (auto): {}",
-                               fmt::join(renderer_names(), ", ")))
-      ->type_name("NAME");
+  add_text_options(*command, options->text);
   command->add_flag("--json", options->json,
                     "Print JSON: tokens, text, logprobs, total, perplexity");
   add_choice(*command, "--numerics", options->numerics,

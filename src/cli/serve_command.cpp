@@ -6,6 +6,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/serve_signals.h"
+#include "cli/text_options.h"
 #include "leeway/error.h"
 
 #ifdef LEEWAY_SERVER
@@ -100,13 +101,7 @@ void add_options(CLI::App& command, const std::shared_ptr<Options>& options) {
                      "Folder below which new weights may be loaded; without it none are");
   command.add_option("--name", server.name, "The model's name in requests; otherwise the folder")
       ->type_name("NAME");
-  command.add_option("--tokenizer", options->text.tokenizer,
-                     "A tokenizer.json, or \"byte\", in place of the folder's");
-  command
-      .add_option("--renderer", options->text.renderer,
-                  fmt::format("The chat format in place of the folder's (auto): {}",
-                              fmt::join(renderer_names(), ", ")))
-      ->type_name("NAME");
+  add_text_options(command, options->text);
   add_choice(command, "--device", options->device, "Device to run on; cuda needs a GPU");
   add_choice(command, "--precision", server.engine.precision,
              "Dtype of the weights while sampling");

@@ -174,7 +174,7 @@ int64_t CurlHttp::start(HttpCall call) {
   curl_easy_setopt(easy, CURLOPT_TCP_NODELAY, 1L);
   curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_bytes);
   curl_easy_setopt(easy, CURLOPT_WRITEDATA, transfer.get());
-  // Curl's own deadlines would count time in which nobody polls.
+  // Far away: our own time-outs end calls, and curl would also count the time between polls.
   curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, 3600000L);
   if (transfer->call.post) {
     header("Content-Type: application/json");

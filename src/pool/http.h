@@ -8,8 +8,8 @@
 
 namespace leeway {
 
-// A GET, or a POST of JSON. All times are seconds in which `poll` was called: what nobody looked at
-// has not been late.
+// A GET, or a POST of JSON. Time-outs count only the time spent in `poll`: while the caller does
+// something else, answers lie unread, and a call must not fail for that.
 struct HttpCall {
   bool post = false;
   std::string url;

@@ -1,5 +1,5 @@
 // The servers behind a host name: it is resolved again each sync_interval, on a thread of its own,
-// so that a name server that does not answer holds up nobody.
+// so that the polling thread does not wait for a name server that does not answer.
 #pragma once
 
 #include <cstdint>

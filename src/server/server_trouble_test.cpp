@@ -295,7 +295,7 @@ TEST(ServerTrouble, AClientThatLeavesEndsItsRequest) {
   }
 }
 
-// A stream that nobody reads is cut off when its buffer is full; others go on.
+// A stream whose client does not read is cut off when its buffer is full; others go on.
 TEST(ServerTrouble, AStreamThatNobodyReadsIsCutOff) {
   ServerOptions options = small_options();
   options.http.stream_bytes = 20'000;

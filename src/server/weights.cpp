@@ -66,8 +66,8 @@ std::string folder_below(const std::string& root, const std::string& folder) {
                    "below which they are");
   }
   const std::string base = real_path(root), path = real_path(folder);
-  // One message for what is elsewhere and for what does not exist: whether a file exists outside
-  // the root is nobody's business.
+  // One message for what is elsewhere and for what does not exist, so that a client cannot find out
+  // which files exist outside the root.
   if (path.empty() || base.empty() || (path != base && !path.starts_with(base + "/"))) {
     throw ApiError(403, fmt::format("{}: there is no such folder below --weights-root", folder));
   }
