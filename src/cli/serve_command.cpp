@@ -58,7 +58,8 @@ std::string api_key(const Options& options) {
   return key;
 }
 
-void serve(Options& options) {
+// The program's exit code.
+int serve(Options& options) {
   check_device(options.device, "--device cuda");
   ServerOptions& server = options.server;
   if (options.device == Device::cuda && server.engine.precision == Precision::int8) {
@@ -75,11 +76,15 @@ void serve(Options& options) {
   auto weights = std::make_shared<const PolicySnapshot>(
       load_parameters(server.folder), version_of_folder(server.folder).value_or(0));
   weights->checksum();
+  server.on_failure = [](const std::string& reason) {
+    say(fmt::format("leeway: the engine has failed, and all requests with it: {}", reason));
+  };
   Server running(server, weights, std::move(text));
   weights.reset();
   const ServeSignals signals(running.drain_fd());
   say(fmt::format("listening on {}", running.url()));
   running.run();
+  return running.failure().empty() ? 0 : 3;
 }
 
 void add_options(CLI::App& command, const std::shared_ptr<Options>& options) {
@@ -148,12 +153,12 @@ void add_options(CLI::App& command, const std::shared_ptr<Options>& options) {
 
 }  // namespace
 
-void add_serve(CLI::App& app, Program&) {
+void add_serve(CLI::App& app, [[maybe_unused]] Program& program) {
   auto* command = app.add_subcommand("serve", kMeaning);
 #ifdef LEEWAY_SERVER
   auto options = std::make_shared<Options>();
   add_options(*command, options);
-  command->callback([options] { serve(*options); });
+  command->callback([options, &program] { program.exit_code = serve(*options); });
 #else
   command->allow_extras();
   command->callback([] {

@@ -24,6 +24,15 @@ struct Request {
   SamplingSettings sampling;
   std::vector<int32_t> stop_ids;  // sampling one ends the sequence; it is part of it
   uint64_t seed = 0;
+  int64_t top_logprobs = 0;  // most likely tokens to report at each place, 0 to kMostTopLogprobs
+};
+
+inline constexpr int64_t kMostTopLogprobs = 20;
+
+// A token that could have been drawn, with its log-probability in the model's own distribution.
+struct TokenLogprob {
+  int32_t id = 0;
+  float logprob = 0.0f;
 };
 
 // How a sequence ended: with a stop id, at its token limit, by `cancel`, or by an error while it
@@ -40,7 +49,10 @@ struct SampledSequence {
   std::vector<float> raw_logprobs;  // of the model's own distribution: what a trainer computes
   std::vector<float> processed_logprobs;  // of the distribution drawn from
   std::vector<PolicyVersion> versions;    // of the policy that sampled the token
-  std::string failure;                    // failed: the error's message
+  // For each token the same number of the most likely ones, largest first: as many as requested or
+  // as the vocabulary has.
+  std::vector<TokenLogprob> top;
+  std::string failure;  // failed: the error's message
 };
 
 }  // namespace leeway

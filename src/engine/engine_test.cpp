@@ -74,6 +74,34 @@ TEST(Engine, GivesTheSameTokensInAnyCompany) {
   }
 }
 
+TEST(Engine, TheMostLikelyTokensComeBesideTheSampledOnesAndChangeNothing) {
+  const Parameters weights = tiny_weights(Family::qwen3, 3);
+  std::vector<Request> requests = assorted(12, 5);
+  const Results plain = run_all(weights, options_of(64), requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].top_logprobs = static_cast<int64_t>(i % 4) * 6;
+  }
+  const Results results = run_all(weights, options_of(64), requests);
+  for (const auto& [key, result] : results) {
+    expect_same(result, plain.at(key));
+    const auto count = static_cast<size_t>(requests[static_cast<size_t>(key.first)].top_logprobs);
+    ASSERT_EQ(result.top.size(), count * result.ids.size());
+    for (size_t i = 0; i < result.top.size(); ++i) {
+      if (i % count > 0) EXPECT_LE(result.top[i].logprob, result.top[i - 1].logprob);
+      if (result.top[i].id == result.ids[i / count]) {
+        EXPECT_EQ(result.top[i].logprob, result.raw_logprobs[i / count]);
+      }
+    }
+  }
+  Request request = requests.front();
+  for (const int64_t count : {int64_t{-1}, kMostTopLogprobs + 1}) {
+    request.top_logprobs = count;
+    EXPECT_NE(
+        refusal([&] { Engine(weights, 0, options_of(8)).check(request); }).find("top_logprobs"),
+        std::string::npos);
+  }
+}
+
 TEST(Engine, SampleNumberIIsTheSameHoweverManyAreAskedFor) {
   const Parameters weights = tiny_weights(Family::qwen3, 2);
   for (int64_t prompt : {1, 15, 16, 17, 31, 32}) {

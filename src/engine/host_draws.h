@@ -19,8 +19,15 @@ class HostDraws {
   // token does not matter: each has its own row and its own random numbers.
   void draw(std::span<const Draw> draws, const float* logits, int64_t vocabulary,
             std::span<Drawn> drawn);
+  // The same rows' most likely tokens alone, for tokens that were drawn elsewhere.
+  void find_most_likely(std::span<const Draw> draws, const float* logits, int64_t vocabulary,
+                        std::span<Drawn> drawn);
 
  private:
+  // draw_one(i, sampler) for all draws.
+  template <class DrawOne>
+  void for_each(std::span<const Draw> draws, int64_t vocabulary, const DrawOne& draw_one);
+
   ThreadPool& pool_;
   std::vector<TokenSampler> samplers_;  // [threads]
 };

@@ -54,6 +54,10 @@ void check_request(const Request& request, const RequestLimits& limits) {
                     "max_position_embeddings is {}",
                     prompt, request.max_new_tokens, limits.positions));
   }
+  if (request.top_logprobs < 0 || request.top_logprobs > kMostTopLogprobs) {
+    throw Error(fmt::format("top_logprobs is {}: it must be 0 to {}", request.top_logprobs,
+                            kMostTopLogprobs));
+  }
   check_sampling(request.sampling);
   const int64_t blocks = block_need(request).of(request.samples);
   if (blocks > limits.blocks) {

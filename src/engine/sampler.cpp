@@ -79,6 +79,32 @@ Rng sample_stream(uint64_t seed, int64_t sample) {
   return Rng(Rng(Rng(seed).next() + static_cast<uint64_t>(sample)).next());
 }
 
+void most_likely(std::span<const float> logits, int64_t count, std::vector<TokenLogprob>& top) {
+  const auto vocabulary = static_cast<int64_t>(logits.size());
+  const size_t wanted = static_cast<size_t>(std::min(count, vocabulary));
+  const auto before = [](const TokenLogprob& a, const TokenLogprob& b) {
+    return a.logprob > b.logprob || (a.logprob == b.logprob && a.id < b.id);
+  };
+  // A heap with the least of the largest in front: most logits are below it and cost a comparison.
+  top.clear();
+  for (int64_t id = 0; id < vocabulary; ++id) {
+    if (top.size() == wanted) {
+      if (wanted == 0 || !(logits[id] > top.front().logprob)) continue;
+      std::pop_heap(top.begin(), top.end(), before);
+      top.pop_back();
+    }
+    top.push_back({static_cast<int32_t>(id), logits[id]});
+    std::push_heap(top.begin(), top.end(), before);
+  }
+  std::sort_heap(top.begin(), top.end(), before);
+  if (top.empty()) return;
+  // Of the largest logit the log-probability is minus the logarithm of the sum of weights.
+  const float largest = top.front().logprob;
+  const float log_total =
+      -row_softmax(logits.data(), vocabulary, 1.0f, top.front().id, false).logprob;
+  for (TokenLogprob& token : top) token.logprob = (token.logprob - largest) - log_total;
+}
+
 // The k-th largest logit, or minus infinity if there are fewer. Reads each logit once: most are
 // below the k-th largest of those before them.
 float TokenSampler::kth_largest(std::span<const float> logits, int64_t k) {

@@ -36,6 +36,11 @@ struct SampledToken {
   float processed_logprob = 0.0f;
 };
 
+// The `count` largest logits, or all of them, in falling order, the lower id first among equals,
+// with their log-probabilities before temperature and filters: those of a token that is drawn have
+// the bits of its raw_logprob. The logits must be a distribution.
+void most_likely(std::span<const float> logits, int64_t count, std::vector<TokenLogprob>& top);
+
 // Reusable buffers; one per thread.
 class TokenSampler {
  public:

@@ -220,6 +220,32 @@ TEST(Sampler, GivesTheLogProbabilitiesOfTheKernelBitForBit) {
   }
 }
 
+TEST(Sampler, TheMostLikelyTokensAreTheFirstOfTheSortedRow) {
+  for (const size_t vocabulary : {1u, 2u, 7u, 300u, 5000u}) {
+    std::vector<float> logits = random_logits(vocabulary, vocabulary);
+    if (vocabulary > 10) {  // equals, and one that cannot be drawn
+      logits[3] = logits[8] = *std::max_element(logits.begin(), logits.end());
+      logits[5] = -kInfinity;
+    }
+    std::vector<int32_t> order(vocabulary);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+    for (const int64_t count : {0, 1, 2, 5, 20}) {
+      std::vector<TokenLogprob> top = {{7, 7.0f}};
+      most_likely(logits, count, top);
+      ASSERT_EQ(top.size(), std::min(static_cast<size_t>(count), vocabulary));
+      for (size_t i = 0; i < top.size(); ++i) {
+        EXPECT_EQ(top[i].id, order[i]);
+        const float own =
+            row_softmax(logits.data(), static_cast<int64_t>(vocabulary), 1.0f, order[i], false)
+                .logprob;
+        EXPECT_EQ(std::bit_cast<uint32_t>(top[i].logprob), std::bit_cast<uint32_t>(own));
+      }
+    }
+  }
+}
+
 TEST(Sampler, UsesOneRandomNumberPerTokenWhateverTheSettings) {
   const std::vector<float> logits = random_logits(50, 2);
   TokenSampler sampler;

@@ -188,14 +188,18 @@ const StepRows& Scheduler::plan() {
   return pass_;
 }
 
-void Scheduler::accept(const Draw& draw, const SampledToken& token, PolicyVersion version,
+void Scheduler::accept(const Draw& draw, const Drawn& drawn, PolicyVersion version,
                        std::vector<SampledSequence>& ended) {
+  const SampledToken& token = drawn.token;
   const Request& request = draw.request->request;
   SampledSequence& result = draw.sample->result;
   result.ids.push_back(token.id);
   result.raw_logprobs.push_back(token.raw_logprob);
   result.processed_logprobs.push_back(token.processed_logprob);
   result.versions.push_back(version);
+  if (request.top_logprobs > 0) {
+    result.top.insert(result.top.end(), drawn.top.begin(), drawn.top.end());
+  }
   if (std::find(request.stop_ids.begin(), request.stop_ids.end(), token.id) !=
       request.stop_ids.end()) {
     end_sample(*draw.request, *draw.sample, Finish::stop, ended);
@@ -223,7 +227,7 @@ std::span<const BlockCopy> Scheduler::commit(std::span<const Drawn> drawn, Polic
     if (!drawn[i].failure.empty()) pass_.draws[i].request->failed = true;
   }
   for (size_t i = 0; i < drawn.size(); ++i) {
-    if (!pass_.draws[i].request->failed) accept(pass_.draws[i], drawn[i].token, version, ended);
+    if (!pass_.draws[i].request->failed) accept(pass_.draws[i], drawn[i], version, ended);
   }
   copies_.clear();
   for (const Advance& advance : advances_) {

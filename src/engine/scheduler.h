@@ -48,6 +48,7 @@ struct Draw {
 struct Drawn {
   SampledToken token;
   std::string failure;
+  std::vector<TokenLogprob> top;  // as the request asks for
 };
 
 // The rows of one pass through the decoder.
@@ -108,7 +109,7 @@ class Scheduler {
   };
 
   void add_rows(ScheduledRequest& request, ScheduledSample& sample, int64_t rows);
-  void accept(const Draw& draw, const SampledToken& token, PolicyVersion version,
+  void accept(const Draw& draw, const Drawn& drawn, PolicyVersion version,
               std::vector<SampledSequence>& ended);
   void fork(ScheduledRequest& request);
   static void choose_leader(ScheduledRequest& request);

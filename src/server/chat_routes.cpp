@@ -85,12 +85,6 @@ void refuse_what_is_missing(const JsonFields& fields) {
       fields.refuse("response_format", "only text is supported");
     }
   }
-  const std::optional<int64_t> top = fields.integer("top_logprobs", 0, 20);
-  if (top.value_or(0) > 0) {
-    fields.refuse("top_logprobs",
-                  "the engine has the log-probability of the sampled token alone: "
-                  "leave it out or give 0");
-  }
 }
 
 void chat_completions(ServerContext& context, const Exchange& exchange) {
@@ -110,13 +104,17 @@ void chat_completions(ServerContext& context, const Exchange& exchange) {
   options.head = new_head("chatcmpl-", context.options.name);
   options.style = read_token_style(fields, *chat.tokenizer);
   options.style.logprobs = fields.flag("logprobs").value_or(false);
+  options.style.top = read_top(fields, "top_logprobs", options.style.mode).value_or(0);
+  if (options.style.top > 0 && !options.style.logprobs) {
+    fields.refuse("top_logprobs", "needs logprobs: true");
+  }
   options.renderer = chat.renderer.get();
   options.render = conversation.options;
   options.has_tools = !conversation.options.tools_json.empty();
   options.samples = static_cast<size_t>(sampling.samples);
   options.stop_texts = sampling.stop_texts;
   options.usage_in_stream = wants_usage(fields);
-  options.prompt_logprobs = fields.integer("prompt_logprobs", 0, 1).has_value();
+  options.prompt_top = read_top(fields, "prompt_logprobs", LogprobsMode::raw);
 
   const auto used = static_cast<int64_t>(options.prompt.size());
   const int64_t limit =
@@ -129,17 +127,18 @@ void chat_completions(ServerContext& context, const Exchange& exchange) {
   call.stop_texts = sampling.stop_texts;
   call.requests.push_back(
       make_request(sampling, options.prompt, limit, stop_ids_of(sampling, chat.end_ids)));
+  call.requests.front().top_logprobs = options.style.top;
   check_requests(context, call.requests, limit);
-  if (!options.prompt_logprobs) {
+  if (!options.prompt_top) {
     call.writer = std::make_unique<ChatWriter>(std::move(options));
     return context.calls.start(std::move(call));
   }
   if (call.streams) fields.refuse("prompt_logprobs", "does not go with stream");
   auto shared_call = std::make_shared<Call>(std::move(call));
   auto shared = std::make_shared<ChatOptions>(std::move(options));
-  score_then(context, exchange, {shared->prompt},
-             [&context, shared_call, shared](std::vector<std::vector<float>> scores) {
-               shared->scores = std::move(scores.front());
+  score_then(context, exchange, {shared->prompt}, *shared->prompt_top,
+             [&context, shared_call, shared](std::vector<PromptScore> scores) {
+               shared->score = std::move(scores.front());
                shared_call->writer = std::make_unique<ChatWriter>(std::move(*shared));
                context.calls.start(std::move(*shared_call));
              });

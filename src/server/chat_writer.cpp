@@ -37,11 +37,20 @@ void write_logprobs(JsonWriter& json, const TokenStyle& style, const SampledSequ
   const std::vector<float>& values = style.logprobs_of(tokens);
   json.begin_object().key("content").begin_array();
   for (size_t i = 0; i < tokens.ids.size(); ++i) {
-    const std::string text = style.text_of(tokens.ids[i]);
-    json.begin_object().key("token").value(text).key("logprob").raw(float_text(values[i]));
-    json.key("bytes").begin_array();
-    for (const char c : text) json.raw(std::to_string(static_cast<unsigned char>(c)));
-    json.end_array().key("top_logprobs").begin_array().end_array().end_object();
+    const auto write = [&](int32_t id, float logprob) {
+      const std::string text = style.text_of(id);
+      json.begin_object().key("token").value(text).key("logprob").raw(float_text(logprob));
+      json.key("bytes").begin_array();
+      for (const char c : text) json.raw(std::to_string(static_cast<unsigned char>(c)));
+      json.end_array();
+    };
+    write(tokens.ids[i], values[i]);
+    json.key("top_logprobs").begin_array();
+    for (const TokenLogprob& token : top_of(tokens, i)) {
+      write(token.id, token.logprob);
+      json.end_object();
+    }
+    json.end_array().end_object();
   }
   json.end_array().key("refusal").null().end_object();
 }
@@ -115,9 +124,10 @@ std::string ChatWriter::whole(const std::vector<SampledSequence>& choices) {
   if (options_.style.token_ids) {
     json.key("prompt_token_ids").raw(integers_text(options_.prompt));
   }
-  if (options_.prompt_logprobs) {
+  if (options_.prompt_top) {
     json.key("prompt_logprobs")
-        .raw(prompt_logprobs_json(options_.style, options_.prompt, options_.scores));
+        .raw(prompt_logprobs_json(options_.style, options_.prompt, options_.score,
+                                  *options_.prompt_top));
   }
   return json.end_object().text();
 }
@@ -166,14 +176,8 @@ std::string ChatWriter::delta_of(Sent& sent, const ChatReplyText& reply, bool at
 
 std::string ChatWriter::piece(size_t choice, const SampledSequence& fresh) {
   Sent& sent = sent_[choice];
-  const auto add = [](auto& to, const auto& from) {
-    to.insert(to.end(), from.begin(), from.end());
-  };
-  add(sent.ids, fresh.ids);
-  add(sent.waiting.ids, fresh.ids);
-  add(sent.waiting.raw_logprobs, fresh.raw_logprobs);
-  add(sent.waiting.processed_logprobs, fresh.processed_logprobs);
-  add(sent.waiting.versions, fresh.versions);
+  sent.ids.insert(sent.ids.end(), fresh.ids.begin(), fresh.ids.end());
+  append_tokens(sent.waiting, fresh);
   if ((sent.ids.size() - sent.read) * kReadings < sent.ids.size()) return "";
   sent.read = sent.ids.size();
   const std::string delta = delta_of(sent, read_reply(options_, sent.ids), false);

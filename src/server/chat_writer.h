@@ -1,6 +1,7 @@
 // Answers of /v1/chat/completions: content, thinking and tool calls, as the renderer reads them.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,8 @@ struct ChatOptions {
   std::vector<std::string> stop_texts;
   bool has_tools = false;
   bool usage_in_stream = false;
-  bool prompt_logprobs = false;
-  std::vector<float> scores;  // of the prompt, for prompt_logprobs
+  std::optional<int64_t> prompt_top;  // prompt_logprobs: that many most likely tokens
+  PromptScore score;                  // for prompt_logprobs
 };
 
 // A reply that can be shown.

@@ -58,7 +58,9 @@ void completions(ServerContext& context, const Exchange& exchange) {
   CompletionOptions options;
   options.head = new_head("cmpl-", context.options.name);
   options.style = read_token_style(fields, *text.tokenizer);
-  options.style.logprobs = fields.integer("logprobs", 0, 1).has_value();
+  const std::optional<int64_t> logprobs = read_top(fields, "logprobs", options.style.mode);
+  options.style.logprobs = logprobs.has_value();
+  options.style.top = logprobs.value_or(0);
   options.echo = fields.flag("echo").value_or(false);
   options.prompts = read_prompts(text, fields);
   options.samples = static_cast<size_t>(sampling.samples);
@@ -70,8 +72,8 @@ void completions(ServerContext& context, const Exchange& exchange) {
   call.streams = fields.flag("stream").value_or(false);
   call.stop_texts = sampling.stop_texts;
   options.usage_in_stream = wants_usage(fields);
-  const std::optional<int64_t> scored = fields.integer("prompt_logprobs", 0, 1);
-  options.prompt_logprobs = scored.has_value();
+  const std::optional<int64_t> scored = read_top(fields, "prompt_logprobs", LogprobsMode::raw);
+  options.prompt_top = scored;
   if (scored && call.streams) fields.refuse("prompt_logprobs", "does not go with stream");
 
   const int64_t limit = sampling.max_tokens.value_or(16);
@@ -81,6 +83,7 @@ void completions(ServerContext& context, const Exchange& exchange) {
   for (const std::vector<int32_t>& prompt : options.prompts) {
     check_limit(context, prompt.size(), limit, "max_tokens");
     call.requests.push_back(make_request(sampling, prompt, limit, options.stop_ids));
+    call.requests.back().top_logprobs = options.style.top;
   }
   check_requests(context, call.requests, limit);
   if (!scored && !(options.echo && options.style.logprobs)) {
@@ -92,8 +95,9 @@ void completions(ServerContext& context, const Exchange& exchange) {
   // The prompts are scored first; what is shared with that function must be copyable.
   auto shared_call = std::make_shared<Call>(std::move(call));
   auto shared = std::make_shared<CompletionOptions>(std::move(options));
-  score_then(context, exchange, shared->prompts,
-             [&context, shared_call, shared, limit](std::vector<std::vector<float>> scores) {
+  const int64_t top = std::max(scored.value_or(0), shared->echo ? shared->style.top : 0);
+  score_then(context, exchange, shared->prompts, top,
+             [&context, shared_call, shared, limit](std::vector<PromptScore> scores) {
                shared->scores = std::move(scores);
                if (limit > 0)
                  return start_call(context, std::move(*shared_call), std::move(*shared));

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <span>
 
 #include "leeway/error.h"
@@ -38,36 +39,56 @@ void CompletionWriter::write_logprobs(JsonWriter& json, size_t choice,
     json.null();
     return;
   }
-  std::vector<std::pair<int32_t, std::string>> entries;
+  struct Entry {
+    std::string name, logprob;  // null: the first token of a prompt
+    std::span<const TokenLogprob> top;
+  };
+  const TokenStyle& style = options_.style;
+  std::vector<Entry> entries;
   if (with_prompt) {
     const size_t prompt = choice / options_.samples;
     const std::vector<int32_t>& ids = options_.prompts[prompt];
+    const PromptScore& score = options_.scores[prompt];
     for (size_t i = 0; i < ids.size(); ++i) {
-      entries.emplace_back(ids[i], i == 0 ? "null" : float_text(options_.scores[prompt][i - 1]));
+      entries.push_back({style.text_of(ids[i]), "null", {}});
+      if (i == 0) continue;
+      entries.back().logprob = float_text(score.logprobs[i - 1]);
+      entries.back().top = score.top_of(i - 1, style.top);
     }
   }
-  const std::vector<float>& values = options_.style.logprobs_of(tokens);
+  const std::vector<float>& values = style.logprobs_of(tokens);
   for (size_t i = 0; i < tokens.ids.size(); ++i) {
-    entries.emplace_back(tokens.ids[i], float_text(values[i]));
+    entries.push_back({style.text_of(tokens.ids[i]), float_text(values[i]), top_of(tokens, i)});
   }
-  std::vector<std::string> names;
-  for (const auto& [id, value] : entries) names.push_back(options_.style.text_of(id));
   json.begin_object().key("tokens").begin_array();
-  for (const std::string& name : names) json.value(name);
+  for (const Entry& entry : entries) json.value(entry.name);
   json.end_array().key("token_logprobs").begin_array();
-  for (const auto& [id, value] : entries) json.raw(value);
+  for (const Entry& entry : entries) json.raw(entry.logprob);
   json.end_array().key("top_logprobs").begin_array();
-  for (size_t i = 0; i < entries.size(); ++i) {
-    if (entries[i].second == "null") {
+  for (const Entry& entry : entries) {
+    if (entry.logprob == "null") {
       json.null();
-    } else {
-      json.begin_object().key(names[i]).raw(entries[i].second).end_object();
+      continue;
     }
+    // By text, of which the most likely token has the value; and always with the token that is
+    // there.
+    std::vector<std::string> written;
+    json.begin_object();
+    for (const TokenLogprob& token : entry.top) {
+      std::string name = style.text_of(token.id);
+      if (std::find(written.begin(), written.end(), name) != written.end()) continue;
+      json.key(name).raw(float_text(token.logprob));
+      written.push_back(std::move(name));
+    }
+    if (std::find(written.begin(), written.end(), entry.name) == written.end()) {
+      json.key(entry.name).raw(entry.logprob);
+    }
+    json.end_object();
   }
   json.end_array().key("text_offset").begin_array();
-  for (const std::string& name : names) {
+  for (const Entry& entry : entries) {
     json.raw(std::to_string(offsets_[choice]));
-    offsets_[choice] += name.size();
+    offsets_[choice] += entry.name.size();
   }
   json.end_array().end_object();
 }
@@ -88,10 +109,11 @@ void CompletionWriter::write_choice(JsonWriter& json, size_t choice, const std::
     json.key("token_ids").raw(integers_text(tokens.ids));
     if (with_prompt) json.key("prompt_token_ids").raw(integers_text(prompt));
   }
-  if (with_prompt && options_.prompt_logprobs) {
+  if (with_prompt && options_.prompt_top) {
     json.key("prompt_logprobs")
         .raw(prompt_logprobs_json(options_.style, prompt,
-                                  options_.scores[choice / options_.samples]));
+                                  options_.scores[choice / options_.samples],
+                                  *options_.prompt_top));
   }
   json.key("leeway").raw(versions_json(tokens)).end_object();
 }

@@ -19,9 +19,8 @@ struct CompletionOptions {
   std::vector<int32_t> stop_ids;
   bool echo = false;
   bool usage_in_stream = false;
-  bool prompt_logprobs = false;
-  // Of each prompt, one value less than it has tokens; for echo with logprobs and prompt_logprobs.
-  std::vector<std::vector<float>> scores;
+  std::optional<int64_t> prompt_top;  // prompt_logprobs: that many most likely tokens
+  std::vector<PromptScore> scores;    // of each prompt, for echo with logprobs and prompt_logprobs
 };
 
 class CompletionWriter final : public AnswerWriter {

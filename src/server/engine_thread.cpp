@@ -69,7 +69,8 @@ struct EngineThread::Impl {
   }
 
   void run();
-  void run_commands();
+  template <class Function>
+  void guarded(const Function& function);
   void start(EngineJob job);
   void end_waiting(const EngineJob& job, Finish finish, const std::string& failure);
   void cancel(int64_t id);
@@ -95,24 +96,28 @@ void EngineThread::Impl::run() {
       if (stopping) return;
       std::swap(taken, commands);
     }
-    for (const auto& command : taken) {
-      try {
-        command();
-      } catch (const std::exception& error) {
-        die(error.what());
-      }
-    }
-    try {
+    for (const auto& command : taken) guarded(command);
+    guarded([this] {
       if (!held && !jobs.empty() && status.failure.empty()) step();
-    } catch (const std::exception& error) {
-      die(error.what());  // out of memory
-    }
+    });
     if (jobs.empty() && !after_last.empty()) {
       held = true;
       for (const Done& done : std::exchange(after_last, {})) tell(done, "");
     }
     publish();
     for (const auto& answer : std::exchange(answers, {})) answer();
+  }
+}
+
+// Whatever is thrown ends the engine and not the program.
+template <class Function>
+void EngineThread::Impl::guarded(const Function& function) {
+  try {
+    function();
+  } catch (const std::exception& error) {
+    die(error.what());
+  } catch (...) {
+    die("an exception of an unknown kind");
   }
 }
 
@@ -186,8 +191,6 @@ void EngineThread::Impl::step() {
     const size_t before = updates.size();
     take_finished(error.what());
     if (updates.size() == before) return die(error.what());
-  } catch (const std::exception& error) {
-    return die(error.what());
   }
   watch();
   status.step_seconds +=

@@ -1,7 +1,9 @@
 // Token ids in and out, as vLLM's /inference/v1/generate has them.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <iterator>
+#include <span>
 
 #include "server/api_error.h"
 #include "server/routes.h"
@@ -12,49 +14,90 @@
 namespace leeway {
 namespace {
 
-std::string choice_json(size_t index, const SampledSequence& sequence) {
-  fmt::memory_buffer out;
+// `finish` null: it goes on. A choice of a stream has the tokens that are new.
+void write_choice(fmt::memory_buffer& out, size_t index, const SampledSequence& tokens,
+                  const char* finish) {
   const auto to = std::back_inserter(out);
-  fmt::format_to(to, R"({{"index": {}, "token_ids": {}, "logprobs": {{"content": [)", index,
-                 integers_text(sequence.ids));
-  for (size_t i = 0; i < sequence.ids.size(); ++i) {
-    fmt::format_to(to, R"({}{{"token_id": {}, "logprob": {}}})", i == 0 ? "" : ",", sequence.ids[i],
-                   float_text(sequence.raw_logprobs[i]));
+  fmt::format_to(to, R"({{"index": {}, "token_ids": [{}], "logprobs": {{"content": [)", index,
+                 fmt::join(tokens.ids, ","));
+  for (size_t i = 0; i < tokens.ids.size(); ++i) {
+    fmt::format_to(to, R"({}{{"token_id": {}, "logprob": {})", i == 0 ? "" : ",", tokens.ids[i],
+                   float_text(tokens.raw_logprobs[i]));
+    const std::span<const TokenLogprob> top = top_of(tokens, i);
+    if (!top.empty()) {
+      fmt::format_to(to, R"(, "top_logprobs": [)");
+      for (const TokenLogprob& token : top) {
+        fmt::format_to(to, R"({}{{"token": "token_id:{}", "token_id": {}, "logprob": {}}})",
+                       &token == top.data() ? "" : ",", token.id, token.id,
+                       float_text(token.logprob));
+      }
+      out.push_back(']');
+    }
+    out.push_back('}');
   }
+  const std::string reason = finish == nullptr ? "null" : fmt::format("\"{}\"", finish);
   fmt::format_to(
-      to, R"(]}}, "finish_reason": "{}", "leeway": {{"versions": {}, "processed_logprobs": {}}}}})",
-      finish_text(sequence.finish), integers_text(sequence.versions),
-      floats_text(sequence.processed_logprobs));
-  return fmt::to_string(out);
+      to, R"(]}}, "finish_reason": {}, "leeway": {{"versions": [{}], "processed_logprobs": {}}}}})",
+      reason, fmt::join(tokens.versions, ","), floats_text(tokens.processed_logprobs));
 }
 
 class InferenceWriter final : public AnswerWriter {
  public:
-  InferenceWriter(ServerContext& context, std::string request_id, std::string prompt_logprobs)
-      : context_(context),
-        request_id_(std::move(request_id)),
-        prompt_logprobs_(std::move(prompt_logprobs)) {}
+  struct Options {
+    std::string request_id;
+    size_t prompt_tokens = 0;
+    size_t samples = 1;
+    bool usage_in_stream = false;
+    std::string prompt_logprobs = "null";  // JSON
+  };
+  InferenceWriter(ServerContext& context, Options options)
+      : context_(context), options_(std::move(options)), sent_(options_.samples) {
+    JsonWriter id;
+    id.value(options_.request_id);
+    id_ = id.text();
+  }
 
   std::string whole(const std::vector<SampledSequence>& choices) override {
-    std::string list;
+    fmt::memory_buffer out;
+    fmt::format_to(std::back_inserter(out), R"({{"request_id": {}, "choices": [)", id_);
     for (size_t i = 0; i < choices.size(); ++i) {
-      if (i > 0) list += ", ";
-      list += choice_json(i, choices[i]);
+      if (i > 0) out.push_back(',');
+      write_choice(out, i, choices[i], finish_text(choices[i].finish));
     }
-    JsonWriter id;
-    id.value(request_id_);
-    return fmt::format(
-        R"({{"request_id": {}, "choices": [{}], "prompt_logprobs": {}, "leeway": {{"version": {}}}}})",
-        id.text(), list, prompt_logprobs_, context_.status.version);
+    fmt::format_to(std::back_inserter(out),
+                   R"(], "prompt_logprobs": {}, "leeway": {{"version": {}}}}})",
+                   options_.prompt_logprobs, context_.status.version);
+    return fmt::to_string(out);
   }
-  std::string piece(size_t, const SampledSequence&) override { return ""; }
-  std::string ending(size_t, const SampledSequence&) override { return ""; }
-  std::string closing(const std::vector<SampledSequence>&) override { return ""; }
+  std::string piece(size_t choice, const SampledSequence& fresh) override {
+    sent_[choice] += fresh.ids.size();
+    return chunk(choice, fresh, nullptr);
+  }
+  std::string ending(size_t choice, const SampledSequence& all) override {
+    return chunk(choice, tokens_from(all, sent_[choice]), finish_text(all.finish));
+  }
+  std::string closing(const std::vector<SampledSequence>& choices) override {
+    std::string text;
+    if (options_.usage_in_stream) {
+      text = event_text(fmt::format(R"({{"request_id": {}, "choices": [], "usage": {}}})", id_,
+                                    usage_json(usage_of({options_.prompt_tokens}, choices))));
+    }
+    return text + "data: [DONE]\n\n";
+  }
 
  private:
+  std::string chunk(size_t choice, const SampledSequence& tokens, const char* finish) const {
+    fmt::memory_buffer out;
+    fmt::format_to(std::back_inserter(out), R"(data: {{"request_id": {}, "choices": [)", id_);
+    write_choice(out, choice, tokens, finish);
+    fmt::format_to(std::back_inserter(out), "]}}\n\n");
+    return fmt::to_string(out);
+  }
+
   ServerContext& context_;
-  std::string request_id_;
-  std::string prompt_logprobs_;  // JSON
+  const Options options_;
+  std::string id_;            // JSON
+  std::vector<size_t> sent_;  // [samples] tokens
 };
 
 void inference_generate(ServerContext& context, const Exchange& exchange) {
@@ -62,14 +105,12 @@ void inference_generate(ServerContext& context, const Exchange& exchange) {
   const rapidjson::Document body = parse_body(exchange->request().body);
   const JsonFields fields(body, "");
   context.check_model(fields);
-  if (fields.flag("stream").value_or(false)) {
-    fields.refuse("stream", "this route answers whole; /v1/completions streams");
-  }
   const rapidjson::Value empty(rapidjson::kObjectType);
   const JsonFields parameters =
       fields.object("sampling_params").value_or(JsonFields(empty, "sampling_params."));
   const SamplingFields sampling = read_sampling(parameters, {}, "max_tokens");
-  parameters.integer("logprobs", 0, 1);
+  // vLLM counts the sampled token as one of them, which is always there.
+  const int64_t top = read_top(parameters, "logprobs", LogprobsMode::raw).value_or(0);
   if (!sampling.stop_texts.empty()) {
     parameters.refuse("stop", "this route has token ids alone; use stop_token_ids");
   }
@@ -87,23 +128,35 @@ void inference_generate(ServerContext& context, const Exchange& exchange) {
     request.stop_ids.insert(request.stop_ids.end(), ends.begin(), ends.end());
   }
   request.seed = sampling.seed ? *sampling.seed : random_seed();
+  request.top_logprobs = top > 1 ? top : 0;
   Call call;
   call.exchange = exchange;
   call.request_id = fields.text("request_id").value_or("");
-  const std::vector<int32_t> ids = request.prompt;
-  call.requests.push_back(std::move(request));
-  if (!parameters.integer("prompt_logprobs", 0, 1)) {
-    call.writer = std::make_unique<InferenceWriter>(context, call.request_id, "null");
+  call.streams = fields.flag("stream").value_or(false);
+  const std::optional<int64_t> scored = read_top(parameters, "prompt_logprobs", LogprobsMode::raw);
+  if (scored && call.streams) parameters.refuse("prompt_logprobs", "does not go with stream");
+  InferenceWriter::Options options;
+  options.request_id = call.request_id;
+  options.prompt_tokens = request.prompt.size();
+  options.samples = static_cast<size_t>(sampling.samples);
+  options.usage_in_stream = wants_usage(fields);
+  if (!scored) {
+    call.requests.push_back(std::move(request));
+    check_requests(context, call.requests, call.requests.front().max_new_tokens);
+    call.writer = std::make_unique<InferenceWriter>(context, std::move(options));
     return context.calls.start(std::move(call));
   }
+  const std::vector<int32_t> ids = request.prompt;
+  call.requests.push_back(std::move(request));
   check_requests(context, call.requests, call.requests.front().max_new_tokens);
   auto shared = std::make_shared<Call>(std::move(call));
-  score_then(context, exchange, {ids},
-             [&context, shared, ids](std::vector<std::vector<float>> scores) {
+  score_then(context, exchange, {ids}, *scored,
+             [&context, shared, ids, options, top = *scored](std::vector<PromptScore> scores) {
                TokenStyle style;
                if (context.text.text) style.tokenizer = context.text.text->tokenizer.get();
-               shared->writer = std::make_unique<InferenceWriter>(
-                   context, shared->request_id, prompt_logprobs_json(style, ids, scores.front()));
+               InferenceWriter::Options all = options;
+               all.prompt_logprobs = prompt_logprobs_json(style, ids, scores.front(), top);
+               shared->writer = std::make_unique<InferenceWriter>(context, std::move(all));
                context.calls.start(std::move(*shared));
              });
 }

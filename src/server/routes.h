@@ -31,8 +31,8 @@ struct ServerContext {
 
   // Throws ApiError 404 for another model than the one there is.
   void check_model(const JsonFields& body) const;
-  // Throws ApiError 503 while it drains or if the engine is dead.
-  void check_ready() const;
+  // Throws ApiError 503 while it drains, and another if the engine is dead.
+  void check_ready(int status_if_dead = 500) const;
 };
 
 using Exchange = std::shared_ptr<HttpExchange>;

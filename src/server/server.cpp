@@ -56,9 +56,9 @@ void ServerContext::check_model(const JsonFields& body) const {
                  "model");
 }
 
-void ServerContext::check_ready() const {
+void ServerContext::check_ready(int status_if_dead) const {
   if (!status.failure.empty()) {
-    throw ApiError(503, "the engine has failed: " + status.failure);
+    throw ApiError(status_if_dead, "the engine has failed: " + status.failure);
   }
   if (draining) throw ApiError(503, "the server is shutting down");
 }
@@ -158,12 +158,15 @@ void Server::Impl::report(std::vector<EngineUpdate> fresh, const EngineStatus& n
 
 void Server::Impl::take_report() {
   std::vector<EngineUpdate> taken;
+  bool dies = false;
   {
     const std::lock_guard lock(mutex);
     has_report = false;
     std::swap(taken, updates);
+    dies = context.status.failure.empty() && !status.failure.empty();
     context.status = status;
   }
+  if (dies && options.on_failure) options.on_failure(context.status.failure);
   calls.take(std::move(taken));
 }
 
@@ -212,6 +215,7 @@ Server::~Server() = default;
 std::string Server::url() const { return impl_->http.url(); }
 int Server::port() const { return impl_->http.port(); }
 void Server::run() { impl_->http.run(); }
+const std::string& Server::failure() const { return impl_->context.status.failure; }
 void Server::drain() {
   impl_->http.post([this] { impl_->drain(); });
 }

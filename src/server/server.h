@@ -7,6 +7,7 @@
 // step.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -25,6 +26,9 @@ struct ServerOptions {
   std::string api_key;          // wanted as a bearer token; empty: none is
   int64_t max_requests = 1024;  // at a time, those that wait included
   double drain_seconds = 30;    // after that, requests end with what they have
+  // Called once if the engine fails, on the thread in `run`. The server goes on: /health answers
+  // 503 and requests 500, both with the reason.
+  std::function<void(const std::string& reason)> on_failure;
 };
 
 class Server {
@@ -39,6 +43,8 @@ class Server {
   int port() const;
   // Answers until it has drained.
   void run();
+  // After `run`: why the engine failed; empty: it did not.
+  const std::string& failure() const;
   // From any thread: no new requests; `run` returns when those there are have been answered.
   void drain();
   // A descriptor to which a signal handler writes eight bytes that are not zero, to drain.

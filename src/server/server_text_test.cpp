@@ -12,26 +12,6 @@ namespace {
 
 using namespace testing;
 
-std::vector<rapidjson::Document> events_of(const HttpReply& reply) {
-  std::vector<rapidjson::Document> events;
-  std::string_view rest = reply.body;
-  bool done = false;
-  while (!rest.empty()) {
-    const size_t end = rest.find("\n\n");
-    const std::string_view event = rest.substr(0, end);
-    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 2);
-    EXPECT_TRUE(event.starts_with("data: ")) << event;
-    EXPECT_FALSE(done) << "nothing follows [DONE]";
-    if (event == "data: [DONE]") {
-      done = true;
-    } else {
-      events.push_back(parsed_json(std::string(event.substr(6))));
-    }
-  }
-  EXPECT_TRUE(done) << reply.body;
-  return events;
-}
-
 std::vector<int32_t> ints(const rapidjson::Value& list) {
   std::vector<int32_t> values;
   for (const auto& item : list.GetArray()) values.push_back(item.GetInt());

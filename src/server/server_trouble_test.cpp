@@ -2,7 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
+#include <functional>
+#include <stdexcept>
+#include <tuple>
+
 #include "base/rng.h"
+#include "engine/cpu_backend.h"
 #include "server/test_support.h"
 
 namespace leeway {
@@ -59,7 +65,7 @@ TEST(ServerTrouble, BadValuesAre400WithAMessage) {
       {"/v1/completions", R"({"prompt": [[]]})"},
       {"/v1/completions", R"({"prompt": [1, "a"]})"},
       {"/v1/completions", R"({"prompt": 5})"},
-      {"/v1/completions", R"({"prompt": "a", "logprobs": 5})"},
+      {"/v1/completions", R"({"prompt": "a", "logprobs": 21})"},
       {"/v1/completions", R"({"prompt": "a", "max_tokens": 0})"},
       {"/v1/completions", R"({"prompt": "a", "stop": [""]})"},
       {"/v1/completions", R"({"prompt": "a", "stop": [1]})"},
@@ -75,14 +81,14 @@ TEST(ServerTrouble, BadValuesAre400WithAMessage) {
       {"/v1/chat/completions",
        R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})"},
       {"/v1/chat/completions",
-       R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 5, "logprobs": true})"},
+       R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 21, "logprobs": true})"},
       {"/v1/chat/completions", R"({"messages": [{"role": "user", "content": "a"}], "tools": {}})"},
       {"/v1/chat/completions",
        R"({"messages": [{"role": "user", "content": "a"}], "tool_choice": "required"})"},
       {"/v1/chat/completions",
        R"({"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json"}})"},
       {"/generate", "{}"},
-      {"/generate", R"({"input_ids": [1], "top_logprobs_num": 3})"},
+      {"/generate", R"({"input_ids": [1], "top_logprobs_num": 21})"},
       {"/tokenize", "{}"},
       {"/detokenize", R"({"tokens": [99999]})"},
   };
@@ -323,6 +329,117 @@ TEST(ServerTrouble, ManyIdleConnectionsCostNothing) {
   EXPECT_EQ(metric(client, "leeway_connections"), 401);
   idle.clear();
   EXPECT_TRUE(soon([&] { return metric(client, "leeway_connections") == 1; }));
+}
+
+// The CPU's passes, each after a function of the test.
+class WatchedBackend final : public SamplingBackend {
+ public:
+  WatchedBackend(std::unique_ptr<SamplingBackend> inner, std::function<void()> before_pass)
+      : inner_(std::move(inner)), before_pass_(std::move(before_pass)) {}
+  int64_t blocks() const override { return inner_->blocks(); }
+  int64_t block_bytes() const override { return inner_->block_bytes(); }
+  void load(const PolicySnapshot& weights) override { inner_->load(weights); }
+  void run(const StepRows& pass, std::vector<Drawn>& drawn) override {
+    before_pass_();
+    inner_->run(pass, drawn);
+  }
+  void copy_blocks(std::span<const BlockCopy> copies) override { inner_->copy_blocks(copies); }
+
+ private:
+  std::unique_ptr<SamplingBackend> inner_;
+  std::function<void()> before_pass_;
+};
+
+ServerOptions watched(std::function<void()> before_pass) {
+  ServerOptions options = small_options();
+  options.engine.backend = [before_pass](const ModelConfig& config, const EngineOptions& given,
+                                         int64_t most_blocks) {
+    return std::make_unique<WatchedBackend>(make_cpu_backend(config, given, most_blocks),
+                                            before_pass);
+  };
+  return options;
+}
+
+TEST(ServerTrouble, ADeadEngineIsSaidToAll) {
+  std::atomic<bool> alive = true;
+  std::vector<std::string> reasons;
+  ServerOptions options = watched([&] {
+    if (!alive) throw std::runtime_error("the device is gone");
+  });
+  options.on_failure = [&](const std::string& reason) { reasons.push_back(reason); };
+  RunningServer running(options);
+  TestClient client = running.client(), streamed = running.client(), watcher = running.client();
+  const std::string body = R"({"prompt": "a", "max_tokens": 400, "ignore_eos": true, "n": 8)";
+  const auto request = [](const std::string& text) {
+    return fmt::format("POST /v1/completions HTTP/1.1\r\nContent-Length: {}\r\n\r\n{}", text.size(),
+                       text);
+  };
+  client.send(request(body + "}"));
+  streamed.send(request(body + R"(, "stream": true})"));
+  ASSERT_TRUE(soon([&] { return metric(watcher, "leeway_requests") == 2; }));
+  alive = false;
+  const HttpReply whole = client.reply();
+  EXPECT_EQ(whole.status, 500) << whole.body;
+  EXPECT_NE(whole.body.find("the device is gone"), std::string::npos) << whole.body;
+  const HttpReply stream = streamed.reply();
+  EXPECT_NE(stream.body.find("the device is gone"), std::string::npos) << stream.body;
+  for (const auto& [method, path, sent, status] :
+       std::vector<std::tuple<std::string, std::string, std::string, int>>{
+           {"GET", "/health", "", 503},
+           {"GET", "/health_generate", "", 503},
+           {"GET", "/liveness", "", 200},
+           {"POST", "/v1/completions", R"({"prompt": "a"})", 500},
+           {"POST", "/inference/v1/generate", R"({"token_ids": [1]})", 500}}) {
+    const HttpReply reply = client.call(method, path, sent);
+    EXPECT_EQ(reply.status, status) << path;
+    if (status == 200) continue;
+    EXPECT_TRUE(is_error(reply)) << reply.body;
+    EXPECT_NE(reply.body.find("the device is gone"), std::string::npos) << reply.body;
+  }
+  EXPECT_EQ(metric(client, "leeway_engine_alive"), 0);
+  running.end();
+  EXPECT_EQ(reasons, std::vector<std::string>{"the device is gone"});
+  EXPECT_EQ(running.server.failure(), "the device is gone");
+}
+
+// By the engine's own count: after the client is gone, what ran for it is not sampled any more.
+TEST(ServerTrouble, WhatRunsForAClientThatLeavesIsCancelled) {
+  std::atomic<int64_t> allowed = 0, passes = 0;
+  ServerOptions options = watched([&] {
+    const int64_t number = ++passes;
+    EXPECT_TRUE(soon([&] { return allowed >= number; }));
+  });
+  const RunningServer running(options);
+  TestClient watcher = running.client();
+  constexpr int kSamples = 5;
+  double sampled = 0, aborted = 0;
+  for (const bool streams : {false, true}) {
+    {
+      TestClient client = running.client();
+      const std::string body = fmt::format(
+          R"({{"prompt": "a", "max_tokens": 400, "ignore_eos": true, "n": {}, "stream": {}}})",
+          kSamples, streams);
+      allowed += 3;
+      client.send(fmt::format("POST /v1/completions HTTP/1.1\r\nContent-Length: {}\r\n\r\n{}",
+                              body.size(), body));
+      sampled += 3 * kSamples;
+      ASSERT_TRUE(soon([&] {
+        return metric(watcher, "leeway_sampled_tokens_total") == sampled &&
+               metric(watcher, "vllm:num_requests_running") == kSamples;
+      }));
+    }
+    // The pass that runs meanwhile is the last.
+    ASSERT_TRUE(soon([&] { return metric(watcher, "leeway_connections") == 1; }));
+    allowed += 100;
+    ASSERT_TRUE(soon([&] { return metric(watcher, "leeway_requests") == 0; }));
+    sampled += kSamples, aborted += kSamples;
+    EXPECT_EQ(metric(watcher, "leeway_sampled_tokens_total"), sampled);
+    EXPECT_EQ(metric(watcher, "vllm:num_requests_running"), 0);
+    EXPECT_EQ(metric(watcher, "vllm:kv_cache_usage_perc"), 0);
+    EXPECT_EQ(metric_where(watcher, "vllm:request_success_total", "abort"), aborted);
+    allowed = passes.load();
+  }
+  allowed += 1'000'000;
 }
 
 }  // namespace

@@ -42,10 +42,6 @@ void sglang_generate(ServerContext& context, const Exchange& exchange) {
       fields.object("sampling_params").value_or(JsonFields(empty, "sampling_params."));
   const SamplingFields sampling = read_sampling(parameters, {}, "max_new_tokens");
   if (!sampling.stop_texts.empty()) text_of(context);
-  if (fields.integer("top_logprobs_num", 0, 1000).value_or(0) > 0) {
-    fields.refuse("top_logprobs_num",
-                  "the engine has the log-probability of the sampled token alone");
-  }
   SglangOptions options;
   options.prompts = read_inputs(context, fields, options.is_list);
   options.id = fields.text("rid").value_or(random_hex(32));
@@ -59,6 +55,8 @@ void sglang_generate(ServerContext& context, const Exchange& exchange) {
   options.scored_from = fields.integer("logprob_start_len", -1, int64_t{1} << 31).value_or(-1);
   if (!options.logprobs) options.scored_from = -1;
   if (fields.text("logprobs_mode") == "processed_logprobs") options.mode = LogprobsMode::processed;
+  options.top = read_top(fields, "top_logprobs_num", options.mode).value_or(0);
+  if (!options.logprobs) options.top = 0;
 
   const int64_t limit = sampling.max_tokens.value_or(kUsualTokens);
   Call call;
@@ -69,6 +67,7 @@ void sglang_generate(ServerContext& context, const Exchange& exchange) {
   for (const std::vector<int32_t>& prompt : options.prompts) {
     check_limit(context, prompt.size(), limit, "max_new_tokens");
     call.requests.push_back(make_request(sampling, prompt, limit, options.stop_ids));
+    call.requests.back().top_logprobs = options.top;
   }
   check_requests(context, call.requests, limit);
   if (options.scored_from < 0) {
@@ -77,8 +76,8 @@ void sglang_generate(ServerContext& context, const Exchange& exchange) {
   }
   auto shared_call = std::make_shared<Call>(std::move(call));
   auto shared = std::make_shared<SglangOptions>(std::move(options));
-  score_then(context, exchange, shared->prompts,
-             [&context, shared_call, shared](std::vector<std::vector<float>> scores) {
+  score_then(context, exchange, shared->prompts, shared->top,
+             [&context, shared_call, shared](std::vector<PromptScore> scores) {
                shared->scores = std::move(scores);
                shared_call->writer = std::make_unique<SglangWriter>(std::move(*shared));
                context.calls.start(std::move(*shared_call));
@@ -145,7 +144,7 @@ class HealthWriter final : public AnswerWriter {
 };
 
 void health_generate(ServerContext& context, const Exchange& exchange) {
-  context.check_ready();
+  context.check_ready(503);
   if (context.status.paused) throw ApiError(503, "paused: nothing is sampled until a resume");
   Call call;
   call.exchange = exchange;

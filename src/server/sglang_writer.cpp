@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
 namespace leeway {
 namespace {
@@ -14,6 +15,17 @@ std::string triples(const std::vector<int32_t>& ids, const std::vector<float>& v
   for (size_t i = 0; i < ids.size(); ++i) {
     fmt::format_to(std::back_inserter(out), "{}[{}, {}, null]", i == 0 ? "" : ",",
                    float_text(values[i]), ids[i]);
+  }
+  out.push_back(']');
+  return fmt::to_string(out);
+}
+
+std::string triples(std::span<const TokenLogprob> top) {
+  fmt::memory_buffer out;
+  out.push_back('[');
+  for (size_t i = 0; i < top.size(); ++i) {
+    fmt::format_to(std::back_inserter(out), "{}[{}, {}, null]", i == 0 ? "" : ",",
+                   float_text(top[i].logprob), top[i].id);
   }
   out.push_back(']');
   return fmt::to_string(out);
@@ -58,16 +70,29 @@ std::string SglangWriter::object(size_t choice, const SampledSequence& sequence,
     const bool raw = options_.mode == LogprobsMode::raw;
     json.key("output_token_logprobs")
         .raw(triples(sequence.ids, raw ? sequence.raw_logprobs : sequence.processed_logprobs));
+    if (options_.top > 0) {
+      json.key("output_top_logprobs").begin_array();
+      for (size_t i = 0; i < sequence.ids.size(); ++i) json.raw(triples(top_of(sequence, i)));
+      json.end_array();
+    }
   }
   if (options_.scored_from >= 0) {
     const size_t from = std::min(static_cast<size_t>(options_.scored_from), prompt.size());
     json.key("input_token_logprobs").begin_array();
     for (size_t i = from; i < prompt.size(); ++i) {
       json.raw(fmt::format("[{}, {}, null]",
-                           i == 0 ? "null" : float_text(options_.scores[number][i - 1]),
+                           i == 0 ? "null" : float_text(options_.scores[number].logprobs[i - 1]),
                            prompt[i]));
     }
     json.end_array();
+    if (options_.top > 0) {
+      json.key("input_top_logprobs").begin_array();
+      for (size_t i = from; i < prompt.size(); ++i) {
+        i == 0 ? json.null()
+               : json.raw(triples(options_.scores[number].top_of(i - 1, options_.top)));
+      }
+      json.end_array();
+    }
   }
   json.end_object().key("leeway").raw(versions_json(sequence));
   if (options_.prompts.size() * options_.samples > 1) {
@@ -87,13 +112,7 @@ std::string SglangWriter::whole(const std::vector<SampledSequence>& choices) {
 
 std::string SglangWriter::piece(size_t choice, const SampledSequence& fresh) {
   Streamed& now = streamed_[choice];
-  const auto add = [](auto& to, const auto& from) {
-    to.insert(to.end(), from.begin(), from.end());
-  };
-  add(now.all.ids, fresh.ids);
-  add(now.all.raw_logprobs, fresh.raw_logprobs);
-  add(now.all.processed_logprobs, fresh.processed_logprobs);
-  add(now.all.versions, fresh.versions);
+  append_tokens(now.all, fresh);
   if (!texts_.empty()) now.text += texts_[choice].take(fresh.ids);
   return event_text(object(choice, now.all, now.text, false));
 }

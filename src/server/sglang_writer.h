@@ -18,9 +18,10 @@ struct SglangOptions {
   std::vector<int32_t> stop_ids;
   bool is_list = false;  // the request has a list of prompts, so the answer is one
   bool logprobs = false;
+  int64_t top = 0;  // most likely tokens at each place, with logprobs
   LogprobsMode mode = LogprobsMode::raw;
   int64_t scored_from = -1;  // of the prompts' tokens; -1: none
-  std::vector<std::vector<float>> scores;
+  std::vector<PromptScore> scores;
 };
 
 class SglangWriter final : public AnswerWriter {

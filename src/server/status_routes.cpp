@@ -8,7 +8,7 @@ namespace leeway {
 namespace {
 
 void health(ServerContext& context, const Exchange& exchange) {
-  context.check_ready();
+  context.check_ready(503);
   exchange->respond({.body = "{}"});
 }
 

@@ -159,6 +159,27 @@ inline rapidjson::Document parsed_json(const std::string& text) {
   return document;
 }
 
+// The events of a stream, which must end with [DONE].
+inline std::vector<rapidjson::Document> events_of(const HttpReply& reply) {
+  std::vector<rapidjson::Document> events;
+  std::string_view rest = reply.body;
+  bool done = false;
+  while (!rest.empty()) {
+    const size_t end = rest.find("\n\n");
+    const std::string_view event = rest.substr(0, end);
+    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 2);
+    EXPECT_TRUE(event.starts_with("data: ")) << event;
+    EXPECT_FALSE(done) << "nothing follows [DONE]";
+    if (event == "data: [DONE]") {
+      done = true;
+    } else {
+      events.push_back(parsed_json(std::string(event.substr(6))));
+    }
+  }
+  EXPECT_TRUE(done) << reply.body;
+  return events;
+}
+
 // Waits for a condition that another thread brings about.
 template <class Condition>
 bool soon(const Condition& condition) {
@@ -170,13 +191,20 @@ bool soon(const Condition& condition) {
   return true;
 }
 
+// The value of a metric, of the first line that has this text among its labels.
+inline double metric_where(TestClient& client, const std::string& name, const std::string& label) {
+  const std::string text = client.get("/metrics").body;
+  for (size_t at = 0; (at = text.find("\n" + name + "{", at)) != std::string::npos; ++at) {
+    const size_t end = text.find("} ", at);
+    if (text.substr(at, end - at).find(label) == std::string::npos) continue;
+    return std::stod(text.substr(end + 2));
+  }
+  return -1;
+}
+
 // The value of a metric without labels but model_name.
 inline double metric(TestClient& client, const std::string& name) {
-  const std::string text = client.get("/metrics").body;
-  const size_t at = text.find("\n" + name + "{");
-  if (at == std::string::npos) return -1;
-  const size_t value = text.find("} ", at) + 2;
-  return std::stod(text.substr(value));
+  return metric_where(client, name, "");
 }
 
 }  // namespace leeway::testing

@@ -34,6 +34,14 @@ TokenStyle read_token_style(const JsonFields& body, const Tokenizer& tokenizer) 
   return style;
 }
 
+std::optional<int64_t> read_top(const JsonFields& fields, const char* key, LogprobsMode mode) {
+  const std::optional<int64_t> top = fields.integer(key, 0, kMostTopLogprobs);
+  if (top.value_or(0) > 0 && mode == LogprobsMode::processed) {
+    fields.refuse(key, "the most likely tokens have raw_logprobs alone: leave logprobs_mode out");
+  }
+  return top;
+}
+
 ChoiceText::ChoiceText(const Tokenizer& tokenizer, std::vector<std::string> stop_texts,
                        std::vector<int32_t> stop_ids)
     : stream_(tokenizer, std::move(stop_texts), false), stop_ids_(std::move(stop_ids)) {}
@@ -91,7 +99,7 @@ void write_head(JsonWriter& json, const AnswerHead& head, const char* object) {
 }
 
 std::string prompt_logprobs_json(const TokenStyle& style, const std::vector<int32_t>& ids,
-                                 const std::vector<float>& scores) {
+                                 const PromptScore& score, int64_t top_count) {
   JsonWriter json;
   json.begin_array();
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -99,9 +107,20 @@ std::string prompt_logprobs_json(const TokenStyle& style, const std::vector<int3
       json.null();
       continue;
     }
-    json.begin_object().key(std::to_string(ids[i])).begin_object();
-    json.key("logprob").raw(float_text(scores[i - 1]));
-    json.key("decoded_token").value(style.text_of(ids[i])).end_object().end_object();
+    const std::span<const TokenLogprob> top = score.top_of(i - 1, top_count);
+    const auto write = [&](int32_t id, float logprob) {
+      json.key(std::to_string(id)).begin_object().key("logprob").raw(float_text(logprob));
+      const auto found = std::find_if(top.begin(), top.end(),
+                                      [&](const TokenLogprob& token) { return token.id == id; });
+      if (found != top.end()) json.key("rank").raw(std::to_string(found - top.begin() + 1));
+      json.key("decoded_token").value(style.text_of(id)).end_object();
+    };
+    json.begin_object();
+    write(ids[i], score.logprobs[i - 1]);
+    for (const TokenLogprob& token : top) {
+      if (token.id != ids[i]) write(token.id, token.logprob);
+    }
+    json.end_object();
   }
   return json.end_array().text();
 }

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/json.h"
 #include "data/sampling.h"
 #include "generate/text_stream.h"
+#include "server/prompt_scores.h"
 #include "server/sampling_fields.h"
 #include "server/token_tail.h"
 
@@ -26,6 +28,7 @@ struct TokenStyle {
   bool token_ids = false;     // return_token_ids
   bool as_token_ids = false;  // "token_id:17" in place of a token's text
   LogprobsMode mode = LogprobsMode::raw;
+  int64_t top = 0;  // most likely tokens at each place
 
   std::string text_of(int32_t id) const;
   const std::vector<float>& logprobs_of(const SampledSequence& sequence) const {
@@ -35,6 +38,10 @@ struct TokenStyle {
 
 // The flags of a request that say it. Throws ApiError 400.
 TokenStyle read_token_style(const JsonFields& body, const Tokenizer& tokenizer);
+
+// How many of the most likely tokens a key asks for, if it is there: 0 to kMostTopLogprobs. Throws
+// ApiError 400, also where `mode` is not the raw one.
+std::optional<int64_t> read_top(const JsonFields& fields, const char* key, LogprobsMode mode);
 
 // The text of one choice while its tokens arrive. The pieces together are the text of the whole.
 class ChoiceText {
@@ -78,8 +85,9 @@ void write_head(JsonWriter& json, const AnswerHead& head, const char* object);
 // `count` random hexadecimal digits, for ids.
 std::string random_hex(size_t count);
 
-// [null, {"17": {"logprob", "decoded_token"}}, ..], as vLLM has prompt_logprobs.
+// [null, {"17": {"logprob", "decoded_token"}, ..}, ..], as vLLM has prompt_logprobs: the prompt's
+// own token first, then the `top` most likely ones with their rank.
 std::string prompt_logprobs_json(const TokenStyle& style, const std::vector<int32_t>& ids,
-                                 const std::vector<float>& scores);
+                                 const PromptScore& score, int64_t top);
 
 }  // namespace leeway

@@ -83,11 +83,11 @@ bool wants_usage(const JsonFields& fields) {
 }
 
 void score_then(ServerContext& context, const Exchange& exchange,
-                std::vector<std::vector<int32_t>> prompts,
-                std::function<void(std::vector<std::vector<float>>)> then) {
+                std::vector<std::vector<int32_t>> prompts, int64_t top,
+                std::function<void(std::vector<PromptScore>)> then) {
   context.scores.start(
-      context.weights.shared(), std::move(prompts),
-      [exchange, then = std::move(then)](const std::vector<std::vector<float>>& scores,
+      context.weights.shared(), std::move(prompts), top,
+      [exchange, then = std::move(then)](const std::vector<PromptScore>& scores,
                                          const std::string& failure) {
         if (!failure.empty()) {
           return exchange->respond({.status = 500, .body = error_json(500, failure)});

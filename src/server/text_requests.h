@@ -34,10 +34,10 @@ void check_requests(const ServerContext& context, const std::vector<Request>& re
 // stream_options.include_usage.
 bool wants_usage(const JsonFields& fields);
 
-// Scores the prompts and goes on with `then`, whose ApiError is answered; a failure is answered
-// too.
+// Scores the prompts, with the `top` most likely tokens, and goes on with `then`, whose ApiError is
+// answered; a failure is answered too.
 void score_then(ServerContext& context, const Exchange& exchange,
-                std::vector<std::vector<int32_t>> prompts,
-                std::function<void(std::vector<std::vector<float>>)> then);
+                std::vector<std::vector<int32_t>> prompts, int64_t top,
+                std::function<void(std::vector<PromptScore>)> then);
 
 }  // namespace leeway

@@ -65,6 +65,10 @@ class TorchSampling final : public SamplingBackend {
   bool replay(const PassShape& shape);
   void wait();
   void take_drawn(const StepRows& pass, std::vector<Drawn>& drawn);
+  using HostFunction = void (HostDraws::*)(std::span<const Draw>, const float*, int64_t,
+                                           std::span<Drawn>);
+  void on_host(const StepRows& pass, const std::vector<size_t>& places, HostFunction function,
+               std::vector<Drawn>& drawn);
 
   const ModelConfig config_;
   const torch::Device device_;
@@ -99,7 +103,6 @@ class TorchSampling final : public SamplingBackend {
   std::vector<Rng> rng_before_;  // [draws]
   std::unique_ptr<HostSide> host_;
   std::vector<Draw> host_draws_;
-  std::vector<size_t> host_places_;  // of host_draws_ among the pass's
   std::vector<Drawn> host_drawn_;
 };
 
@@ -302,9 +305,7 @@ void TorchSampling::run(const StepRows& pass, std::vector<Drawn>& drawn) {
 
 void TorchSampling::take_drawn(const StepRows& pass, std::vector<Drawn>& drawn) {
   drawn.resize(pass.draws.size());
-  host_draws_.clear();
-  host_places_.clear();
-  std::vector<int64_t> wanted;  // rows of the logits
+  std::vector<size_t> redrawn, looked_at;
   const int32_t* sampled = pass.draws.empty() ? nullptr : host_sampled_.data_ptr<int32_t>();
   for (size_t i = 0; i < pass.draws.size(); ++i, sampled += 4) {
     const Draw& draw = pass.draws[i];
@@ -315,23 +316,35 @@ void TorchSampling::take_drawn(const StepRows& pass, std::vector<Drawn>& drawn) 
       drawn[i].token.id = sampled[0];
       std::memcpy(&drawn[i].token.raw_logprob, sampled + 1, sizeof(float));
       std::memcpy(&drawn[i].token.processed_logprob, sampled + 2, sizeof(float));
+      if (draw.request->request.top_logprobs > 0) looked_at.push_back(i);
       continue;
     }
     draw.sample->rng = rng_before_[i];
+    redrawn.push_back(i);
+  }
+  on_host(pass, redrawn, &HostDraws::draw, drawn);
+  on_host(pass, looked_at, &HostDraws::find_most_likely, drawn);
+}
+
+// Does to the listed draws what the function does, with their rows of logits in host memory.
+void TorchSampling::on_host(const StepRows& pass, const std::vector<size_t>& places,
+                            HostFunction function, std::vector<Drawn>& drawn) {
+  if (places.empty()) return;
+  host_draws_.clear();
+  host_drawn_.resize(places.size());
+  std::vector<int64_t> wanted;  // rows of the logits
+  for (size_t i = 0; i < places.size(); ++i) {
+    const Draw& draw = pass.draws[places[i]];
     if (wanted.empty() || wanted.back() != draw.logits) wanted.push_back(draw.logits);
     host_draws_.push_back(draw);
     host_draws_.back().logits = static_cast<int64_t>(wanted.size()) - 1;
-    host_places_.push_back(i);
+    std::swap(drawn[places[i]], host_drawn_[i]);
   }
-  if (host_draws_.empty()) return;
   const Tensor rows = at::tensor(wanted, at::kLong).to(device_);
   const Tensor logits = logits_.index_select(0, rows).to(at::kCPU);
   if (!host_) host_ = std::make_unique<HostSide>(threads_);
-  host_drawn_.resize(host_draws_.size());
-  host_->draws.draw(host_draws_, logits.data_ptr<float>(), config_.vocab_size, host_drawn_);
-  for (size_t i = 0; i < host_places_.size(); ++i) {
-    std::swap(drawn[host_places_[i]], host_drawn_[i]);
-  }
+  (host_->draws.*function)(host_draws_, logits.data_ptr<float>(), config_.vocab_size, host_drawn_);
+  for (size_t i = 0; i < places.size(); ++i) std::swap(drawn[places[i]], host_drawn_[i]);
 }
 
 void TorchSampling::copy_blocks(std::span<const BlockCopy> copies) {

@@ -94,6 +94,19 @@ def reads_log_probabilities():
     assert [entry.token for entry in content] == ["<think>", "A", "</think>", "<tool_call>"], content
     assert all(-1e-3 < entry.logprob <= 0 for entry in content), content
     assert bytes(content[1].bytes) == b"A"
+    chosen = client.chat.completions.create(model="chain", messages=MESSAGES, logprobs=True,
+                                            top_logprobs=3, max_tokens=4)
+    for entry, alone in zip(chosen.choices[0].logprobs.content, content, strict=True):
+        assert (entry.token, entry.logprob) == (alone.token, alone.logprob), (entry, alone)
+        values = [top.logprob for top in entry.top_logprobs]
+        assert len(values) == 3 and values == sorted(values, reverse=True), entry
+        assert entry.top_logprobs[0].token == entry.token, entry  # all but certain
+        assert math.fsum(math.exp(value) for value in values) <= 1.0 + 1e-6, entry
+    likely = client.completions.create(model="chain", prompt="A", max_tokens=2, logprobs=2)
+    for token, value, top in zip(likely.choices[0].logprobs.tokens,
+                                 likely.choices[0].logprobs.token_logprobs,
+                                 likely.choices[0].logprobs.top_logprobs, strict=True):
+        assert top[token] == value and max(top.values()) == value, (token, value, top)
     scored = client.completions.create(model="chain", prompt="A?", max_tokens=0, echo=True,
                                        logprobs=0)
     values = scored.choices[0].logprobs.token_logprobs
