@@ -9,13 +9,13 @@
 #include "base/test_folder.h"
 #include "cli_helpers.h"
 #include "live_program.h"
+#include "python_packages.h"
 #include "server/chain_model.h"
 #include "server/test_support.h"
 
 namespace leeway {
 namespace {
 
-namespace fs = std::filesystem;
 using namespace testing;
 
 // A folder with a model that thinks, calls a tool and ends, and the chat format of qwen3.
@@ -132,52 +132,32 @@ TEST_F(ServeProgram, RefusesWhatItCannotUse) {
 
 // ---------------------------------------------------------------------------------------------
 
-bool is_network_trouble(const RunResult& pip) {
-  if (pip.code == -SIGKILL) return true;  // beyond its time
-  for (const char* words :
-       {"onnection", "imed out", "imeout", "emporary failure", "nreachable", "HTTP error"}) {
-    if (contains(pip.err, words)) return true;
+class ServedClients : public ServeProgram {
+ protected:
+  // Runs a test in Python, which gets the URL and the key.
+  void run_client(const PythonPackages& packages, const std::string& script) {
+    if (!packages.skip.empty()) GTEST_SKIP() << packages.skip;
+    ASSERT_FALSE(packages.program.empty());
+    const std::string key = folder_.write("key", "k3y");
+    LiveProgram program(command({"--api-key-file", key, "--name", "chain"}),
+                        LiveProgram::Streams::pipes);
+    const int port = port_of(program);
+    ASSERT_NE(port, 0) << program.printed();
+    const RunResult result = python({LEEWAY_SOURCE_DIR "/tests/python/" + script,
+                                     "http://127.0.0.1:" + std::to_string(port) + "/v1", "k3y"},
+                                    packages.program, std::chrono::seconds(300));
+    EXPECT_EQ(result.code, 0) << result;
+    program.send(SIGTERM);
+    EXPECT_EQ(program.wait(), 0);
   }
-  return false;
+};
+
+TEST_F(ServedClients, TheClientOfOpenAI) {
+  run_client(python_packages("python_openai", {"openai==3.49.0"}), "openai_client_test.py");
 }
 
-// The environment lies in the build folder and is made once.
-TEST_F(ServeProgram, ServesTheClientOfOpenAI) {
-  const auto python = [](const std::vector<std::string>& args, const std::string& program,
-                         std::chrono::seconds limit) {
-    return run_program(args, {.time_limit = limit, .program = program});
-  };
-  const auto minute = std::chrono::seconds(120);
-  if (python({"-c", "1"}, "python3", minute).code != 0) GTEST_SKIP() << "there is no python3";
-  const fs::path packages = LEEWAY_BINARY_DIR "/python_openai";
-  const std::string interpreter = packages / "bin/python";
-  const std::string wanted = "openai==3.49.0";
-  const fs::path stamp = packages / ("has_" + wanted);
-  if (!fs::exists(stamp)) {
-    fs::remove_all(packages);
-    const RunResult made = python({"-m", "venv", packages.string()}, "python3", minute);
-    ASSERT_EQ(made.code, 0) << "python3-venv is needed: " << made;
-    const RunResult pip =
-        python({"-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check",
-                "--prefer-binary", "--timeout=15", "--retries=1", wanted},
-               interpreter, std::chrono::seconds(240));
-    if (pip.code != 0 && is_network_trouble(pip)) {
-      GTEST_SKIP() << "needs the network: packages for Python could not be fetched";
-    }
-    ASSERT_EQ(pip.code, 0) << pip;
-    write_file_atomically(stamp, "");
-  }
-  const std::string key = folder_.write("key", "k3y");
-  LiveProgram program(command({"--api-key-file", key, "--name", "chain"}),
-                      LiveProgram::Streams::pipes);
-  const int port = port_of(program);
-  ASSERT_NE(port, 0) << program.printed();
-  const RunResult result = python({LEEWAY_SOURCE_DIR "/tests/python/openai_client_test.py",
-                                   "http://127.0.0.1:" + std::to_string(port) + "/v1", "k3y"},
-                                  interpreter, std::chrono::seconds(300));
-  EXPECT_EQ(result.code, 0) << result;
-  program.send(SIGTERM);
-  EXPECT_EQ(program.wait(), 0);
+TEST_F(ServedClients, TasksetsOfVerifiers) {
+  run_client(environment_packages(), "taskset_client_test.py");
 }
 
 }  // namespace

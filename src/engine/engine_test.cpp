@@ -87,7 +87,9 @@ TEST(Engine, TheMostLikelyTokensComeBesideTheSampledOnesAndChangeNothing) {
     const auto count = static_cast<size_t>(requests[static_cast<size_t>(key.first)].top_logprobs);
     ASSERT_EQ(result.top.size(), count * result.ids.size());
     for (size_t i = 0; i < result.top.size(); ++i) {
-      if (i % count > 0) EXPECT_LE(result.top[i].logprob, result.top[i - 1].logprob);
+      if (i % count > 0) {
+        EXPECT_LE(result.top[i].logprob, result.top[i - 1].logprob);
+      }
       if (result.top[i].id == result.ids[i / count]) {
         EXPECT_EQ(result.top[i].logprob, result.raw_logprobs[i / count]);
       }

@@ -87,13 +87,12 @@ void refuse_what_is_missing(const JsonFields& fields) {
   }
 }
 
-void chat_completions(ServerContext& context, const Exchange& exchange) {
-  context.check_ready();
-  const ModelText& chat = chat_of(context);
-  rapidjson::Document body = parse_body(exchange->request().body);
+RouteWork chat_completions(const ServedModel& model, const HttpRequest& request) {
+  const ModelText& chat = chat_of(model);
+  rapidjson::Document body = parse_body(request.body);
   simplify_messages(body);
   const JsonFields fields(body, "");
-  context.check_model(fields);
+  model.check_model(fields);
   refuse_what_is_missing(fields);
   const char* key = fields.has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
   const SamplingFields sampling = read_sampling(fields, folder_sampling(chat.generation), key);
@@ -101,7 +100,7 @@ void chat_completions(ServerContext& context, const Exchange& exchange) {
   const RenderRequest conversation = read_request(fields);
   ChatOptions options;
   options.prompt = render_conversation(chat, "messages", conversation).ids;
-  options.head = new_head("chatcmpl-", context.options.name);
+  options.head = new_head("chatcmpl-", model.options.name);
   options.style = read_token_style(fields, *chat.tokenizer);
   options.style.logprobs = fields.flag("logprobs").value_or(false);
   options.style.top = read_top(fields, "top_logprobs", options.style.mode).value_or(0);
@@ -117,37 +116,37 @@ void chat_completions(ServerContext& context, const Exchange& exchange) {
   options.prompt_top = read_top(fields, "prompt_logprobs", LogprobsMode::raw);
 
   const auto used = static_cast<int64_t>(options.prompt.size());
-  const int64_t limit =
-      sampling.max_tokens.value_or(std::max<int64_t>(1, context.positions - used));
-  check_limit(context, options.prompt.size(), limit, key);
+  const int64_t limit = sampling.max_tokens.value_or(std::max<int64_t>(1, model.positions - used));
+  check_limit(model, options.prompt.size(), limit, key);
   Call call;
-  call.exchange = exchange;
   call.request_id = fields.text("request_id").value_or(options.head.id);
   call.streams = fields.flag("stream").value_or(false);
   call.stop_texts = sampling.stop_texts;
   call.requests.push_back(
       make_request(sampling, options.prompt, limit, stop_ids_of(sampling, chat.end_ids)));
   call.requests.front().top_logprobs = options.style.top;
-  check_requests(context, call.requests, limit);
-  if (!options.prompt_top) {
-    call.writer = std::make_unique<ChatWriter>(std::move(options));
-    return context.calls.start(std::move(call));
+  check_requests(model, call.requests, limit);
+  if (options.prompt_top && call.streams) {
+    fields.refuse("prompt_logprobs", "does not go with stream");
   }
-  if (call.streams) fields.refuse("prompt_logprobs", "does not go with stream");
-  auto shared_call = std::make_shared<Call>(std::move(call));
+  ReadCall read;
+  read.call = std::move(call);
+  if (options.prompt_top) {
+    read.scored = {options.prompt};
+    read.scored_top = *options.prompt_top;
+  }
   auto shared = std::make_shared<ChatOptions>(std::move(options));
-  score_then(context, exchange, {shared->prompt}, *shared->prompt_top,
-             [&context, shared_call, shared](std::vector<PromptScore> scores) {
-               shared->score = std::move(scores.front());
-               shared_call->writer = std::make_unique<ChatWriter>(std::move(*shared));
-               context.calls.start(std::move(*shared_call));
-             });
+  read.writer = [shared](ServerContext&, std::vector<PromptScore> scores) {
+    if (!scores.empty()) shared->score = std::move(scores.front());
+    return std::make_unique<ChatWriter>(std::move(*shared));
+  };
+  return work_of(std::move(read));
 }
 
 }  // namespace
 
 void add_chat_routes(RouteTable& routes) {
-  routes.add("POST", "/v1/chat/completions", chat_completions);
+  routes.add_reader("POST", "/v1/chat/completions", chat_completions);
 }
 
 }  // namespace leeway

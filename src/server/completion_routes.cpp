@@ -40,23 +40,17 @@ std::vector<std::vector<int32_t>> read_prompts(const ModelText& text, const Json
   return prompts;
 }
 
-void start_call(ServerContext& context, Call call, CompletionOptions options) {
-  call.writer = std::make_unique<CompletionWriter>(std::move(options));
-  context.calls.start(std::move(call));
-}
-
-void completions(ServerContext& context, const Exchange& exchange) {
-  context.check_ready();
-  const ModelText& text = text_of(context);
-  const rapidjson::Document body = parse_body(exchange->request().body);
+RouteWork completions(const ServedModel& model, const HttpRequest& request) {
+  const ModelText& text = text_of(model);
+  const rapidjson::Document body = parse_body(request.body);
   const JsonFields fields(body, "");
-  context.check_model(fields);
+  model.check_model(fields);
   if (fields.has("suffix")) fields.refuse("suffix", "is not supported");
   const SamplingFields sampling =
       read_sampling(fields, folder_sampling(text.generation), "max_tokens", 0);
 
   CompletionOptions options;
-  options.head = new_head("cmpl-", context.options.name);
+  options.head = new_head("cmpl-", model.options.name);
   options.style = read_token_style(fields, *text.tokenizer);
   const std::optional<int64_t> logprobs = read_top(fields, "logprobs", options.style.mode);
   options.style.logprobs = logprobs.has_value();
@@ -67,7 +61,6 @@ void completions(ServerContext& context, const Exchange& exchange) {
   options.stop_texts = sampling.stop_texts;
   options.stop_ids = stop_ids_of(sampling, text.end_ids);
   Call call;
-  call.exchange = exchange;
   call.request_id = fields.text("request_id").value_or(options.head.id);
   call.streams = fields.flag("stream").value_or(false);
   call.stop_texts = sampling.stop_texts;
@@ -81,37 +74,30 @@ void completions(ServerContext& context, const Exchange& exchange) {
     fields.refuse("max_tokens", "is 0: nothing would be answered; with echo the prompt is");
   }
   for (const std::vector<int32_t>& prompt : options.prompts) {
-    check_limit(context, prompt.size(), limit, "max_tokens");
+    check_limit(model, prompt.size(), limit, "max_tokens");
     call.requests.push_back(make_request(sampling, prompt, limit, options.stop_ids));
     call.requests.back().top_logprobs = options.style.top;
   }
-  check_requests(context, call.requests, limit);
-  if (!scored && !(options.echo && options.style.logprobs)) {
-    if (limit > 0) return start_call(context, std::move(call), std::move(options));
-    std::vector<SampledSequence> none(options.prompts.size() * options.samples);
-    for (SampledSequence& choice : none) choice.finish = Finish::length;
-    return exchange->respond({.body = CompletionWriter(std::move(options)).whole(none)});
+  check_requests(model, call.requests, limit);
+  ReadCall read;
+  read.call = std::move(call);
+  read.samples = limit > 0;
+  if (scored || (options.echo && options.style.logprobs)) {
+    read.scored = options.prompts;
+    read.scored_top = std::max(scored.value_or(0), options.echo ? options.style.top : 0);
   }
-  // The prompts are scored first; what is shared with that function must be copyable.
-  auto shared_call = std::make_shared<Call>(std::move(call));
   auto shared = std::make_shared<CompletionOptions>(std::move(options));
-  const int64_t top = std::max(scored.value_or(0), shared->echo ? shared->style.top : 0);
-  score_then(context, exchange, shared->prompts, top,
-             [&context, shared_call, shared, limit](std::vector<PromptScore> scores) {
-               shared->scores = std::move(scores);
-               if (limit > 0)
-                 return start_call(context, std::move(*shared_call), std::move(*shared));
-               std::vector<SampledSequence> none(shared->prompts.size() * shared->samples);
-               for (SampledSequence& choice : none) choice.finish = Finish::length;
-               const Exchange answered = shared_call->exchange;
-               answered->respond({.body = CompletionWriter(std::move(*shared)).whole(none)});
-             });
+  read.writer = [shared](ServerContext&, std::vector<PromptScore> scores) {
+    shared->scores = std::move(scores);
+    return std::make_unique<CompletionWriter>(std::move(*shared));
+  };
+  return work_of(std::move(read));
 }
 
 }  // namespace
 
 void add_completion_routes(RouteTable& routes) {
-  routes.add("POST", "/v1/completions", completions);
+  routes.add_reader("POST", "/v1/completions", completions);
 }
 
 }  // namespace leeway

@@ -100,11 +100,10 @@ class InferenceWriter final : public AnswerWriter {
   std::vector<size_t> sent_;  // [samples] tokens
 };
 
-void inference_generate(ServerContext& context, const Exchange& exchange) {
-  context.check_ready();
-  const rapidjson::Document body = parse_body(exchange->request().body);
+RouteWork inference_generate(const ServedModel& model, const HttpRequest& http) {
+  const rapidjson::Document body = parse_body(http.body);
   const JsonFields fields(body, "");
-  context.check_model(fields);
+  model.check_model(fields);
   const rapidjson::Value empty(rapidjson::kObjectType);
   const JsonFields parameters =
       fields.object("sampling_params").value_or(JsonFields(empty, "sampling_params."));
@@ -124,13 +123,12 @@ void inference_generate(ServerContext& context, const Exchange& exchange) {
   request.stop_ids = sampling.stop_ids;
   // Ids alone end a sequence here unless the client asks for the model's end tokens too.
   if (sampling.ignore_eos == false) {
-    const auto& ends = context.text.text ? context.text.text->end_ids : context.config.eos_token_id;
+    const auto& ends = model.text.text ? model.text.text->end_ids : model.config.eos_token_id;
     request.stop_ids.insert(request.stop_ids.end(), ends.begin(), ends.end());
   }
   request.seed = sampling.seed ? *sampling.seed : random_seed();
   request.top_logprobs = top > 1 ? top : 0;
   Call call;
-  call.exchange = exchange;
   call.request_id = fields.text("request_id").value_or("");
   call.streams = fields.flag("stream").value_or(false);
   const std::optional<int64_t> scored = read_top(parameters, "prompt_logprobs", LogprobsMode::raw);
@@ -140,31 +138,32 @@ void inference_generate(ServerContext& context, const Exchange& exchange) {
   options.prompt_tokens = request.prompt.size();
   options.samples = static_cast<size_t>(sampling.samples);
   options.usage_in_stream = wants_usage(fields);
-  if (!scored) {
-    call.requests.push_back(std::move(request));
-    check_requests(context, call.requests, call.requests.front().max_new_tokens);
-    call.writer = std::make_unique<InferenceWriter>(context, std::move(options));
-    return context.calls.start(std::move(call));
+  ReadCall read;
+  if (scored) {
+    read.scored = {request.prompt};
+    read.scored_top = *scored;
   }
-  const std::vector<int32_t> ids = request.prompt;
   call.requests.push_back(std::move(request));
-  check_requests(context, call.requests, call.requests.front().max_new_tokens);
-  auto shared = std::make_shared<Call>(std::move(call));
-  score_then(context, exchange, {ids}, *scored,
-             [&context, shared, ids, options, top = *scored](std::vector<PromptScore> scores) {
-               TokenStyle style;
-               if (context.text.text) style.tokenizer = context.text.text->tokenizer.get();
-               InferenceWriter::Options all = options;
-               all.prompt_logprobs = prompt_logprobs_json(style, ids, scores.front(), top);
-               shared->writer = std::make_unique<InferenceWriter>(context, std::move(all));
-               context.calls.start(std::move(*shared));
-             });
+  check_requests(model, call.requests, call.requests.front().max_new_tokens);
+  read.call = std::move(call);
+  TokenStyle style;
+  if (model.text.text) style.tokenizer = model.text.text->tokenizer.get();
+  read.writer = [options, style, ids = scored ? read.scored.front() : std::vector<int32_t>(),
+                 count = scored.value_or(0)](ServerContext& context,
+                                             std::vector<PromptScore> scores) {
+    InferenceWriter::Options all = options;
+    if (!scores.empty()) {
+      all.prompt_logprobs = prompt_logprobs_json(style, ids, scores.front(), count);
+    }
+    return std::make_unique<InferenceWriter>(context, std::move(all));
+  };
+  return work_of(std::move(read));
 }
 
 }  // namespace
 
 void add_generate_routes(RouteTable& routes) {
-  routes.add("POST", "/inference/v1/generate", inference_generate);
+  routes.add_reader("POST", "/inference/v1/generate", inference_generate);
 }
 
 }  // namespace leeway

@@ -22,7 +22,7 @@ std::string metrics_text(const ServerContext& context) {
     prometheus::BuildCounter().Name(name).Help(meaning).Register(registry).Add(labels).Increment(
         value);
   };
-  const prometheus::Labels model = {{"model_name", context.options.name}};
+  const prometheus::Labels model = {{"model_name", context.model.options.name}};
   const auto number = [](auto value) { return static_cast<double>(value); };
   const double used =
       status.blocks == 0 ? 0 : 1 - number(status.free_blocks) / number(status.blocks);

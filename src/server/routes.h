@@ -1,4 +1,5 @@
-// What routes are given, and the table of them. All of it on the server's thread.
+// What routes are given, and the table of them. On the server's thread, except where it says
+// otherwise.
 #pragma once
 
 #include <functional>
@@ -16,10 +17,20 @@
 
 namespace leeway {
 
-struct ServerContext {
+// What does not change while a server runs: readable from any thread.
+struct ServedModel {
   const ServerOptions& options;
   const ServedText& text;
   const ModelConfig& config;
+  const Engine& sampling;  // `check` alone
+  int64_t positions = 0;   // of a prompt and its completion together
+
+  // Throws ApiError 404 for another model than the one there is.
+  void check_model(const JsonFields& body) const;
+};
+
+struct ServerContext {
+  const ServedModel& model;
   HttpServer& http;
   EngineThread& engine;
   Calls& calls;
@@ -27,10 +38,7 @@ struct ServerContext {
   PromptScores& scores;
   EngineStatus status;  // the latest
   bool draining = false;
-  int64_t positions = 0;  // of a prompt and its completion together
 
-  // Throws ApiError 404 for another model than the one there is.
-  void check_model(const JsonFields& body) const;
   // Throws ApiError 503 while it drains, and another if the engine is dead.
   void check_ready(int status_if_dead = 500) const;
 };
@@ -38,15 +46,27 @@ struct ServerContext {
 using Exchange = std::shared_ptr<HttpExchange>;
 // Throws ApiError, or Error for 400, for what it refuses.
 using RouteHandler = std::function<void(ServerContext&, const Exchange&)>;
+// Reads a request, on any thread, and returns what is to be done for it on the server's. Of the
+// exchange it uses the request alone. Throws as a handler does; so may what it returns.
+using RouteWork = std::function<void(ServerContext&, const Exchange&)>;
+using RouteReader = std::function<RouteWork(const ServedModel&, const HttpRequest&)>;
+
+// One of the two.
+struct Route {
+  RouteHandler handler;
+  RouteReader reader;
+};
 
 class RouteTable {
  public:
   void add(const std::string& method, const std::string& path, RouteHandler handler);
+  // For bodies that may be large, and that take time to parse and to tokenize.
+  void add_reader(const std::string& method, const std::string& path, RouteReader reader);
   // Throws ApiError 404 and 405.
-  const RouteHandler& find(const HttpRequest& request) const;
+  const Route& find(const HttpRequest& request) const;
 
  private:
-  std::map<std::string, std::map<std::string, RouteHandler>> routes_;  // path, method
+  std::map<std::string, std::map<std::string, Route>> routes_;  // path, method
 };
 
 void add_status_routes(RouteTable& routes);   // health, models, what is loaded

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <mutex>
 
 #include "generate/generation.h"
@@ -13,6 +14,9 @@
 
 namespace leeway {
 namespace {
+
+// Bodies below this are read in less time than it takes to hand them over and back.
+constexpr size_t kSmallBody = 16 << 10;
 
 // In a time that does not depend on where two keys differ.
 bool same_key(std::string_view given, std::string_view key) {
@@ -48,7 +52,7 @@ RouteTable all_routes() {
 
 }  // namespace
 
-void ServerContext::check_model(const JsonFields& body) const {
+void ServedModel::check_model(const JsonFields& body) const {
   const std::optional<std::string> wanted = body.text("model");
   if (!wanted || wanted->empty() || *wanted == options.name || *wanted == options.folder) return;
   throw ApiError(404,
@@ -64,10 +68,15 @@ void ServerContext::check_ready(int status_if_dead) const {
 }
 
 void RouteTable::add(const std::string& method, const std::string& path, RouteHandler handler) {
-  routes_[path][method] = std::move(handler);
+  routes_[path][method].handler = std::move(handler);
 }
 
-const RouteHandler& RouteTable::find(const HttpRequest& request) const {
+void RouteTable::add_reader(const std::string& method, const std::string& path,
+                            RouteReader reader) {
+  routes_[path][method].reader = std::move(reader);
+}
+
+const Route& RouteTable::find(const HttpRequest& request) const {
   const auto path = routes_.find(request.path);
   if (path == routes_.end()) {
     throw ApiError(404, fmt::format("there is no route {}", request.path));
@@ -111,10 +120,14 @@ struct Server::Impl {
   Calls calls;
   WeightUpdates weights;
   PromptScores scores;
+  const ServedModel model;
   ServerContext context;
 
   std::chrono::steady_clock::time_point drain_by;
   bool aborted = false;
+
+  int64_t readings = 0;  // requests that `reader` has
+  Worker reader;         // the first to end: it uses the others
 
   Impl(ServerOptions given, std::shared_ptr<const PolicySnapshot> snapshot, ServedText served)
       : options(std::move(given)),
@@ -132,16 +145,19 @@ struct Server::Impl {
                 [this](std::function<void()> function) { http.post(std::move(function)); }),
         scores([this](std::function<void()> function) { http.post(std::move(function)); },
                options.engine.threads),
-        context{options, text, config, http, engine, calls, weights, scores} {
+        model{options, text, config, engine.engine(), most_positions(engine.engine(), config)},
+        context{model, http, engine, calls, weights, scores} {
     context.status.version = snapshot->version();
     context.status.blocks = context.status.free_blocks = engine.engine().blocks();
-    context.positions = most_positions(engine.engine(), config);
     http.on_signal([this] { drain(); });
   }
 
   void report(std::vector<EngineUpdate> fresh, const EngineStatus& now);
   void take_report();
+  template <class Function>
+  void guarded(const Exchange& exchange, const Function& function);
   void handle(const Exchange& exchange);
+  void read_beside(const RouteReader& read, const Exchange& exchange);
   void drain();
 };
 
@@ -170,22 +186,58 @@ void Server::Impl::take_report() {
   calls.take(std::move(taken));
 }
 
-void Server::Impl::handle(const Exchange& exchange) {
+// Answers with what the function throws.
+template <class Function>
+void Server::Impl::guarded(const Exchange& exchange, const Function& function) {
   const auto refuse = [&](int code, const std::string& message, const std::string& param) {
     HttpAnswer answer{.status = code, .body = error_json(code, message, param)};
     if (code == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer");
     exchange->respond(answer);
   };
   try {
-    if (!is_authorized(exchange->request(), options.api_key)) {
-      throw ApiError(401, "the key is missing or wrong: send it as Authorization: Bearer KEY");
-    }
-    routes.find(exchange->request())(context, exchange);
+    function();
   } catch (const ApiError& error) {
     refuse(error.status(), error.what(), error.param());
   } catch (const Error& error) {
     refuse(400, error.what(), "");
+  } catch (const std::exception& error) {
+    if (!exchange->streams()) refuse(500, error.what(), "");
   }
+}
+
+void Server::Impl::handle(const Exchange& exchange) {
+  guarded(exchange, [&] {
+    const HttpRequest& request = exchange->request();
+    if (!is_authorized(request, options.api_key)) {
+      throw ApiError(401, "the key is missing or wrong: send it as Authorization: Bearer KEY");
+    }
+    const Route& route = routes.find(request);
+    if (route.handler) return route.handler(context, exchange);
+    context.check_ready();
+    if (request.body.size() < kSmallBody) return route.reader(model, request)(context, exchange);
+    read_beside(route.reader, exchange);
+  });
+}
+
+// Long bodies take long to parse and to tokenize, and streams must not wait for that.
+void Server::Impl::read_beside(const RouteReader& read, const Exchange& exchange) {
+  ++readings;
+  reader.post([this, &read, exchange] {
+    RouteWork work;
+    std::exception_ptr problem;
+    try {
+      work = read(model, exchange->request());
+    } catch (...) {
+      problem = std::current_exception();
+    }
+    http.post([this, exchange, work = std::move(work), problem] {
+      --readings;
+      guarded(exchange, [&] {
+        if (problem) std::rethrow_exception(problem);
+        work(context, exchange);
+      });
+    });
+  });
 }
 
 void Server::Impl::drain() {
@@ -195,7 +247,7 @@ void Server::Impl::drain() {
              std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                  std::chrono::duration<double>(options.drain_seconds));
   http.every(0.01, [this] {
-    if (calls.empty() && !scores.busy()) {
+    if (calls.empty() && !scores.busy() && readings == 0) {
       http.stop(options.http.write_seconds);
       return false;
     }

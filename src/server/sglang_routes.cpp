@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t kUsualTokens = 128;
 
 // `text` or `input_ids`, one or a list.
-std::vector<std::vector<int32_t>> read_inputs(const ServerContext& context,
-                                              const JsonFields& fields, bool& is_list) {
+std::vector<std::vector<int32_t>> read_inputs(const ServedModel& model, const JsonFields& fields,
+                                              bool& is_list) {
   std::vector<std::vector<int32_t>> prompts;
   if (fields.has("input_ids")) {
     const rapidjson::Value& value = *fields.find("input_ids");
@@ -28,29 +28,28 @@ std::vector<std::vector<int32_t>> read_inputs(const ServerContext& context,
   if (!texts || texts->empty()) fields.refuse("input_ids", "is missing; text would do as well");
   is_list = fields.find("text")->IsArray();
   for (const std::string& text : *texts) {
-    prompts.push_back(plain_prompt(text_of(context), "text", text));
+    prompts.push_back(plain_prompt(text_of(model), "text", text));
   }
   return prompts;
 }
 
-void sglang_generate(ServerContext& context, const Exchange& exchange) {
-  context.check_ready();
-  const rapidjson::Document body = parse_body(exchange->request().body);
+RouteWork sglang_generate(const ServedModel& model, const HttpRequest& request) {
+  const rapidjson::Document body = parse_body(request.body);
   const JsonFields fields(body, "");
   const rapidjson::Value empty(rapidjson::kObjectType);
   const JsonFields parameters =
       fields.object("sampling_params").value_or(JsonFields(empty, "sampling_params."));
   const SamplingFields sampling = read_sampling(parameters, {}, "max_new_tokens");
-  if (!sampling.stop_texts.empty()) text_of(context);
+  if (!sampling.stop_texts.empty()) text_of(model);
   SglangOptions options;
-  options.prompts = read_inputs(context, fields, options.is_list);
+  options.prompts = read_inputs(model, fields, options.is_list);
   options.id = fields.text("rid").value_or(random_hex(32));
-  const ModelText* text = context.text.text.get();
+  const ModelText* text = model.text.text.get();
   options.tokenizer = text == nullptr ? nullptr : text->tokenizer.get();
   options.samples = static_cast<size_t>(sampling.samples);
   options.stop_texts = sampling.stop_texts;
   options.stop_ids =
-      stop_ids_of(sampling, text == nullptr ? context.config.eos_token_id : text->end_ids);
+      stop_ids_of(sampling, text == nullptr ? model.config.eos_token_id : text->end_ids);
   options.logprobs = fields.flag("return_logprob").value_or(false);
   options.scored_from = fields.integer("logprob_start_len", -1, int64_t{1} << 31).value_or(-1);
   if (!options.logprobs) options.scored_from = -1;
@@ -60,28 +59,27 @@ void sglang_generate(ServerContext& context, const Exchange& exchange) {
 
   const int64_t limit = sampling.max_tokens.value_or(kUsualTokens);
   Call call;
-  call.exchange = exchange;
   call.request_id = options.id;
   call.streams = fields.flag("stream").value_or(false);
   call.stop_texts = sampling.stop_texts;
   for (const std::vector<int32_t>& prompt : options.prompts) {
-    check_limit(context, prompt.size(), limit, "max_new_tokens");
+    check_limit(model, prompt.size(), limit, "max_new_tokens");
     call.requests.push_back(make_request(sampling, prompt, limit, options.stop_ids));
     call.requests.back().top_logprobs = options.top;
   }
-  check_requests(context, call.requests, limit);
-  if (options.scored_from < 0) {
-    call.writer = std::make_unique<SglangWriter>(std::move(options));
-    return context.calls.start(std::move(call));
+  check_requests(model, call.requests, limit);
+  ReadCall read;
+  read.call = std::move(call);
+  if (options.scored_from >= 0) {
+    read.scored = options.prompts;
+    read.scored_top = options.top;
   }
-  auto shared_call = std::make_shared<Call>(std::move(call));
   auto shared = std::make_shared<SglangOptions>(std::move(options));
-  score_then(context, exchange, shared->prompts, shared->top,
-             [&context, shared_call, shared](std::vector<PromptScore> scores) {
-               shared->scores = std::move(scores);
-               shared_call->writer = std::make_unique<SglangWriter>(std::move(*shared));
-               context.calls.start(std::move(*shared_call));
-             });
+  read.writer = [shared](ServerContext&, std::vector<PromptScore> scores) {
+    shared->scores = std::move(scores);
+    return std::make_unique<SglangWriter>(std::move(*shared));
+  };
+  return work_of(std::move(read));
 }
 
 PauseMode sglang_mode(const std::string& name) {
@@ -174,7 +172,7 @@ void loads(ServerContext& context, const Exchange& exchange) {
 }  // namespace
 
 void add_sglang_routes(RouteTable& routes) {
-  routes.add("POST", "/generate", sglang_generate);
+  routes.add_reader("POST", "/generate", sglang_generate);
   routes.add("POST", "/pause_generation", pause_generation);
   routes.add("POST", "/continue_generation", continue_generation);
   routes.add("POST", "/abort_request", abort_requests);

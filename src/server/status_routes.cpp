@@ -15,10 +15,10 @@ void health(ServerContext& context, const Exchange& exchange) {
 void models(ServerContext& context, const Exchange& exchange) {
   JsonWriter json;
   json.begin_object().key("object").value("list").key("data").begin_array().begin_object();
-  json.key("id").value(context.options.name).key("object").value("model");
+  json.key("id").value(context.model.options.name).key("object").value("model");
   json.key("created").raw("0").key("owned_by").value("leeway");
-  json.key("root").value(context.options.folder);
-  json.key("max_model_len").raw(std::to_string(context.positions));
+  json.key("root").value(context.model.options.folder);
+  json.key("max_model_len").raw(std::to_string(context.model.positions));
   json.end_object().end_array().end_object();
   exchange->respond({.body = json.text()});
 }
@@ -26,16 +26,16 @@ void models(ServerContext& context, const Exchange& exchange) {
 void model_info(ServerContext& context, const Exchange& exchange) {
   const PolicySnapshot& weights = context.weights.current();
   JsonWriter json;
-  json.begin_object().key("model_path").value(context.options.folder);
-  json.key("tokenizer_path").value(context.text.text ? context.options.folder : "");
+  json.begin_object().key("model_path").value(context.model.options.folder);
+  json.key("tokenizer_path").value(context.model.text.text ? context.model.options.folder : "");
   json.key("is_generation").value(true);
   json.key("weight_version").value(std::to_string(weights.version()));
   json.key("leeway").begin_object();
   json.key("version").raw(std::to_string(weights.version()));
   json.key("checksum").value(fmt::format("{:08x}", weights.checksum()));
-  json.key("vocab_size").raw(std::to_string(context.config.vocab_size));
-  json.key("max_model_len").raw(std::to_string(context.positions));
-  json.key("precision").value(name_of(context.options.engine.precision));
+  json.key("vocab_size").raw(std::to_string(context.model.config.vocab_size));
+  json.key("max_model_len").raw(std::to_string(context.model.positions));
+  json.key("precision").value(name_of(context.model.options.engine.precision));
   json.key("paused").value(context.status.paused);
   json.key("dialect").raw("1").end_object().end_object();
   exchange->respond({.body = json.text()});
