@@ -6,6 +6,7 @@
 
 #include "leeway/error.h"
 #include "server/api_error.h"
+#include "server/token_tail.h"
 
 namespace leeway {
 
@@ -52,8 +53,24 @@ void Calls::start(Call call) {
   for (EngineJob& job : jobs) engine_.submit(std::move(job));
 }
 
+// Where the engine is faster than the clients are served, a sample has several updates: they become
+// one piece of its stream.
 void Calls::take(std::vector<EngineUpdate> updates) {
-  for (EngineUpdate& update : updates) take(update);
+  std::map<std::pair<int64_t, int64_t>, size_t> places;  // job, sample: of those before
+  std::vector<EngineUpdate> merged;
+  merged.reserve(updates.size());
+  for (EngineUpdate& update : updates) {
+    const auto [place, fresh] =
+        places.try_emplace({update.job, update.sequence.sample}, merged.size());
+    if (fresh) {
+      merged.push_back(std::move(update));
+    } else if (update.ended) {
+      merged[place->second] = std::move(update);  // it has all tokens
+    } else {
+      append_tokens(merged[place->second].sequence, update.sequence);
+    }
+  }
+  for (EngineUpdate& update : merged) take(update);
 }
 
 void Calls::take(EngineUpdate& update) {

@@ -93,7 +93,9 @@ ChatReplyText read_reply(const ChatOptions& options, const std::vector<int32_t>&
   return reply;
 }
 
-ChatWriter::ChatWriter(ChatOptions options) : options_(std::move(options)) {
+ChatWriter::ChatWriter(ChatOptions options)
+    : options_(std::move(options)),
+      chunk_head_(chunk_head(options_.head, "chat.completion.chunk")) {
   sent_.resize(options_.samples);
 }
 
@@ -135,16 +137,14 @@ std::string ChatWriter::whole(const std::vector<SampledSequence>& choices) {
 std::string ChatWriter::chunk(size_t choice, const std::string& delta,
                               const SampledSequence& tokens, const char* finish) {
   JsonWriter json;
-  json.begin_object();
-  write_head(json, options_.head, "chat.completion.chunk");
-  json.key("choices").begin_array().begin_object().key("index").raw(std::to_string(choice));
+  json.begin_object().key("index").raw(std::to_string(choice));
   json.key("delta").raw(delta).key("logprobs");
   write_logprobs(json, options_.style, tokens);
   json.key("finish_reason");
   finish == nullptr ? json.null() : json.value(finish);
   if (options_.style.token_ids) json.key("token_ids").raw(integers_text(tokens.ids));
-  json.key("leeway").raw(versions_json(tokens)).end_object().end_array();
-  return event_text(json.end_object().text());
+  json.key("leeway").raw(versions_json(tokens)).end_object();
+  return chunk_head_ + json.text() + kChunkEnd;
 }
 
 std::string ChatWriter::opening() {

@@ -58,7 +58,8 @@ class ChatWriter final : public AnswerWriter {
   std::string delta_of(Sent& sent, const ChatReplyText& reply, bool at_end) const;
 
   const ChatOptions options_;
-  std::vector<Sent> sent_;  // [choices]
+  const std::string chunk_head_;  // what all chunks of a stream begin with
+  std::vector<Sent> sent_;        // [choices]
 };
 
 }  // namespace leeway

@@ -22,7 +22,8 @@ std::string prompt_text(const TokenStyle& style, const std::vector<int32_t>& ids
 
 }  // namespace
 
-CompletionWriter::CompletionWriter(CompletionOptions options) : options_(std::move(options)) {
+CompletionWriter::CompletionWriter(CompletionOptions options)
+    : options_(std::move(options)), chunk_head_(chunk_head(options_.head, "text_completion")) {
   const size_t choices = options_.prompts.size() * options_.samples;
   for (size_t i = 0; i < choices; ++i) {
     texts_.emplace_back(*options_.style.tokenizer, options_.stop_texts, options_.stop_ids);
@@ -138,11 +139,8 @@ std::string CompletionWriter::chunk(size_t choice, const std::string& text,
   const bool first = !opened_[choice];
   opened_[choice] = true;
   JsonWriter json;
-  json.begin_object();
-  write_head(json, options_.head, "text_completion");
-  json.key("choices").begin_array();
   write_choice(json, choice, text, tokens, finish, first);
-  return event_text(json.end_array().end_object().text());
+  return chunk_head_ + json.text() + kChunkEnd;
 }
 
 std::string CompletionWriter::piece(size_t choice, const SampledSequence& fresh) {

@@ -41,6 +41,7 @@ class CompletionWriter final : public AnswerWriter {
                     const char* finish);
 
   const CompletionOptions options_;
+  const std::string chunk_head_;   // what all chunks of a stream begin with
   std::vector<ChoiceText> texts_;  // [choices]
   std::vector<size_t> offsets_;    // [choices] characters written so far
   std::vector<bool> opened_;       // [choices] its prompt has been sent

@@ -146,7 +146,10 @@ void HttpConnection::parse() {
     } else if (parser_.complete()) {
       start_exchange();
     } else {
-      if (parser_.take_continue()) write("HTTP/1.1 100 Continue\r\n\r\n");
+      if (parser_.take_continue()) {
+        write("HTTP/1.1 100 Continue\r\n\r\n");
+        flush_soon();
+      }
       if (parser_.begun() && !std::exchange(timed_request_, true)) {
         set_timer(owner_.options().request_seconds);
       }
@@ -177,10 +180,28 @@ std::string HttpConnection::head(int status, std::string_view content_type, bool
   return text;
 }
 
-void HttpConnection::write(std::string_view bytes) {
-  if (evbuffer_add(bufferevent_get_output(buffers_), bytes.data(), bytes.size()) != 0) {
-    throw std::bad_alloc();
+void HttpConnection::flush_soon() {
+  if (!owner_.flushes_later(*this)) flush();
+}
+
+// Directly where nothing waits, since a client that reads has room: that is one call of the system,
+// where waiting for room first would be three. What does not fit goes to the buffer, and so does
+// what fails, for the buffer to find out.
+void HttpConnection::flush() {
+  if (state_ == State::closed || written_.empty()) return;
+  size_t sent = 0;
+  if (evbuffer_get_length(bufferevent_get_output(buffers_)) == 0) {
+    const ssize_t count = ::send(bufferevent_getfd(buffers_), written_.data(), written_.size(),
+                                 MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count > 0) sent = static_cast<size_t>(count);
   }
+  const bool kept =
+      sent == written_.size() || evbuffer_add(bufferevent_get_output(buffers_),
+                                              written_.data() + sent, written_.size() - sent) == 0;
+  written_.clear();
+  if (written_.capacity() > kInputBytes) written_.shrink_to_fit();
+  if (!kept) throw std::bad_alloc();
+  if (!has_output()) on_write(buffers_, this);
 }
 
 void HttpConnection::answer_error(int status, const std::string& message) {
@@ -189,6 +210,7 @@ void HttpConnection::answer_error(int status, const std::string& message) {
   write(head(status, "application/json", false));
   write(fmt::format("Content-Length: {}\r\n\r\n{}", body.size(), body));
   end();
+  flush_soon();
 }
 
 void HttpConnection::respond(const HttpExchange& exchange, const HttpAnswer& answer) {
@@ -199,6 +221,7 @@ void HttpConnection::respond(const HttpExchange& exchange, const HttpAnswer& ans
   write(text);
   if (exchange.request().method != "HEAD") write(answer.body);
   finish(keep_alive);
+  flush_soon();
 }
 
 void HttpConnection::begin_stream(const HttpExchange& exchange, std::string_view content_type) {
@@ -207,12 +230,13 @@ void HttpConnection::begin_stream(const HttpExchange& exchange, std::string_view
   std::string text = head(200, content_type, keep_alive_) + "Cache-Control: no-cache\r\n";
   if (chunked) text += "Transfer-Encoding: chunked\r\n";
   write(text + "\r\n");
+  flush_soon();
 }
 
 bool HttpConnection::send(const HttpExchange& exchange, std::string_view piece) {
   if (piece.empty() || shut_) return !shut_;
-  evbuffer* output = bufferevent_get_output(buffers_);
-  if (evbuffer_get_length(output) + piece.size() > owner_.options().stream_bytes) {
+  const size_t unread = evbuffer_get_length(bufferevent_get_output(buffers_)) + written_.size();
+  if (unread + piece.size() > owner_.options().stream_bytes) {
     // Ends the connection from its own callback, since the caller may be anywhere.
     shut_ = true;
     set_timer(0);
@@ -225,6 +249,7 @@ bool HttpConnection::send(const HttpExchange& exchange, std::string_view piece) 
     write(piece);
     write("\r\n");
   }
+  flush_soon();
   return true;
 }
 
@@ -232,6 +257,7 @@ void HttpConnection::end_stream(const HttpExchange& exchange) {
   if (shut_) return;
   if (!exchange.request().http10) write("0\r\n\r\n");
   finish(keep_alive_);
+  flush_soon();
 }
 
 void HttpConnection::finish(bool keep_alive) {
@@ -278,7 +304,7 @@ void HttpConnection::close() {
 }
 
 bool HttpConnection::has_output() const {
-  return evbuffer_get_length(bufferevent_get_output(buffers_)) > 0;
+  return !written_.empty() || evbuffer_get_length(bufferevent_get_output(buffers_)) > 0;
 }
 
 }  // namespace leeway

@@ -22,6 +22,8 @@ class HttpConnectionOwner {
   virtual void handle(std::shared_ptr<HttpExchange> exchange) = 0;
   virtual std::string error_body(int status, const std::string& message) const = 0;
   virtual event_base* base() = 0;
+  // True: `flush` is called soon, once for all that is written until then.
+  virtual bool flushes_later(HttpConnection& connection) = 0;
   // The connection is closed; it is deleted after the running callback.
   virtual void closed(HttpConnection& connection) = 0;
 };
@@ -40,6 +42,8 @@ class HttpConnection {
   bool send(const HttpExchange& exchange, std::string_view piece);
   void end_stream(const HttpExchange& exchange);
 
+  // Sends what was written.
+  void flush();
   // Closes if no request is being read or answered.
   void close_if_idle();
   void close();
@@ -65,13 +69,15 @@ class HttpConnection {
   void finish(bool keep_alive);
   void end();
   void set_timer(double seconds);
-  void write(std::string_view bytes);
+  void write(std::string_view bytes) { written_ += bytes; }
+  void flush_soon();
   std::string head(int status, std::string_view content_type, bool keep_alive) const;
 
   HttpConnectionOwner& owner_;
   bufferevent* buffers_ = nullptr;
   event* timer_ = nullptr;
   HttpParser parser_;
+  std::string written_;  // and neither sent nor with `buffers_`
   State state_ = State::reading;
   bool parsing_ = false, timed_request_ = false, keep_alive_ = false, shut_ = false;
   bool input_ended_ = false;  // while the last bytes go out

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "leeway/error.h"
 #include "server/http_connection.h"
@@ -65,6 +66,8 @@ struct HttpServer::Impl final : HttpConnectionOwner {
   SteadyClock::time_point stop_by;
   std::unordered_map<HttpConnection*, std::unique_ptr<HttpConnection>> open;
   std::vector<std::unique_ptr<HttpConnection>> gone;
+  bool posting = false;                  // posted functions run
+  std::vector<HttpConnection*> written;  // by them; a connection may be there twice
   std::vector<std::unique_ptr<Periodic>> periodic;
 
   std::mutex mutex;  // of the one that follows
@@ -83,6 +86,10 @@ struct HttpServer::Impl final : HttpConnectionOwner {
     return body_of_error(status, message);
   }
   event_base* base() override { return events; }
+  bool flushes_later(HttpConnection& connection) override {
+    if (posting) written.push_back(&connection);
+    return posting;
+  }
   void closed(HttpConnection& connection) override;
 
   void start();
@@ -202,12 +209,19 @@ void HttpServer::Impl::run_posted() {
     const std::lock_guard lock(mutex);
     std::swap(functions, posted);
   }
-  for (const auto& function : functions) {
+  // What is posted answers requests and reports its own errors; memory may still run out.
+  const auto guarded = [](const auto& run) {
     try {
-      function();
+      run();
     } catch (const std::exception&) {
-      // What is posted answers requests and reports its own errors; memory may still run out.
     }
+  };
+  posting = true;
+  for (const auto& function : functions) guarded(function);
+  posting = false;
+  // Closed ones live until the next call of this function.
+  for (HttpConnection* connection : std::exchange(written, {})) {
+    guarded([&] { connection->flush(); });
   }
 }
 

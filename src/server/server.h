@@ -2,9 +2,9 @@
 //
 //   HTTP (http_server.h) -> routes -> Calls -> EngineThread -> Engine
 //
-// One thread reads and writes sockets, JSON and text; one runs the engine; one loads weights. They
-// talk by posted functions, so that a slow client, a long prompt or a large file never holds up a
-// step.
+// One thread reads and writes sockets, JSON and text; one parses and tokenizes requests that are
+// long; one runs the engine; one loads weights. They talk by posted functions, so that a slow
+// client, a long prompt or a large file holds up neither a step nor a stream.
 #pragma once
 
 #include <functional>

@@ -27,17 +27,18 @@ bool is_error(const HttpReply& reply) {
 const std::vector<std::pair<std::string, std::string>> kGood = {
     {"/inference/v1/generate",
      R"({"token_ids": [1, 2, 3], "sampling_params": {"temperature": 0.5, "top_p": 0.9, "top_k": 4,)"
-     R"( "min_p": 0.01, "seed": 3, "n": 2, "max_tokens": 3, "stop_token_ids": [7]}})"},
+     R"( "min_p": 0.01, "seed": 3, "n": 2, "max_tokens": 3, "stop_token_ids": [7], "logprobs": 3,)"
+     R"( "prompt_logprobs": 2}, "stream": false, "stream_options": {"include_usage": true}})"},
     {"/generate",
      R"({"input_ids": [[1, 2], [3]], "sampling_params": {"max_new_tokens": 2, "stop": ["x"]},)"
-     R"( "return_logprob": true, "logprob_start_len": 0, "rid": "a", "stream": false})"},
+     R"( "return_logprob": true, "logprob_start_len": 0, "top_logprobs_num": 2, "rid": "a", "stream": false})"},
     {"/v1/completions",
-     R"({"model": "small", "prompt": ["ab", "c"], "max_tokens": 3, "echo": true, "logprobs": 1,)"
+     R"({"model": "small", "prompt": ["ab", "c"], "max_tokens": 3, "echo": true, "logprobs": 2,)"
      R"( "stop": "q", "n": 2, "stream": false, "return_token_ids": true})"},
     {"/v1/chat/completions",
      R"({"messages": [{"role": "system", "content": "be"}, {"role": "user", "content": [{"type":)"
      R"( "text", "text": "hi"}]}], "max_tokens": 4, "tools": [{"type": "function", "function":)"
-     R"( {"name": "f", "parameters": {}}}], "logprobs": true, "stop": ["x"]})"},
+     R"( {"name": "f", "parameters": {}}}], "logprobs": true, "top_logprobs": 3, "stop": ["x"]})"},
     {"/tokenize", R"({"prompt": "abc", "add_special_tokens": true})"},
     {"/detokenize", R"({"tokens": [97, 98]})"},
     {"/pause_generation", R"({"mode": "in_place"})"},
@@ -182,6 +183,44 @@ TEST(ServerTrouble, SurvivesDamagedBodies) {
   EXPECT_EQ(client.get("/health_generate").status, 200);
 }
 
+// Long bodies are read on another thread, and are answered as short ones are.
+TEST(ServerTrouble, LongBodiesAreAnsweredAlike) {
+  const RunningServer running;
+  TestClient client = running.client();
+  const std::string padding = R"({"padding": ")" + std::string(100'000, 'x') + "\"";
+  const auto padded = [&](const std::string& body) {
+    return body == "{}" ? padding + "}" : padding + ", " + body.substr(1);
+  };
+  for (const auto& [path, body] : kGood) {
+    const HttpReply reply = client.post(path, body), again = client.post(path, padded(body));
+    EXPECT_EQ(again.status, reply.status) << path << " " << again.body;
+    EXPECT_EQ(is_error(again), is_error(reply)) << again.body;
+  }
+  for (const auto& [path, body] : std::vector<std::pair<std::string, std::string>>{
+           {"/inference/v1/generate", R"({"token_ids": [-1]})"},
+           {"/v1/completions", R"({"prompt": 5})"},
+           {"/v1/chat/completions", R"({"messages": []})"},
+           {"/generate", "{}"},
+           {"/tokenize", "{}"}}) {
+    const HttpReply reply = client.post(path, padded(body));
+    EXPECT_EQ(reply.status, 400) << path << " " << reply.body;
+    EXPECT_TRUE(is_error(reply)) << reply.body;
+  }
+  // A stream, and clients that leave while their body is read.
+  const auto events = events_of(client.post(
+      "/inference/v1/generate", padded(R"({"token_ids": [1], "stream": true, "sampling_params": )"
+                                       R"({"max_tokens": 5}})")));
+  EXPECT_FALSE(events.empty());
+  const std::string body = padded(R"({"prompt": "ab", "max_tokens": 5})");
+  for (int i = 0; i < 20; ++i) {
+    running.client().send(fmt::format(
+        "POST /v1/completions HTTP/1.1\r\nContent-Length: {}\r\n\r\n{}", body.size(), body));
+  }
+  EXPECT_EQ(client.post("/v1/completions", body).status, 200);
+  EXPECT_TRUE(soon([&] { return metric(client, "leeway_connections") == 1; }));
+  EXPECT_TRUE(soon([&] { return metric(client, "leeway_requests") == 0; }));
+}
+
 TEST(ServerTrouble, BadHttpIsAnsweredAndTheConnectionClosed) {
   ServerOptions options = small_options();
   options.http.limits.body_bytes = 1000;
@@ -310,8 +349,10 @@ TEST(ServerTrouble, AStreamThatNobodyReadsIsCutOff) {
   TestClient client = running.client();
   const int small = 4096;
   ::setsockopt(client.socket(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+  // More bytes for each token than the system's own buffers have room for.
   const std::string body =
-      R"({"prompt": "ab", "max_tokens": 8000, "n": 4, "ignore_eos": true, "stream": true})";
+      R"({"prompt": "ab", "max_tokens": 8000, "n": 4, "ignore_eos": true, "logprobs": 20, )"
+      R"("stream": true})";
   client.send(fmt::format("POST /v1/completions HTTP/1.1\r\nContent-Length: {}\r\n\r\n{}",
                           body.size(), body));
   // Not a request that runs: it may be cut off between two looks.

@@ -98,6 +98,14 @@ void write_head(JsonWriter& json, const AnswerHead& head, const char* object) {
   json.key("created").raw(std::to_string(head.created)).key("model").value(head.model);
 }
 
+std::string chunk_head(const AnswerHead& head, const char* object) {
+  JsonWriter json;
+  json.begin_object();
+  write_head(json, head, object);
+  json.key("choices").begin_array();
+  return "data: " + json.text();
+}
+
 std::string prompt_logprobs_json(const TokenStyle& style, const std::vector<int32_t>& ids,
                                  const PromptScore& score, int64_t top_count) {
   JsonWriter json;

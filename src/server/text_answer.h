@@ -81,6 +81,9 @@ struct AnswerHead {
 };
 AnswerHead new_head(const std::string& prefix, const std::string& model);
 void write_head(JsonWriter& json, const AnswerHead& head, const char* object);
+// An event of a stream up to its choices, of which kChunkEnd follows the only one.
+std::string chunk_head(const AnswerHead& head, const char* object);
+inline constexpr const char* kChunkEnd = "]}\n\n";
 
 // `count` random hexadecimal digits, for ids.
 std::string random_hex(size_t count);
