@@ -11,7 +11,7 @@
 //
 // `routes` does the same with a model so small that HTTP is all there is to measure, for each kind
 // of request alone. `prompts` has eight streams beside a client that sends prompts of a megabyte,
-// with the tokenizer.json of the folder TOKENIZER or bytes, and prints the longest gap of a stream.
+// with the file TOKENIZER (a tokenizer.json) or bytes, and prints the longest gap of a stream.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -34,6 +34,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/engine.h"
@@ -212,7 +213,7 @@ class Answer {
  public:
   int fd = -1;
   Clock::time_point last;  // when something came
-  bool begun = false;      // something of this answer has come
+  bool begun = false;      // its first event has come
 
   void reset() {
     tail_.clear();
@@ -222,7 +223,7 @@ class Answer {
   bool has_error() const { return tail_.find("\"error\"") != std::string::npos; }
   // True when it is complete.
   bool take(std::string_view bytes, bool streams) {
-    begun = true;
+    begun = begun || bytes.find("data: ") != std::string_view::npos;
     if (streams) {
       tail_ += bytes;
       if (tail_.ends_with("0\r\n\r\n") && tail_.find("[DONE]") != std::string::npos) return true;

@@ -52,7 +52,7 @@ using RouteWork = std::function<void(ServerContext&, const Exchange&)>;
 using RouteReader = std::function<RouteWork(const ServedModel&, const HttpRequest&)>;
 
 // One of the two.
-struct Route {
+struct ServedRoute {
   RouteHandler handler;
   RouteReader reader;
 };
@@ -63,10 +63,10 @@ class RouteTable {
   // For bodies that may be large, and that take time to parse and to tokenize.
   void add_reader(const std::string& method, const std::string& path, RouteReader reader);
   // Throws ApiError 404 and 405.
-  const Route& find(const HttpRequest& request) const;
+  const ServedRoute& find(const HttpRequest& request) const;
 
  private:
-  std::map<std::string, std::map<std::string, Route>> routes_;  // path, method
+  std::map<std::string, std::map<std::string, ServedRoute>> routes_;  // path, method
 };
 
 void add_status_routes(RouteTable& routes);   // health, models, what is loaded

@@ -76,7 +76,7 @@ void RouteTable::add_reader(const std::string& method, const std::string& path,
   routes_[path][method].reader = std::move(reader);
 }
 
-const Route& RouteTable::find(const HttpRequest& request) const {
+const ServedRoute& RouteTable::find(const HttpRequest& request) const {
   const auto path = routes_.find(request.path);
   if (path == routes_.end()) {
     throw ApiError(404, fmt::format("there is no route {}", request.path));
@@ -211,7 +211,7 @@ void Server::Impl::handle(const Exchange& exchange) {
     if (!is_authorized(request, options.api_key)) {
       throw ApiError(401, "the key is missing or wrong: send it as Authorization: Bearer KEY");
     }
-    const Route& route = routes.find(request);
+    const ServedRoute& route = routes.find(request);
     if (route.handler) return route.handler(context, exchange);
     context.check_ready();
     if (request.body.size() < kSmallBody) return route.reader(model, request)(context, exchange);
