@@ -118,6 +118,10 @@ class PoolRunTest : public ::testing::Test {
     }
     return total;
   }
+  size_t steps_made(const std::string& run) const {
+    const std::string file = path(run + "/metrics.jsonl");
+    return std::filesystem::exists(file) ? lines_of(read_file(file)).size() : 0;
+  }
   // `leeway train` in the background, with absolute paths.
   std::vector<std::string> live(const std::string& file, const std::string& output) const {
     return {"train", path(file), "--set", "output_dir=" + path(output)};

@@ -75,14 +75,18 @@ TEST(SharedSampler, EachUserGetsItsOwnResultsWhicheverOfThemPolls) {
   EXPECT_EQ(sampler.version, 4);
 }
 
-// Asks one question more, then rewards.
+// Has a turn with thinking behind it, asks one question more, then rewards.
 class TwoQuestions final : public Environment {
  public:
   std::optional<uint64_t> size(Split) const override { return 2; }
   Example example(Split, uint64_t index) const override {
     Example example;
     example.index = index;
-    example.messages = {user("first")};
+    Message answer;
+    answer.role = Role::assistant;
+    answer.reasoning = "hm";
+    answer.content = "no";
+    example.messages = {user("first"), answer, user("second")};
     return example;
   }
   std::unique_ptr<Episode> start(const Example&, const EpisodePlace&) const override {
@@ -101,7 +105,7 @@ class TwoQuestions final : public Environment {
    public:
     Turn respond(const Reply&) override {
       if (std::exchange(asked_, true)) return {.rewards = {{.name = "end", .value = 1.0}}};
-      return {.kind = Turn::Kind::messages, .messages = {user("second")}};
+      return {.kind = Turn::Kind::messages, .messages = {user("third")}};
     }
 
    private:
