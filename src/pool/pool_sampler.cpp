@@ -150,7 +150,7 @@ void PoolSampler::list_members(double now) {
   std::erase_if(members_, [&](const auto& each) {
     Member& member = *each.second;
     if (listed.contains(each.first)) return false;
-    member.drain(now, "is no longer listed");
+    member.drain(now, source_->why_gone(each.first));
     if (member.load() > 0) return false;
     for (MemberEvent& event : member.take_events()) events_.push_back(std::move(event));
     if (ready_before_.erase(each.first) > 0) ++counts_.left;
