@@ -29,8 +29,11 @@ class LiveProgram {
     return true;
   }
 
-  LiveProgram(std::vector<std::string> args, Streams streams) {
+  // `before`: words of a program that starts this one, such as `ip netns exec NAME`.
+  LiveProgram(std::vector<std::string> args, Streams streams,
+              const std::vector<std::string>& before = {}) {
     args.insert(args.begin(), leeway_program());
+    args.insert(args.begin(), before.begin(), before.end());
     ::signal(SIGPIPE, SIG_IGN);
     if (streams == Streams::terminal) {
       child_ = ::forkpty(&in_, nullptr, nullptr, nullptr);

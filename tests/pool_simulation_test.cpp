@@ -180,7 +180,8 @@ class SimulatedSource : public ServerSource {
 };
 
 struct Ends {
-  int64_t finished = 0, gave_up = 0, failures = 0, left = 0, stale = 0, bad_answers = 0;
+  int64_t finished = 0, gave_up = 0, outages = 0, failures = 0, left = 0, stale = 0;
+  int64_t bad_answers = 0, retries = 0;
 };
 
 void run_history(uint64_t seed, Ends& ends) {
@@ -235,6 +236,8 @@ void run_history(uint64_t seed, Ends& ends) {
   context.table.update_timeout = 1.0;
   context.table.stall_timeout = 0.3;
   context.table.ready_timeout = 3.0;
+  context.table.request_attempts = number(1, 4);
+  context.table.outage_timeout = number(0, 1) == 0 ? 4.0 : 1000.0;
   context.model = {.vocab_size = 512, .max_length = 512};
   auto store = std::make_unique<FakeWeights>();
   PoolSampler sampler(context, std::make_unique<SimulatedSource>(world),
@@ -277,7 +280,12 @@ void run_history(uint64_t seed, Ends& ends) {
       }
     }
   };
-  const LoopResult result = run_loop(scheduler, learner, world.clock, {"letters"}, options, events);
+  LoopResult result;
+  try {
+    result = run_loop(scheduler, learner, world.clock, {"letters"}, options, events);
+  } catch (const Error& error) {
+    result = {.end = LoopResult::End::gave_up, .steps = trained, .reason = error.what()};
+  }
   const ScheduleTotals& totals = scheduler.totals();
   EXPECT_EQ(totals.admitted,
             totals.completed + totals.failed + totals.cancelled + scheduler.running());
@@ -287,13 +295,15 @@ void run_history(uint64_t seed, Ends& ends) {
     ++ends.finished;
   } else {
     EXPECT_EQ(result.end, LoopResult::End::gave_up);
-    EXPECT_NE(result.reason.find("in a row"), std::string::npos) << result.reason;
-    ++ends.gave_up;
+    const bool outage = result.reason.find("inference.outage_timeout") != std::string::npos;
+    EXPECT_TRUE(outage || result.reason.find("in a row") != std::string::npos) << result.reason;
+    ++(outage ? ends.outages : ends.gave_up);
   }
   const Metrics metrics = sampler.take_metrics();
   ends.failures += totals.failed;
   ends.left += static_cast<int64_t>(metric_of(metrics, "pool/left"));
   ends.bad_answers += static_cast<int64_t>(metric_of(metrics, "pool/bad_answers"));
+  ends.retries += static_cast<int64_t>(metric_of(metrics, "pool/retried_requests"));
   ends.stale += totals.groups_stale;
 }
 
@@ -308,12 +318,14 @@ TEST(PoolSimulation, EveryHistoryEndsWithEveryRolloutAccountedFor) {
     }
   }
   fmt::print(
-      "{} finished, {} gave up; {} rollouts failed, {} bad answers, {} times a server left, "
-      "{} groups too old\n",
-      ends.finished, ends.gave_up, ends.failures, ends.bad_answers, ends.left, ends.stale);
+      "{} finished, {} gave up, {} after an outage; {} rollouts failed, {} calls repeated, {} bad "
+      "answers, {} times a server left, {} groups too old\n",
+      ends.finished, ends.gave_up, ends.outages, ends.failures, ends.retries, ends.bad_answers,
+      ends.left, ends.stale);
   // The histories are of every kind.
   EXPECT_GT(ends.finished, static_cast<int64_t>(kHistories) / 2);
-  for (int64_t count : {ends.gave_up, ends.failures, ends.left, ends.bad_answers}) {
+  for (int64_t count :
+       {ends.gave_up, ends.outages, ends.failures, ends.retries, ends.left, ends.bad_answers}) {
     EXPECT_GT(count, 0);
   }
 }

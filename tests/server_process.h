@@ -1,4 +1,5 @@
-// A `leeway serve` process on loopback that a test may kill, stop and start again.
+// A process that listens on loopback, `leeway serve` most often, which a test may kill, stop and
+// start again.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -18,9 +20,16 @@ namespace leeway {
 
 class ServerProcess {
  public:
+  static constexpr const char* kPort = "PORT";
+
   // Listens when this returns. `log` is written anew with every start.
-  ServerProcess(std::string model, std::string weights_root, std::string log)
-      : model_(std::move(model)), root_(std::move(weights_root)), log_(std::move(log)) {
+  ServerProcess(const std::string& model, const std::string& weights_root, std::string log)
+      : ServerProcess({leeway_program(), "serve", model, "--port", kPort, "--weights-root",
+                       weights_root, "--threads", "1"},
+                      std::move(log)) {}
+  // Any program that says "listening on URL"; the word kPort stands for its port.
+  ServerProcess(std::vector<std::string> words, std::string log)
+      : words_(std::move(words)), log_(std::move(log)) {
     start();
   }
   ~ServerProcess() { kill(SIGKILL); }
@@ -42,8 +51,8 @@ class ServerProcess {
     ASSERT_LE(pid_, 0);
     std::filesystem::remove(log_);
     const std::string port = url_.empty() ? "0" : url_.substr(url_.rfind(':') + 1);
-    std::vector<std::string> words = {leeway_program(), "serve", model_,      "--port", port,
-                                      "--weights-root", root_,   "--threads", "1"};
+    std::vector<std::string> words = words_;
+    std::replace(words.begin(), words.end(), std::string(kPort), port);
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
@@ -72,7 +81,8 @@ class ServerProcess {
   }
 
  private:
-  std::string model_, root_, log_, url_;
+  std::vector<std::string> words_;
+  std::string log_, url_;
   pid_t pid_ = -1;
 };
 

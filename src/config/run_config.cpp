@@ -271,8 +271,9 @@ std::vector<Field> renderer_fields(RendererConfig& t) {
   const bool nameless = t.name.empty();
   Field retention = choice(
       "thinking_retention", t.thinking_retention,
-      "Which past thinking is kept: `last` is what the template keeps; `between_tool_calls` and "
-      "`all` are the two flags below.");
+      "Which past thinking is kept in training: `last` is what the template keeps; "
+      "`between_tool_calls` and `all` are the two flags below. Evaluation keeps what the template "
+      "keeps.");
   retention.in_dump = false;
   const auto said_by_retention = [](Field field) {
     field.synonym = "orchestrator.renderer.thinking_retention";
@@ -341,7 +342,8 @@ std::vector<Field> inference_fields(InferenceTable& t) {
   const char* of_elastic = "is a key of inference.pool = \"elastic\"; leave it out";
   return {
       choice("pool", t.pool,
-             "What samples for training: this process, the servers of a list, or those behind a "
+             "What samples, for training and its evaluations: this process, the servers of a list, "
+             "or those behind a "
              "host name, which may come and go."),
       of(listed, of_static,
          texts("base_url", t.base_url, "Static: the servers, as in `http://10.0.0.7:8000`.")),
@@ -373,6 +375,10 @@ std::vector<Field> inference_fields(InferenceTable& t) {
          number("request_timeout", t.request_timeout, kPositive,
                 "Maximum seconds for the answer to a request.")),
       of(true, "",
+         integer("request_attempts", t.request_attempts, 1, 100,
+                 "Calls for a request, each to another server if there is one, before its rollouts "
+                 "fail.")),
+      of(true, "",
          number("stall_timeout", t.stall_timeout, kPositive,
                 "Maximum seconds between two pieces of an answer.")),
       of(true, "",
@@ -384,6 +390,10 @@ std::vector<Field> inference_fields(InferenceTable& t) {
       of(true, "",
          number("ready_timeout", t.ready_timeout, kPositive,
                 "Seconds without any server after which requests fail, and a run does not start.")),
+      of(true, "",
+         number("outage_timeout", t.outage_timeout, kPositive,
+                "Seconds without one good answer, while there are requests and some have failed, "
+                "after which the run ends; calls in flight are waited for.")),
   };
 }
 

@@ -140,7 +140,7 @@ struct RolloutTable {
   int64_t threads = 0;  // 0: automatic
 };
 
-// [inference]: which process samples for training.
+// [inference]: which process samples.
 struct InferenceTable {
   InferencePool pool = InferencePool::in_process;
   std::vector<std::string> base_url;        // static
@@ -154,10 +154,12 @@ struct InferenceTable {
   double sync_interval = 5.0;        // seconds between looks at the servers and their name
   double connect_timeout = 5.0;      // seconds, also of answers about health
   double request_timeout = 600.0;    // seconds
+  int64_t request_attempts = 5;      // calls for a request before its rollouts fail
   double stall_timeout = 60.0;       // seconds between two pieces of an answer
   double update_timeout = 300.0;     // seconds in which a server loads weights
   int64_t update_attempts = 3;
-  double ready_timeout = 120.0;  // seconds without any server before requests fail
+  double ready_timeout = 120.0;   // seconds without any server before requests fail
+  double outage_timeout = 900.0;  // seconds of failures alone before the run ends
 };
 
 // [eval]

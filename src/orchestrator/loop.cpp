@@ -112,6 +112,7 @@ class Loop {
     for (const RolloutFailure& failure : scheduler_.take_failures()) {
       if (events_.on_failure) events_.on_failure(failure);
     }
+    if (events_.on_sampled) events_.on_sampled();
   }
 
   void finish_step(LearnerResult learned) {

@@ -35,6 +35,9 @@ struct LoopEvents {
   std::function<void(const StepRecord&)> on_step;
   // Called on the loop's thread for each rollout that fails, soon after it does; may be empty.
   std::function<void(const RolloutFailure&)> on_failure;
+  // Called on the loop's thread after each slice of sampling, in which the sampler may have got new
+  // weights; may be empty.
+  std::function<void()> on_sampled;
   // More metrics of a step, of the sampler for example; may be empty.
   std::function<Metrics()> more_metrics;
   // Polled throughout: returning true ends the loop after the current update.

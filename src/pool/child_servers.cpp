@@ -149,6 +149,7 @@ void ChildServers::look(Child& child, double now) {
     child.end = late ? "did not listen in time" : ended_text(status);
     if (!words.empty() && !words.starts_with(kListening)) child.end += ": " + words;
     child.pid = -1;
+    if (!child.url.empty()) ends_[child.url] = child.end;
     child.url.clear();
     child.restart_at =
         now + kRestartDelay * static_cast<double>(int64_t{1} << std::min<int64_t>(child.starts, 6));
@@ -174,6 +175,11 @@ std::vector<ServerAddress> ChildServers::servers(double now) {
     if (!child.url.empty()) out.push_back({child.url, child.url});
   }
   return out;
+}
+
+std::string ChildServers::why_gone(const std::string& url) const {
+  const auto end = ends_.find(url);
+  return end == ends_.end() ? ServerSource::why_gone(url) : "its process " + end->second;
 }
 
 std::string ChildServers::given_up() const {

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +36,7 @@ class ChildServers : public ServerSource {
   const std::string& key() const { return key_; }
   // Those that listen.
   std::vector<ServerAddress> servers(double now) override;
+  std::string why_gone(const std::string& url) const override;
   std::vector<std::string> take_log() override { return std::exchange(log_, {}); }
   std::string given_up() const override;
   std::vector<pid_t> processes() const;  // that run
@@ -57,6 +59,7 @@ class ChildServers : public ServerSource {
   ChildServersOptions options_;
   std::string key_;
   std::vector<Child> children_;
+  std::map<std::string, std::string> ends_;  // of processes that listened, by URL
   std::vector<std::string> log_;
 };
 

@@ -61,6 +61,8 @@ TEST(ChildServers, ListenWithAKeyAndAreStartedAgain) {
     ASSERT_TRUE(until(children, now, [&] { return children.servers(now).size() == 1; }));
     ASSERT_TRUE(until(children, now, [&] { return children.servers(now).size() == 2; }));
     EXPECT_NE(children.servers(now)[0].url, first);
+    EXPECT_TRUE(children.why_gone(first).starts_with("its process was killed by signal 9"))
+        << children.why_gone(first);
     std::string log;
     for (const std::string& line : children.take_log()) log += line + "\n";
     EXPECT_NE(log.find("was killed by signal 9; it is started again"), std::string::npos) << log;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "leeway/error.h"
@@ -16,6 +17,8 @@ constexpr double kLongestGap =
     0.5;                          // seconds between two looks that count as time without a server
 constexpr int64_t kMoreLoad = 8;  // samples that a server may have more and still keep its prompts
 constexpr size_t kMostReasons = 4;
+constexpr double kFirstDelay = 0.05, kLongestDelay = 5.0;  // seconds before a call is repeated
+constexpr double kLongestPause = 60.0;  // seconds without a request that belong to an outage
 
 }  // namespace
 
@@ -79,6 +82,14 @@ std::vector<SampledSequence> PoolSampler::poll(double seconds) {
   while (true) {
     step();
     const bool in_flight = !waiting_.empty() || !flying_.empty();
+    // Calls in flight end within request_timeout; one of them may yet be answered.
+    if (hopeless() && !waiting_.empty() && flying_.empty() && done_.empty()) {
+      throw Error(fmt::format(
+          "no server is ready or answers as it should, for {:.0f} s (inference.outage_timeout = "
+          "{:g}): {}{}{}",
+          outage_, context_.table.outage_timeout, reasons(),
+          last_problem_.empty() ? "" : "; the last failure: ", last_problem_));
+    }
     const double left = end - clock_.now();
     wait(done_.empty() && in_flight ? std::clamp(left, 0.0, kSlice) : 0.0);
     if (!done_.empty() || !in_flight || clock_.now() >= end) return std::exchange(done_, {});
@@ -107,7 +118,7 @@ void PoolSampler::step() {
   std::set<PolicyVersion> used = {published_.version};
   for (const auto& [name, member] : members_) {
     member->tick(now, published_.version >= 0 ? &published_ : nullptr);
-    drop_lost(*member);
+    drop_lost(*member, now);
     for (MemberEvent& event : member->take_events()) {
       const bool ready = event.state == MemberState::ready;
       event.first = ready && ready_before_.insert(name).second;
@@ -122,6 +133,8 @@ void PoolSampler::step() {
   }
   if (store_) store_->keep_only(used);
   down_ = any ? 0.0 : down_ + gap;
+  count_outage(any, gap);
+  if (hopeless()) return;
   send_waiting(now);
   if (!any && !waiting_.empty()) fail_without_server();
 }
@@ -137,7 +150,7 @@ void PoolSampler::list_members(double now) {
   std::erase_if(members_, [&](const auto& each) {
     Member& member = *each.second;
     if (listed.contains(each.first)) return false;
-    member.drain(now, "is no longer listed");
+    member.drain(now, source_->why_gone(each.first));
     if (member.load() > 0) return false;
     for (MemberEvent& event : member.take_events()) events_.push_back(std::move(event));
     if (ready_before_.erase(each.first) > 0) ++counts_.left;
@@ -164,14 +177,16 @@ Member* PoolSampler::choose(const Request& request) {
 
 void PoolSampler::send_waiting(double now) {
   std::erase_if(waiting_, [&](Waiting& waiting) {
+    if (waiting.due > now) return false;
     Member* member = choose(waiting.request);
     if (member == nullptr) return false;
     size_t rank = 0;
     const int64_t call = http_->start(member->request_call(waiting.request, &rank));
     affinity_.sent(waiting.request.prompt, member->name());
     ++counts_.requests;
-    flying_.emplace(call, Flying{waiting.number, std::move(waiting.request), member->name(), rank,
-                                 member->version(), now});
+    counts_.retries += waiting.attempts > 0 ? 1 : 0;
+    flying_.emplace(call, Flying{waiting.number, std::move(waiting.request), waiting.attempts,
+                                 member->name(), rank, member->version(), now});
     return true;
   });
 }
@@ -185,7 +200,7 @@ void PoolSampler::take(const HttpResult& result, double now) {
   }
   for (const auto& [name, member] : members_) {
     if (!member->take(result, now)) continue;
-    return drop_lost(*member);
+    return drop_lost(*member, now);
   }
 }
 
@@ -211,15 +226,14 @@ void PoolSampler::take_answer(Flying flying, const HttpResult& result, double no
                      .newest = published_.version,
                      .stops_as_asked = dialect.stops_as_asked()});
       member.answered_well();
+      const bool ended = std::any_of(
+          samples.begin(), samples.end(),
+          [](const SampledSequence& sample) { return sample.finish == Finish::cancelled; });
+      if (ended) return try_again(std::move(flying), "the server ended it", now);
       affinity_.succeeded(flying.request.prompt);
+      failing_ = false;
       for (SampledSequence& sample : samples) {
         sample.request = flying.number;
-        if (sample.finish == Finish::cancelled) {
-          sample = {.request = flying.number, .sample = sample.sample, .finish = Finish::failed};
-          sample.failure = fmt::format("{}: the server ended it", flying.server);
-          ++counts_.failures;
-          affinity_.failed(flying.request.prompt, flying.server);
-        }
         done_.push_back(std::move(sample));
       }
       return;
@@ -230,20 +244,32 @@ void PoolSampler::take_answer(Flying flying, const HttpResult& result, double no
       member.forgot_weights(problem, now);
     }
   }
+  try_again(std::move(flying), problem, now);
+  drop_lost(member, now);
+}
+
+void PoolSampler::try_again(Flying flying, const std::string& reason, double now) {
+  ++counts_.failures;
+  failing_ = true;
+  last_problem_ = fmt::format("{}: {}", flying.server, reason);
   affinity_.failed(flying.request.prompt, flying.server);
-  fail(flying.number, flying.request, fmt::format("{}: {}", flying.server, problem));
-  drop_lost(member);
+  const int64_t attempts = flying.attempts + 1;
+  if (attempts >= context_.table.request_attempts) {
+    return fail(flying.number, flying.request, last_problem_);
+  }
+  const double delay = std::ldexp(kFirstDelay, static_cast<int>(attempts) - 1);
+  waiting_.push_back(
+      {flying.number, std::move(flying.request), attempts, now + std::min(delay, kLongestDelay)});
 }
 
 void PoolSampler::fail(int64_t number, const Request& request, const std::string& reason) {
-  ++counts_.failures;
   for (int64_t sample = 0; sample < request.samples; ++sample) {
     done_.push_back(
         {.request = number, .sample = sample, .finish = Finish::failed, .failure = reason});
   }
 }
 
-void PoolSampler::drop_lost(Member& member) {
+void PoolSampler::drop_lost(Member& member, double now) {
   const auto reason = member.take_loss();
   if (!reason) return;
   std::erase_if(flying_, [&](const auto& each) {
@@ -251,11 +277,24 @@ void PoolSampler::drop_lost(Member& member) {
     if (flying.server != member.name()) return false;
     http_->cancel(each.first);
     member.end(flying.rank, flying.request.samples);
-    affinity_.failed(flying.request.prompt, flying.server);
-    fail(flying.number, flying.request,
-         fmt::format("{}: left the pool: {}", flying.server, *reason));
+    try_again(flying, "left the pool: " + *reason, now);
     return true;
   });
+}
+
+void PoolSampler::count_outage(bool any_server, double gap) {
+  const bool asked = !waiting_.empty() || !flying_.empty();
+  if (asked && !any_server) failing_ = true;
+  pause_ = asked ? 0.0 : pause_ + gap;
+  if (!failing_) {
+    outage_ = 0.0;
+  } else if (pause_ <= kLongestPause) {
+    outage_ += gap;
+  }
+}
+
+bool PoolSampler::hopeless() const {
+  return failing_ && (outage_ >= context_.table.outage_timeout || !source_->given_up().empty());
 }
 
 std::string PoolSampler::reasons() const {
@@ -316,6 +355,7 @@ Metrics PoolSampler::take_metrics() {
                      {"pool/left", number(counts.left)},
                      {"pool/requests", number(counts.requests)},
                      {"pool/failed_requests", number(counts.failures)},
+                     {"pool/retried_requests", number(counts.retries)},
                      {"pool/bad_answers", number(counts.bad_answers)},
                      {"pool/waiting_requests", number(waiting_.size())},
                      {"pool/request_seconds", counts.seconds / answered},

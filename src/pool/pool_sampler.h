@@ -1,12 +1,16 @@
 // Servers as the orchestrator's sampler.
 //
 // Each request is one call to one server: the least loaded of those that have the current weights,
-// or the one that has seen a prefix of the prompt unless it is much more loaded. A call that fails,
-// or whose answer is not what was asked for, gives failed samples that name the server and the
-// reason; the scheduler tries them again, and the pool then avoids that server. New weights are
-// written once, and every server loads them with its requests kept; requests wait until one has
-// done so. Everything happens on the thread that polls, nothing waits without a bound: with no
-// server for ready_timeout, requests fail at once with the servers' own reasons.
+// or the one that has seen a prefix of the prompt unless it is much more loaded. A request whose
+// call fails, or whose answer is not what was asked for, is sent again as it is, its seed included,
+// to another server where there is one: with servers of Leeway the samples are the same. After
+// request_attempts calls its samples fail, with the server and the reason; the scheduler decides
+// what then. New weights are written once, and every server loads them with its requests kept;
+// requests wait until one has done so.
+//
+// Everything happens on the thread that polls, nothing waits without a bound: with no server for
+// ready_timeout, requests fail at once with the servers' own reasons, and outage_timeout after the
+// last good answer nothing more is sent; `poll` throws when the last call has failed too.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +39,8 @@ class PoolSampler : public Sampler {
 
   int64_t submit(Request request) override;
   void cancel(int64_t request) override;
+  // Throws Error if there is no hope for an answer any more: after outage_timeout, or when all
+  // processes that were started as servers have ended for good.
   std::vector<SampledSequence> poll(double seconds) override;
   // Throws Error if the weights cannot be written.
   void update_weights(std::shared_ptr<const PolicySnapshot> weights,
@@ -55,17 +61,20 @@ class PoolSampler : public Sampler {
   struct Waiting {
     int64_t number;
     Request request;
+    int64_t attempts = 0;  // calls that failed
+    double due = 0.0;      // not before
   };
   struct Flying {
     int64_t number;
     Request request;
+    int64_t attempts;  // calls before this one
     std::string server;
     size_t rank;
     PolicyVersion version;  // of the server's weights when it was sent
     double sent;
   };
   struct Counts {
-    int64_t requests = 0, failures = 0, bad_answers = 0, joined = 0, left = 0;
+    int64_t requests = 0, failures = 0, retries = 0, bad_answers = 0, joined = 0, left = 0;
     double seconds = 0.0, write_seconds = 0.0;
   };
 
@@ -75,9 +84,12 @@ class PoolSampler : public Sampler {
   Member* choose(const Request& request);
   void take(const HttpResult& result, double now);
   void take_answer(Flying flying, const HttpResult& result, double now);
+  void try_again(Flying flying, const std::string& reason, double now);
   void fail(int64_t number, const Request& request, const std::string& reason);
-  void drop_lost(Member& member);
+  void drop_lost(Member& member, double now);
   void fail_without_server();
+  void count_outage(bool any_server, double gap);
+  bool hopeless() const;
   std::string reasons() const;
   bool calls_open() const;
   void wait(double seconds);
@@ -98,7 +110,11 @@ class PoolSampler : public Sampler {
   Counts counts_;
   int64_t next_ = 0;
   double last_step_ = 0.0;
-  double down_ = 0.0;  // seconds without a server, as far as it was looked
+  double down_ = 0.0;     // seconds without a server, as far as it was looked
+  bool failing_ = false;  // something failed since the last good answer
+  double outage_ = 0.0;   // seconds since then, without long pauses in which nothing was asked
+  double pause_ = 0.0;    // seconds since something was asked
+  std::string last_problem_;
 };
 
 }  // namespace leeway

@@ -29,6 +29,7 @@ PoolContext quick_context() {
   context.table.stall_timeout = 0.5;
   context.table.update_timeout = 1.0;
   context.table.ready_timeout = 2.0;
+  context.table.request_attempts = 1;  // a failure is seen at once
   context.model = {.vocab_size = 32, .max_length = 512};
   return context;
 }
@@ -103,16 +104,20 @@ void replace(std::string& text, const std::string& what, const std::string& with
   text.replace(at, what.size(), with);
 }
 
+std::vector<SampledSequence> sorted(std::vector<SampledSequence> results) {
+  std::sort(results.begin(), results.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.request, a.sample) < std::pair(b.request, b.sample);
+  });
+  return results;
+}
+
 TEST(PoolSampler, SamplesComeAsTheServerMadeThemWhicheverServerItWas) {
   std::vector<std::vector<SampledSequence>> runs;
   for (size_t servers : {1, 3}) {
     Fixture fixture(servers);
     fixture.start();
     for (uint64_t k = 0; k < 20; ++k) fixture.pool->submit(Fixture::request(k));
-    runs.push_back(fixture.results(40));
-    std::sort(runs.back().begin(), runs.back().end(), [](const auto& a, const auto& b) {
-      return std::pair(a.request, a.sample) < std::pair(b.request, b.sample);
-    });
+    runs.push_back(sorted(fixture.results(40)));
   }
   for (size_t i = 0; i < 40; ++i) {
     EXPECT_EQ(runs[0][i].ids, runs[1][i].ids);
@@ -256,6 +261,97 @@ INSTANTIATE_TEST_SUITE_P(
                 },
                 "ended by its length"}),
     [](const auto& each) { return each.param.name; });
+
+// Whatever goes wrong with a call, the request is made again as it was: the samples are those of a
+// pool without a fault.
+TEST_P(BadAnswers, AreHealedByAnotherCallWithTheSameSeed) {
+  PoolContext context = quick_context();
+  context.table.request_attempts = 5;
+  Fixture fixture(2, context), healthy(1);
+  healthy.start();
+  fixture.start();
+  fixture.until([&] { return fixture.metric("pool/ready_servers") == 2.0; });
+  for (auto& fake : fixture.fakes) spoil_once(*fake, kGenerate, GetParam().change);
+  for (Fixture* each : {&fixture, &healthy}) {
+    for (uint64_t k = 0; k < 4; ++k) each->pool->submit(Fixture::request(k));
+  }
+  const auto healed = sorted(fixture.results(8)), expected = sorted(healthy.results(8));
+  for (size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(healed[i].finish, Finish::stop) << healed[i].failure;
+    EXPECT_EQ(healed[i].ids, expected[i].ids);
+  }
+  const Metrics metrics = fixture.pool->take_metrics();
+  EXPECT_GE(metric_of(metrics, "pool/retried_requests"), 1.0);
+  EXPECT_EQ(metric_of(metrics, "pool/failed_requests"),
+            metric_of(metrics, "pool/retried_requests"));
+}
+
+TEST(PoolSampler, ARequestFailsAfterRequestAttemptsCalls) {
+  PoolContext context = quick_context();
+  context.table.request_attempts = 3;
+  Fixture fixture(4, context);
+  fixture.start();
+  for (auto& fake : fixture.fakes) {
+    fake->with([](FakeModel& model) {
+      model.spoil = [](const std::string& path, FakeAnswer& answer) {
+        if (path == kGenerate) answer = {500, R"({"error":{"message":"out of luck"}})"};
+      };
+    });
+  }
+  fixture.pool->submit(Fixture::request(1));
+  for (const SampledSequence& result : fixture.results(2)) {
+    EXPECT_EQ(result.finish, Finish::failed);
+    EXPECT_NE(result.failure.find("out of luck"), std::string::npos) << result.failure;
+  }
+  EXPECT_EQ(fixture.metric("pool/requests"), 3.0);
+}
+
+std::string outage_of(Fixture& fixture) {
+  const double end = fixture.clock.now() + 60.0;
+  for (uint64_t k = 0; fixture.clock.now() < end; ++k) {
+    fixture.pool->submit(Fixture::request(k));
+    try {
+      fixture.results(2);
+    } catch (const Error& error) {
+      return error.what();
+    }
+  }
+  return "";
+}
+
+TEST(PoolSampler, AnOutageEndsAfterOutageTimeoutWithTheRealReason) {
+  PoolContext context = quick_context();
+  context.table.ready_timeout = 0.1;
+  context.table.outage_timeout = 0.5;
+  Fixture fixture(2, context);
+  fixture.start();
+  for (auto& fake : fixture.fakes) {
+    fake->with([](FakeModel& model) {
+      model.spoil = [](const std::string&, FakeAnswer& answer) {
+        answer = {503, R"({"error":{"message":"it drains"}})"};
+      };
+    });
+  }
+  const std::string reason = outage_of(fixture);
+  EXPECT_NE(reason.find("inference.outage_timeout = 0.5"), std::string::npos) << reason;
+  EXPECT_NE(reason.find("it drains"), std::string::npos) << reason;
+}
+
+// Servers that are well but for their answers: they leave and come back all the time.
+TEST(PoolSampler, BadAnswersAloneAreAnOutageToo) {
+  PoolContext context = quick_context();
+  context.table.outage_timeout = 0.5;
+  Fixture fixture(1, context);
+  fixture.start();
+  fixture.fakes[0]->with([](FakeModel& model) {
+    model.spoil = [](const std::string& path, FakeAnswer& answer) {
+      if (path == kGenerate) replace(answer.body, "\"logprob\":-0.25", "\"logprob\":NaN");
+    };
+  });
+  const std::string reason = outage_of(fixture);
+  EXPECT_NE(reason.find("inference.outage_timeout = 0.5"), std::string::npos) << reason;
+  EXPECT_NE(reason.find("log-probability nan"), std::string::npos) << reason;
+}
 
 // A connection that was used before and ends without an answer is opened once more, by curl.
 TEST(PoolSampler, AServerThatEndsEveryConnectionGivesFailures) {

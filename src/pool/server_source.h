@@ -21,6 +21,8 @@ class ServerSource {
   virtual ~ServerSource() = default;
   // The servers there are now. Returns at once; `now` is the pool's clock.
   virtual std::vector<ServerAddress> servers(double now) = 0;
+  // Why a server that it listed is gone, in words that follow the server's name.
+  virtual std::string why_gone(const std::string& /*url*/) const { return "is no longer listed"; }
   // What happened to the source itself since the last call, for the log.
   virtual std::vector<std::string> take_log() { return {}; }
   // Why there will be no server any more; empty: there may be.

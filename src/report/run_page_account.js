@@ -83,19 +83,27 @@
         add(element('thead'), head), add(element('tbody'), ...body))));
   }
 
-  // One line for each server's life.
+  // Each server's life, a line for each change of its state.
   function servers(account) {
     const lives = account.run.servers || [];
     if (lives.length === 0) return null;
     const block = element('details');
     add(block, element('summary', '', number(lives.length) +
         (lives.length === 1 ? ' server sampled' : ' servers sampled')));
-    const head = add(element('tr'), ...['Server', 'At the end', 'Life'].map((title) =>
-        element('th', '', title)));
-    const body = lives.map((life) => add(element('tr'), element('td', '', life.server),
-        element('td', '', life.events[life.events.length - 1].state),
-        element('td', 'message', life.events.map((event) => event.time.toFixed(1) + ' s ' +
-            event.state + ': ' + event.text).join('; '))));
+    const head = add(element('tr'), ...['Server', 'Seconds', 'State', 'What happened'].map(
+        (title) => element('th', '', title)));
+    const body = lives.flatMap((life) => life.events.map((event, i) => {
+      const row = element('tr');
+      if (i === 0) {
+        const last = life.events[life.events.length - 1].state;
+        const name = add(element('td', '', life.server), element('br'),
+            element('span', 'note', 'at the end ' + last));
+        name.rowSpan = life.events.length;
+        add(row, name);
+      }
+      return add(row, element('td', 'right', event.time.toFixed(1)),
+          element('td', '', event.state), element('td', 'message', event.text));
+    }));
     return add(block, add(element('div', 'scroll tall'), add(element('table', 'numbers'),
         add(element('thead'), head), add(element('tbody'), ...body))));
   }

@@ -31,6 +31,13 @@ RendererConfig with_found_name(RendererConfig config, const std::string& model_f
   return config;
 }
 
+RendererConfig without_flags(RendererConfig config) {
+  config.preserve_all_thinking = false;
+  config.preserve_thinking_between_tool_calls = false;
+  config.thinking_retention = KeptThinking::last;
+  return config;
+}
+
 std::unique_ptr<Renderer> make_configured_renderer(const RendererConfig& config,
                                                    const Tokenizer* tokenizer) {
   try {

@@ -14,6 +14,9 @@ namespace leeway {
 // Error with the place of the name if `model_folder` is empty or does not tell.
 RendererConfig with_found_name(RendererConfig config, const std::string& model_folder);
 
+// The same format as its family has it, with no thinking kept beyond the template's.
+RendererConfig without_flags(RendererConfig config);
+
 // Throws Error with the place of the name for an unknown renderer, or for flags on one without
 // thinking. "auto" is no renderer: see with_found_name. `tokenizer` may be null (text only) and
 // must outlive the result.

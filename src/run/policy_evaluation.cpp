@@ -11,19 +11,33 @@
 
 namespace leeway {
 
-void PolicyEvaluator::load(std::shared_ptr<const PolicySnapshot> weights) {
+void PolicyEvaluator::sample_with(SharedSampler* servers) {
+  servers_ = servers;
+  engine_.reset();
+}
+
+Sampler& PolicyEvaluator::loaded(std::shared_ptr<const PolicySnapshot> weights) {
   const PolicyVersion version = weights->version();
-  if (sampler_) return sampler_->update_weights(std::move(weights), version);
+  if (servers_ != nullptr) {
+    Sampler& servers = servers_->evaluation();
+    if (servers_->version() != version) servers.update_weights(std::move(weights), version);
+    return servers;
+  }
+  if (engine_) {
+    engine_->update_weights(std::move(weights), version);
+    return *engine_;
+  }
   EngineOptions options = setup_.engine_options(0);
   options.precision = Precision::float32;
   options.threads = 0;
-  sampler_ = std::make_unique<EngineSampler>(*weights, options);
+  engine_ = std::make_unique<EngineSampler>(*weights, options);
+  return *engine_;
 }
 
 EvaluationResult PolicyEvaluator::evaluate(std::shared_ptr<const PolicySnapshot> weights,
                                            const EvalTable& table, const EvaluationEvents& events) {
   const auto begin = std::chrono::steady_clock::now();
-  load(std::move(weights));
+  Sampler& sampler = loaded(std::move(weights));
   SteadyClock clock;
   const RunConfig& run = setup_.config.run;
   const OrchestratorTable& policy = run.orchestrator;
@@ -38,7 +52,7 @@ EvaluationResult PolicyEvaluator::evaluate(std::shared_ptr<const PolicySnapshot>
   options.should_stop = events.should_stop;
   EvaluationResult result;
   const auto sample = [&](float temperature, int64_t samples) {
-    RolloutDriver driver(*setup_.conversation, *sampler_, clock,
+    RolloutDriver driver(*setup_.evaluation_conversation, sampler, clock,
                          setup_.rollout_settings(temperature));
     options.samples = samples;
     const HeldOutResult sampled = sample_held_out(*setup_.environments, driver, clock, options,

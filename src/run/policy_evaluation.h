@@ -8,6 +8,7 @@
 #include "orchestrator/evaluation.h"
 #include "run/engine_sampler.h"
 #include "run/run_setup.h"
+#include "run/shared_sampler.h"
 
 namespace leeway {
 
@@ -29,14 +30,23 @@ struct EvaluationEvents {
   std::function<void(size_t done, size_t total)> on_rollouts;
 };
 
-// Evaluates one set of weights after the other with one engine, which is made for the first of them
-// and uses all cores: packed weights and the KV cache are allocated once per run. Samples in
-// float32, whatever precision rollouts use: the policy is evaluated, not its quantised copy. Used
-// by one thread at a time.
+// Evaluates one set of weights after the other, in the chat format without the flags of training.
+//
+// In process it has one engine, which is made for the first weights and uses all cores: packed
+// weights and the KV cache are allocated once per run. It samples in float32, whatever precision
+// rollouts use: the policy is evaluated, not its quantised copy. Servers sample as they do for
+// training. Used by one thread at a time.
 class PolicyEvaluator {
  public:
   // `setup` must outlive this and have environments.
   explicit PolicyEvaluator(const RunSetup& setup) : setup_(setup) {}
+
+  // From here on the servers of the run sample, which get the weights of an evaluation if they have
+  // others; null: an engine in this process. `servers` must outlive its use, on its thread alone.
+  void sample_with(SharedSampler* servers);
+  bool has_servers() const { return servers_ != nullptr; }
+  // Of the weights that the servers have.
+  PolicyVersion served_version() const { return servers_->version(); }
 
   // Samples `table.prompts` held-out prompts. What fails is tried again as [orchestrator] says for
   // training; what stays failed is counted. Throws Error if there is no held-out prompt.
@@ -44,10 +54,12 @@ class PolicyEvaluator {
                             const EvaluationEvents& events = {});
 
  private:
-  void load(std::shared_ptr<const PolicySnapshot> weights);
+  // What samples, with these weights.
+  Sampler& loaded(std::shared_ptr<const PolicySnapshot> weights);
 
   const RunSetup& setup_;
-  std::unique_ptr<EngineSampler> sampler_;
+  std::unique_ptr<EngineSampler> engine_;
+  SharedSampler* servers_ = nullptr;
 };
 
 // "5 of 248 rollouts failed, the last: ..", "all 248 rollouts failed, ..", or nothing.

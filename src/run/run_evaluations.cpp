@@ -49,14 +49,33 @@ std::vector<int64_t> RunEvaluations::missing(int64_t step) const {
 }
 
 bool RunEvaluations::runs_beside(int64_t step) const {
-  return run_.orchestrator.schedule == RolloutSchedule::free && step < run_.trainer.max_steps;
+  return run_.orchestrator.schedule == RolloutSchedule::free && step < run_.trainer.max_steps &&
+         !place_.evaluator.has_servers();
+}
+
+void RunEvaluations::evaluate_step(int64_t step, std::shared_ptr<const PolicySnapshot> weights) {
+  if (!place_.evaluator.has_servers()) return evaluate(step, std::move(weights));
+  waiting_.emplace_back(step, std::move(weights));
+  evaluate_served();
+}
+
+void RunEvaluations::evaluate_served() {
+  if (waiting_.empty() || waiting_.front().second->version() != place_.evaluator.served_version()) {
+    return;
+  }
+  const auto [step, weights] = std::move(waiting_.front());
+  waiting_.pop_front();
+  evaluate(step, weights);
 }
 
 void RunEvaluations::evaluate(int64_t step, std::shared_ptr<const PolicySnapshot> weights) {
   finish();
   if (runs_beside(step)) return background_.start(step, std::move(weights), run_.eval);
   EvaluationEvents events;
-  events.should_stop = place_.should_stop;
+  events.should_stop = [&] {
+    if (beside_) beside_();
+    return place_.should_stop();
+  };
   events.on_rollouts = [&](size_t done, size_t total) {
     place_.progress.count("eval", "rollouts", done, total);
   };

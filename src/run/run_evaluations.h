@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "run/background_evaluation.h"
@@ -28,6 +31,9 @@ struct EvaluationPlace {
 // waits only if the one before has not ended. In "lockstep", where files and messages have one
 // order, and after the last step, when nothing else is to be done, it blocks.
 //
+// Servers have one version of the weights at a time. An evaluation that they sample begins when
+// they have the weights of its step, and the loop waits until it has ended; the learner does not.
+//
 // Results are written to eval.jsonl in the order of their steps. One that was stopped is made when
 // the run is resumed: from the checkpoint's weights if it is of that step, else from weights that
 // `settle` kept for it. Used by one thread.
@@ -45,6 +51,12 @@ class RunEvaluations {
 
   // Evaluates the policy of a step. Nothing of an evaluation that is stopped is written.
   void evaluate(int64_t step, std::shared_ptr<const PolicySnapshot> weights);
+  // The same for a step of the loop: with servers, when they have its weights.
+  void evaluate_step(int64_t step, std::shared_ptr<const PolicySnapshot> weights);
+  // Makes the evaluation that has waited for the weights that the servers have now.
+  void evaluate_served();
+  // What is done now and then while servers sample for an evaluation; may be empty.
+  void set_beside(std::function<void()> beside) { beside_ = std::move(beside); }
   // Takes the result of an evaluation that has ended meanwhile.
   void collect();
   // Before a checkpoint of step `step`: waits for an evaluation of an earlier step, which a run
@@ -68,6 +80,9 @@ class RunEvaluations {
   EvaluationPlace place_;
   const RunConfig& run_;
   BackgroundEvaluation background_;
+  std::function<void()> beside_;
+  // Steps whose weights the servers do not have yet.
+  std::deque<std::pair<int64_t, std::shared_ptr<const PolicySnapshot>>> waiting_;
   std::vector<EndedEvaluation> stopped_;  // whose weights no checkpoint has yet
   int64_t last_step_ = -1;
   Metrics before_, after_;

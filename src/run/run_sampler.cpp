@@ -148,6 +148,7 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
   PoolSampler& servers = *pool;
   sampler_ = std::move(pool);
   servers.update_weights(std::move(weights), version);
+  shared_ = std::make_unique<SharedSampler>(servers, version, clock);
   try {
     servers.wait_for_server(should_stop);
   } catch (const Error&) {

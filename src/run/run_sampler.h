@@ -1,4 +1,5 @@
-// What samples for a training run: the engine in this process, or servers.
+// What samples for a training run: the engine in this process, or servers, which then also sample
+// for its evaluations.
 #pragma once
 
 #include <functional>
@@ -9,6 +10,7 @@
 #include "run/progress.h"
 #include "run/run_files.h"
 #include "run/run_setup.h"
+#include "run/shared_sampler.h"
 
 namespace leeway {
 
@@ -26,7 +28,9 @@ class RunSampler {
              RunFiles& files, Progress& progress, const StopCondition& should_stop, Clock& clock);
   ~RunSampler();
 
-  Sampler& sampler() { return *sampler_; }
+  Sampler& sampler() { return shared_ ? shared_->training() : *sampler_; }
+  // The servers, for training and evaluation; null in process.
+  SharedSampler* servers() { return shared_.get(); }
   // Of the servers, since the last call; empty in process.
   Metrics take_metrics();
   // Writes what happened to servers since the last call: servers.jsonl, and notes.
@@ -38,6 +42,7 @@ class RunSampler {
   Progress& progress_;
   std::string children_model_;  // folder that started servers begin with; empty: none are
   std::unique_ptr<Sampler> sampler_;
+  std::unique_ptr<SharedSampler> shared_;
 };
 
 }  // namespace leeway

@@ -128,9 +128,14 @@ RunSetup::RunSetup(Config configuration, bool needs_environments)
   const RunConfig& run = config.run;
   if (!config.renderer.name.empty()) {
     renderer = make_configured_renderer(config.renderer, tokenizer.get());
+    evaluation_renderer = make_configured_renderer(without_flags(config.renderer), tokenizer.get());
   }
-  conversation = std::make_unique<Conversation>(*tokenizer, renderer.get(), run.rollout.stop,
-                                                weights.config().eos_token_id);
+  const auto talk = [&](const Renderer* with) {
+    return std::make_unique<Conversation>(*tokenizer, with, run.rollout.stop,
+                                          weights.config().eos_token_id);
+  };
+  conversation = talk(renderer.get());
+  evaluation_conversation = talk(evaluation_renderer.get());
   for (int32_t id : conversation->stop_ids()) {
     if (id < weights.config().vocab_size) continue;
     throw Error(fmt::format("model.vocab_size = {}: the tokenizer's stop token has the id {}",

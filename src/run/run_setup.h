@@ -27,9 +27,12 @@ struct RunSetup {
   PolicyCard card;             // of the policy's folders
   std::string tokenizer_file;  // empty: bytes
   std::unique_ptr<Tokenizer> tokenizer;
-  Parameters weights;                  // of the policy before training
-  std::unique_ptr<Renderer> renderer;  // may be null
-  std::unique_ptr<Conversation> conversation;
+  Parameters weights;  // of the policy before training
+  // The renderer's flags change what training sees of a conversation. Evaluation uses the format
+  // as the model's family has it, with which the policy is used later: renderer and conversation
+  // without the flags. Renderers may be null.
+  std::unique_ptr<Renderer> renderer, evaluation_renderer;
+  std::unique_ptr<Conversation> conversation, evaluation_conversation;
   std::unique_ptr<EnvironmentMix> environments;  // null if none are configured
   std::vector<std::string> environment_ids;
   int64_t spawn_servers = 0;           // processes that sample for training; 0: as [inference] says

@@ -138,6 +138,7 @@ class Run {
       progress_.note(fmt::format("run folder {}", files_.folder()));
       from_ ? go_on() : begin_run();
     });
+    release_sampler();
     if (!attempt([&] {
           if (latest_) summary_.weights = saving_.save_weights(steps_, latest_->host());
         })) {
@@ -266,11 +267,16 @@ class Run {
     const PolicyVersion first = from_ ? static_cast<PolicyVersion>(from_->step) : 0;
     steps_ = first;
     latest_ = std::make_shared<const PolicySnapshot>(weights, first);
-    evaluate_first();
-    say_what_is_inert();
-    RunSampler run_sampler(setup_, latest_, threads.sampler, files_, progress_, should_stop_,
-                           clock_);
+    run_sampler_ = std::make_unique<RunSampler>(setup_, latest_, threads.sampler, files_, progress_,
+                                                should_stop_, clock_);
+    RunSampler& run_sampler = *run_sampler_;
     Sampler& sampler = run_sampler.sampler();
+    SharedSampler* servers = run_sampler.servers();
+    if (servers != nullptr) evaluator_.sample_with(servers);
+    evaluations_.set_beside([&] { run_sampler.tell(); });
+    evaluate_first();
+    if (servers != nullptr && servers->version() != first) sampler.update_weights(latest_, first);
+    say_what_is_inert();
     RolloutDriver driver(*setup_.conversation, sampler, clock_,
                          setup_.rollout_settings(static_cast<float>(run_.rollout.temperature)));
     RolloutScheduler scheduler(run_.orchestrator, static_cast<uint64_t>(run_.seed), table.max_steps,
@@ -291,6 +297,7 @@ class Run {
       TrainerLearner learner(trainer, first, state_.trained_tokens);
       result = loop(scheduler, learner, trainer, first, run_sampler);
     });
+    evaluations_.set_beside([&] { run_sampler.tell(); });
     run_sampler.tell();
     if (failure) {  // a full disk, most often
       result.end = LoopResult::End::gave_up;
@@ -316,6 +323,12 @@ class Run {
     }
   }
 
+  void release_sampler() {
+    evaluations_.set_beside({});
+    if (evaluator_.has_servers()) evaluator_.sample_with(nullptr);
+    run_sampler_.reset();
+  }
+
   LoopResult loop(RolloutScheduler& scheduler, TrainerLearner& learner, const Trainer& trainer,
                   int64_t first, RunSampler& run_sampler) {
     const auto save = [&](int64_t step, const ScheduleState& schedule) {
@@ -328,6 +341,7 @@ class Run {
     events.on_failure = [&](const RolloutFailure& failure) {
       reports_.failed(failure, clock_.now());
     };
+    events.on_sampled = [&] { evaluations_.evaluate_served(); };
     events.more_metrics = [&] { return run_sampler.take_metrics(); };
     events.should_stop = [&] {
       run_sampler.tell();
@@ -340,6 +354,14 @@ class Run {
       state_.trained_tokens = learner.trained_tokens();
       save(step, schedule);
     };
+    // In the free schedule rollouts go on while servers sample for an evaluation; there can be no
+    // newer weights for them, since those come through this thread.
+    if (run_.orchestrator.schedule == RolloutSchedule::free) {
+      evaluations_.set_beside([&] {
+        run_sampler.tell();
+        scheduler.pump(0.0);
+      });
+    }
     if (!from_ && run_.sft.enabled) save(0, scheduler.state());
     return run_loop(scheduler, learner, clock_, setup_.environment_ids,
                     loop_options(run_, first, program_), events);
@@ -351,7 +373,8 @@ class Run {
     saving_.tell_failures();
     evaluations_.collect();
     reports_.add(record);
-    if (evaluations_.due(record.step)) evaluations_.evaluate(record.step, latest_);
+    evaluations_.evaluate_served();
+    if (evaluations_.due(record.step)) evaluations_.evaluate_step(record.step, latest_);
     const int64_t weights_every = run_.output.weights_every;
     if (weights_every > 0 && record.step % weights_every == 0) {
       saving_.save_weights_beside(record.step, latest_);
@@ -371,6 +394,7 @@ class Run {
   RunSaving saving_;
   RunWarnings warnings_;
   StepReports reports_;
+  std::unique_ptr<RunSampler> run_sampler_;  // while it trains
   PolicyEvaluator evaluator_;
   RunEvaluations evaluations_;
   RunSummary summary_;
