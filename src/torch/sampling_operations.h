@@ -10,9 +10,14 @@
 
 #include <cstdint>
 
+#include "kernels/kv_block.h"
 #include "torch/rope_table.h"
 
 namespace leeway {
+
+namespace cuda {
+class Products;
+}
 
 struct HeadCounts {
   int64_t query_heads = 0, kv_heads = 0, head_dim = 0;
@@ -28,16 +33,23 @@ struct PassRows {
   at::Tensor draws;                 // [N], each draw's row of the logits
   at::Tensor inverse_temperatures;  // [N], float32; 0: the most likely token
   at::Tensor uniforms;              // [N], float64
+  // The first rows are decode rows, each its sequence's last; the others are in `tiles` [T, 2],
+  // {first row, rows}: consecutive rows of one sequence, at most kAttentionTileRows.
+  int64_t decode_rows = 0;
+  at::Tensor tiles;
 };
 
 // x [R, H] = rows of `table` [V, H].
 void embed(const at::Tensor& table, const PassRows& rows, at::Tensor& x);
 
 // y [R, outputs] = x weight^T + bias; `transposed` is [inputs, outputs], bias may be undefined.
-void project(const at::Tensor& x, const at::Tensor& transposed, const at::Tensor& bias,
-             at::Tensor& y);
+// On CUDA in bf16 by `products`, so that a row's bits do not depend on the rows beside it;
+// elsewhere it may be null.
+void project(cuda::Products* products, const at::Tensor& x, const at::Tensor& transposed,
+             const at::Tensor& bias, at::Tensor& y);
 // The same in float32, whatever the type of x and the weights.
-void project_wide(const at::Tensor& x, const at::Tensor& transposed, at::Tensor& y);
+void project_wide(cuda::Products* products, const at::Tensor& x, const at::Tensor& transposed,
+                  at::Tensor& y);
 
 // x += delta, unless it is undefined; y = rms_norm(x) * weight. [R, H]
 void add_norm(at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps,
@@ -59,12 +71,13 @@ struct HeadWeights {
 void store_heads(const HeadWeights& heads, const PassRows& rows, const at::Tensor& qkv,
                  at::Tensor& q, at::Tensor& keys, at::Tensor& values);
 
-// out [R, query_heads D]: each row sees positions 0 .. its own of its sequence. `workspace` is
-// float32 [attention_workspace(counts)], used only on CUDA.
-void attend(const HeadCounts& counts, const PassRows& rows, const at::Tensor& q,
-            const at::Tensor& keys, const at::Tensor& values, const at::Tensor& workspace,
-            at::Tensor& out);
-int64_t attention_workspace_size(const HeadCounts& counts);
+// out [R, query_heads D]: each row sees positions 0 .. its own of its sequence, which has at most
+// `most_positions`. `workspace` is float32 [attention_workspace_size], used only on CUDA.
+void attend(const HeadCounts& counts, const PassRows& rows, int64_t most_positions,
+            const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+            const at::Tensor& workspace, at::Tensor& out);
+int64_t attention_workspace_size(const HeadCounts& counts, int64_t most_positions,
+                                 at::ScalarType type);
 
 // s [R, I] = silu(gate) * up from gate_up [R, 2 I].
 void swiglu_rows(const at::Tensor& gate_up, at::Tensor& s);

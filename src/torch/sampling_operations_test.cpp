@@ -10,11 +10,15 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "base/rng.h"
 #include "engine/sampler.h"
 #include "kernels/rows.h"
+#ifdef LEEWAY_CUDA
+#include "cuda/products.h"
+#endif
 
 namespace leeway {
 namespace {
@@ -178,6 +182,8 @@ TEST(SamplingOperations, SaysWhichRowsAreNoDistribution) {
 // ---------------------------------------------------------------------------------------------
 // Attention
 
+constexpr int64_t kMostPositions = 2048;
+
 // Rows at these positions, each of a sequence of its own with blocks all over the store.
 PassRows scattered_rows(const std::vector<int32_t>& positions, int64_t blocks, uint64_t seed) {
   std::vector<int32_t> table, starts, order(static_cast<size_t>(blocks));
@@ -195,6 +201,7 @@ PassRows scattered_rows(const std::vector<int32_t>& positions, int64_t blocks, u
   rows.positions = integers(positions);
   rows.starts = integers(starts);
   rows.blocks = integers(table);
+  rows.decode_rows = static_cast<int64_t>(positions.size());
   return rows;
 }
 
@@ -257,10 +264,11 @@ TEST(SamplingOperations, AttendsToPagesWherever) {
           Tensor keys = random(shape, 2).to(type), values = random(shape, 3).to(type);
           const Tensor expected = plain_attention(counts, rows, q, keys, values);
           const Tensor workspace =
-              at::empty({attention_workspace_size(counts)}, at::device(device).dtype(at::kFloat));
+              at::empty({attention_workspace_size(counts, kMostPositions, type)},
+                        at::device(device).dtype(at::kFloat));
           Tensor out = at::full_like(q, NAN).to(device);
-          attend(counts, moved(rows, device), q.to(device), keys.to(device), values.to(device),
-                 workspace, out);
+          attend(counts, moved(rows, device), kMostPositions, q.to(device), keys.to(device),
+                 values.to(device), workspace, out);
           EXPECT_LT(largest_difference(out, expected), type == at::kFloat ? 1e-5 : 2e-2);
         }
       }
@@ -282,10 +290,11 @@ TEST(SamplingOperations, NeverReadsKeysThatAreNotThere) {
       }
     }
     const Tensor workspace =
-        at::empty({attention_workspace_size(counts)}, at::device(device).dtype(at::kFloat));
+        at::empty({attention_workspace_size(counts, kMostPositions, at::kFloat)},
+                  at::device(device).dtype(at::kFloat));
     Tensor out = at::empty({2, 128}, at::device(device).dtype(at::kFloat));
-    attend(counts, moved(rows, device), random({2, 128}, 1).to(device), keys.to(device),
-           values.to(device), workspace, out);
+    attend(counts, moved(rows, device), kMostPositions, random({2, 128}, 1).to(device),
+           keys.to(device), values.to(device), workspace, out);
     EXPECT_LT(largest_difference(out, at::full({2, 128}, 2.0)), 1e-5);
   }
 }
@@ -409,7 +418,13 @@ TEST(SamplingOperations, LogitsAreFloat32) {
     const Tensor x = random({3, 64}, 1).to(at::kBFloat16);
     const Tensor weight = random({100, 64}, 2).to(at::kBFloat16);
     Tensor y = at::empty({3, 100}, at::device(device).dtype(at::kFloat));
-    project_wide(x.to(device), weight.to(device).t(), y);
+    cuda::Products* products = nullptr;
+#ifdef LEEWAY_CUDA
+    std::unique_ptr<cuda::Products> of_device;
+    if (device.is_cuda()) of_device = std::make_unique<cuda::Products>();
+    products = of_device.get();
+#endif
+    project_wide(products, x.to(device), weight.to(device).t(), y);
     const Tensor expected = at::mm(x.to(at::kDouble), weight.to(at::kDouble).t());
     EXPECT_LT(largest_difference(y, expected), 1e-4);
   }

@@ -21,6 +21,8 @@
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+
+#include "cuda/products.h"
 #endif
 
 namespace leeway {
@@ -81,6 +83,10 @@ class TorchSampling final : public SamplingBackend {
     std::unique_ptr<at::cuda::CUDAGraph> graph;
   };
   std::map<int64_t, Graph> graphs_;  // by the number of rows
+  std::unique_ptr<cuda::Products> products_;
+  cuda::Products* products() const { return products_.get(); }
+#else
+  cuda::Products* products() const { return nullptr; }
 #endif
 
   std::optional<SamplingWeights> weights_;  // made with the tensors that follow
@@ -147,6 +153,8 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
 #ifdef LEEWAY_CUDA
   if (device_.is_cuda()) {
     stream_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_.index());
+    const c10::cuda::CUDAGuard guard(device_);
+    products_ = std::make_unique<cuda::Products>();
   }
 #endif
   const Scope scope(*this);
@@ -166,7 +174,9 @@ void TorchSampling::make_tensors() {
       {2 * config_.num_hidden_layers, blocks_, kBlockKeys, counts_.kv_heads, counts_.head_dim},
       of_type(compute_));
   pages_ = kv_.unbind(0);
-  attention_space_ = at::empty({attention_workspace_size(counts_)}, of_type(at::kFloat));
+  attention_space_ =
+      at::empty({attention_workspace_size(counts_, config_.max_position_embeddings, compute_)},
+                of_type(at::kFloat));
 }
 
 void TorchSampling::load(const PolicySnapshot& weights) {
@@ -239,20 +249,21 @@ void TorchSampling::forward(const PassShape& shape) {
     const SamplingLayer& layer = weights_->layers[i];
     Tensor &keys = pages_[2 * i], &values = pages_[2 * i + 1];
     add_norm(x, i == 0 ? Tensor() : delta, layer.input_norm, eps, h);
-    project(h, layer.qkv_t, layer.qkv_bias, qkv);
+    project(products(), h, layer.qkv_t, layer.qkv_bias, qkv);
     store_heads(layer.heads, rows, qkv, q, keys, values);
-    attend(counts_, rows, q, keys, values, attention_space_, attention);
-    project(attention, layer.o_t, layer.o_bias, delta);
+    attend(counts_, rows, config_.max_position_embeddings, q, keys, values, attention_space_,
+           attention);
+    project(products(), attention, layer.o_t, layer.o_bias, delta);
     add_norm(x, delta, layer.post_norm, eps, h);
-    project(h, layer.gate_up_t, Tensor(), gate_up);
+    project(products(), h, layer.gate_up_t, Tensor(), gate_up);
     swiglu_rows(gate_up, s);
-    project(s, layer.down_t, Tensor(), delta);
+    project(products(), s, layer.down_t, Tensor(), delta);
   }
   if (shape.logit_rows == 0) return;
   Tensor last = first(last_, shape.logit_rows), logits = first(logits_, shape.logit_rows);
   Tensor sampled = first(sampled_, shape.draws);
   add_norm_of_logit_rows(x, delta, rows, weights_->final_norm, eps, last);
-  project_wide(last, weights_->head_t, logits);
+  project_wide(products(), last, weights_->head_t, logits);
   draw_rows(logits, rows, sampled);
 }
 
