@@ -123,11 +123,19 @@ void print(const std::string& name, const Fields& fields) {
 // ---------------------------------------------------------------------------------------------
 // Training
 
-std::vector<Sample> samples_of(const Workload& work, double trained_share) {
+// With `uneven` sequences have a quarter to seven quarters of the length, and the same sum.
+std::vector<Sample> samples_of(const Workload& work, double trained_share, bool uneven = false) {
   Rng rng(3);
   std::vector<Sample> samples(static_cast<size_t>(work.sequences));
-  for (Sample& sample : samples) {
-    sample.ids = random_ids(work.config, work.length, rng);
+  int64_t left = work.sequences * work.length;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    Sample& sample = samples[i];
+    const double share = static_cast<double>(i) / static_cast<double>(samples.size() - 1);
+    int64_t length = work.length;
+    if (uneven) length = std::llround(static_cast<double>(work.length) * (0.25 + 1.5 * share));
+    if (i + 1 == samples.size()) length = left;
+    left -= length;
+    sample.ids = random_ids(work.config, length, rng);
     sample.advantages.assign(sample.ids.size(), 1.0f);
     sample.loss_mask.assign(sample.ids.size(), 0);
     for (size_t t = 1; t < sample.ids.size(); ++t) {
@@ -187,6 +195,8 @@ void train(const Options& options, const Workload& work, const Parameters& weigh
     // -A log pi with A = 1: the mean token loss that transformers computes.
     Trainer trainer(weights, Catalog().make_spec("reinforce", {}), table, backend);
     train_case(options, work, trainer, "mean token loss", samples_of(work, 1.0));
+    train_case(options, work, trainer, "mean token loss, uneven lengths",
+               samples_of(work, 1.0, true));
   }
   Trainer trainer(weights, Catalog().make_spec("icepop", {}), table, backend);
   for (const auto& [name, share] :

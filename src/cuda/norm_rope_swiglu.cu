@@ -1,8 +1,6 @@
 #include "cuda/norm_rope_swiglu.h"
 
-#include <type_traits>
-
-#include "cuda/device_math.cuh"
+#include "cuda/row_math.cuh"
 
 namespace leeway::cuda {
 namespace {
@@ -10,64 +8,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kMostPairs = kMostHeadDim / 2 / kWarp;  // of a head, for each lane
-
-// kCount numbers side by side as float32; kCount is 8, 16-byte aligned, or 1.
-template <int kCount, class T>
-__device__ inline void load(const T* from, float* to) {
-  if constexpr (kCount == 8) {
-    const Eight<T> loaded = load_eight(from);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = wide(loaded.values[i]);
-  } else {
-    to[0] = wide(from[0]);
-  }
-}
-template <int kCount, class T>
-__device__ inline void store(const float* from, T* to) {
-  if constexpr (kCount == 8) {
-    Eight<T> stored;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) stored.values[i] = narrow<T>(from[i]);
-    const auto* source = reinterpret_cast<const uint4*>(&stored);
-    auto* target = reinterpret_cast<uint4*>(to);
-#pragma unroll
-    for (unsigned i = 0; i < sizeof(stored) / sizeof(uint4); ++i) target[i] = source[i];
-  } else {
-    to[0] = narrow<T>(from[0]);
-  }
-}
-
-// Calls body(count) with the numbers that one thread takes at a time, a constant.
-template <class Body>
-void with_count(int64_t numbers, Body&& body) {
-  if (numbers % 8 == 0) {
-    body(std::integral_constant<int, 8>());
-  } else {
-    body(std::integral_constant<int, 1>());
-  }
-}
-
-// ---------------------------------------------------------------------------------------------
-// The three formulas
-
-__device__ inline float inverse_norm(float squares, int64_t width, float eps) {
-  return rsqrtf(squares / static_cast<float>(width) + eps);
-}
-template <class T>
-__device__ inline float normed(float x, float inverse, float weight) {
-  return rounded<T>(x * inverse) * weight;
-}
-
-__device__ inline void turn(float& a, float& b, float cosine, float sine) {
-  const float first = a;
-  a = first * cosine - b * sine;
-  b = b * cosine + first * sine;
-}
-
-template <class T>
-__device__ inline float gated(float gate, float up) {
-  return rounded<T>(gate / (1.0f + expf(-gate))) * up;
-}
 
 // ---------------------------------------------------------------------------------------------
 // Kernels
@@ -221,6 +161,26 @@ __global__ void store_heads_kernel(HeadStep step) {
   }
 }
 
+// The same with queries and keys of a row side by side.
+template <class T>
+__global__ void pack_heads_kernel(PackedHeads step) {
+  const int64_t row = blockIdx.x;
+  const int head_dim = static_cast<int>(step.sizes.head_dim);
+  const int query_heads = static_cast<int>(step.sizes.query_heads);
+  const int kv_heads = static_cast<int>(step.sizes.kv_heads);
+  const int64_t angle = static_cast<int64_t>(step.positions[row]) * (head_dim / 2);
+  const T* qkv = static_cast<const T*>(step.qkv) + row * (query_heads + 2 * kv_heads) * head_dim;
+  T* q = static_cast<T*>(step.q) + row * query_heads * head_dim;
+  T* k = static_cast<T*>(step.k) + row * kv_heads * head_dim;
+  for (int head = threadIdx.x / kWarp; head < query_heads + kv_heads; head += kWarps) {
+    const bool query = head < query_heads;
+    store_head(qkv + head * head_dim,
+               static_cast<const T*>(query ? step.query_norm : step.key_norm), step.eps,
+               step.angles.cosines + angle, step.angles.sines + angle, head_dim,
+               query ? q + head * head_dim : k + (head - query_heads) * head_dim);
+  }
+}
+
 // One thread for kCount numbers; `parts` of them in a row, `count` in all.
 template <int kCount, class T>
 __global__ void swiglu_kernel(const T* gate, const T* up, int64_t stride, int64_t parts,
@@ -315,6 +275,15 @@ void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream) {
     store_heads_kernel<T><<<static_cast<unsigned>(step.places.rows), kThreads, 0, stream>>>(step);
   });
   check_launch("store_heads");
+}
+
+void pack_heads(Dtype dtype, const PackedHeads& step, cudaStream_t stream) {
+  if (step.rows == 0) return;
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    pack_heads_kernel<T><<<static_cast<unsigned>(step.rows), kThreads, 0, stream>>>(step);
+  });
+  check_launch("pack_heads");
 }
 
 void swiglu(Dtype dtype, const void* gate, const void* up, int64_t stride, int64_t rows,

@@ -63,6 +63,19 @@ struct HeadStep {
 };
 void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream);
 
+// The same queries and keys, side by side: k [rows, kv_heads * head_dim].
+struct PackedHeads {
+  HeadSizes sizes;
+  int64_t rows = 0;
+  const int32_t* positions = nullptr;  // [rows]
+  const void* qkv = nullptr;
+  const void *query_norm = nullptr, *key_norm = nullptr;
+  float eps = 0.0f;
+  RopeAngles angles;
+  void *q = nullptr, *k = nullptr;
+};
+void pack_heads(Dtype dtype, const PackedHeads& step, cudaStream_t stream);
+
 // s = silu(gate) * up, and from d_s the gradients of both. Rows of gate and up are `stride` numbers
 // apart (width where they are arrays of their own, 2 width where they lie side by side); s and the
 // gradients are [rows, width].

@@ -58,7 +58,7 @@ cuda::HeadTensors cuda_head(const HeadOnDevice& head) {
 }
 
 HeadLoss cuda_head_loss(const HeadOnDevice& head, const LossSpec& spec, bool prox_is_pi,
-                        std::optional<double> denominator, const Tensor& d_weight) {
+                        std::optional<double> denominator, const Tensor& d_weight, bool is_new) {
   const BatchOnDevice& on = head.on;
   const cuda::HeadTensors tensors = cuda_head(head);
   cuda::LossTensors batch;
@@ -78,7 +78,7 @@ HeadLoss cuda_head_loss(const HeadOnDevice& head, const LossSpec& spec, bool pro
   out.kept = at::empty({head.hidden.size(0)}, head.hidden.options().dtype(at::kByte));
   batch.kept = out.kept;
   const cuda::HeadLoss loss =
-      cuda::head_loss(tensors, spec, batch, denominator, out.d_hidden, d_weight, {});
+      cuda::head_loss(tensors, spec, batch, denominator, out.d_hidden, d_weight, {}, is_new);
   out.loss = loss.loss;
   out.metrics = loss.metrics;
   out.values = {loss.logprobs, loss.entropy};
@@ -121,16 +121,17 @@ HeadValues head_logprobs(ThreadPool& pool, const HeadOnDevice& head) {
 }
 
 Tensor head_backward(ThreadPool& pool, const HeadOnDevice& head, std::span<const float> g,
-                     std::span<const float> g_entropy, const Tensor& d_weight) {
+                     std::span<const float> g_entropy, const Tensor& d_weight, bool is_new) {
 #ifdef LEEWAY_CUDA
   if (head.hidden.is_cuda()) {
     const torch::Device device = head.hidden.device();
     const Tensor d_hidden = at::empty_like(head.hidden);
     cuda::head_backward(cuda_head(head), vector_on(g, device), vector_on(g_entropy, device),
-                        d_hidden, d_weight, {});
+                        d_hidden, d_weight, {}, is_new);
     return d_hidden;
   }
 #endif
+  if (is_new) d_weight.zero_();
   const HostHead host(head);
   const Tensor d_hidden = at::empty_like(host.hidden);
   head_backward(pool, host.problem, g, g_entropy, floats_of(d_hidden), floats_of(d_weight));
@@ -138,10 +139,14 @@ Tensor head_backward(ThreadPool& pool, const HeadOnDevice& head, std::span<const
 }
 
 HeadLoss head_loss(ThreadPool& pool, const HeadOnDevice& head, const LossSpec& spec,
-                   bool prox_is_pi, std::optional<double> denominator, const Tensor& d_weight) {
+                   bool prox_is_pi, std::optional<double> denominator, const Tensor& d_weight,
+                   bool is_new) {
 #ifdef LEEWAY_CUDA
-  if (head.hidden.is_cuda()) return cuda_head_loss(head, spec, prox_is_pi, denominator, d_weight);
+  if (head.hidden.is_cuda()) {
+    return cuda_head_loss(head, spec, prox_is_pi, denominator, d_weight, is_new);
+  }
 #endif
+  if (is_new) d_weight.zero_();
   const HostHead host(head);
   HeadLoss out;
   out.values = {host.row_values(), host.row_values()};
