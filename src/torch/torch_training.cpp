@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,6 +19,11 @@
 #include "torch/torch_errors.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
+
+#ifdef LEEWAY_CUDA
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
 
 namespace leeway {
 namespace {
@@ -64,6 +71,18 @@ struct LearningState {
       : gradients(table, device), first_moment(table, device), second_moment(table, device) {}
   FlatTensors gradients;  // those of the decoder's leaves
   FlatTensors first_moment, second_moment;
+};
+
+// While it lives, the calling thread's work is queued beside that of the thread that trains.
+struct OtherStream {
+  explicit OtherStream([[maybe_unused]] torch::Device device) {
+#ifdef LEEWAY_CUDA
+    guard.reset_stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index()));
+  }
+  c10::cuda::OptionalCUDAStreamGuard guard;
+#else
+  }
+#endif
 };
 
 bool decays(const ParameterInfo& info) {
@@ -194,6 +213,40 @@ class TorchTrainingBackend : public TrainingBackend {
     learning().second_moment.copy_to(state.optimizer.second_moment());
     state.optimizer.set_steps(steps_);
     return state;
+  }
+
+  std::function<TrainingState()> state_later() override {
+    if (!device_.is_cuda()) return TrainingBackend::state_later();
+    struct Copies {
+      std::shared_ptr<const PolicySnapshot> policy;
+      FlatTensors first_moment, second_moment;
+    };
+    std::shared_ptr<Copies> copies;
+    try {
+      const at::NoGradGuard guard;
+      const auto copy_of = [&](const FlatTensors& from) {
+        FlatTensors copy(host_.table(), device_);
+        copy.flat.copy_(from.flat);
+        return copy;
+      };
+      copies = std::make_shared<Copies>(
+          Copies{nullptr, copy_of(learning().first_moment), copy_of(learning().second_moment)});
+      copies->policy = snapshot(0);    // waits for the device, so that any stream may read
+    } catch (const std::exception&) {  // no room for a second copy there
+      return TrainingBackend::state_later();
+    }
+    return [this, copies, steps = steps_]() mutable {
+      return in_words([&] {
+        const OtherStream beside(device_);
+        TrainingState state{Parameters(config()), AdamW(config())};
+        copies->policy->device()->copy_to(state.policy);
+        copies->first_moment.copy_to(state.optimizer.first_moment());
+        copies->second_moment.copy_to(state.optimizer.second_moment());
+        state.optimizer.set_steps(steps);
+        copies.reset();
+        return state;
+      });
+    };
   }
 
   void load(const std::string& folder) override {
