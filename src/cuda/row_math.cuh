@@ -56,6 +56,14 @@ void with_count(int64_t numbers, Body&& body) {
 // ---------------------------------------------------------------------------------------------
 // The three formulas
 
+// A row's squares are summed in an order that its width alone decides: a thread takes its numbers
+// as they lie, then lanes, then warps.
+template <int kCount>
+__device__ inline float add_squares(const float* values, float sum) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) sum = fmaf(values[k], values[k], sum);
+  return sum;
+}
 __device__ inline float inverse_norm(float squares, int64_t width, float eps) {
   return rsqrtf(squares / static_cast<float>(width) + eps);
 }
@@ -66,8 +74,8 @@ __device__ inline float normed(float x, float inverse, float weight) {
 
 __device__ inline void turn(float& a, float& b, float cosine, float sine) {
   const float first = a;
-  a = first * cosine - b * sine;
-  b = b * cosine + first * sine;
+  a = fmaf(first, cosine, -b * sine);
+  b = fmaf(b, cosine, first * sine);
 }
 
 template <class T>

@@ -88,11 +88,11 @@ class TorchSampling final : public SamplingBackend {
   std::vector<Tensor> pages_;               // its views: keys of a layer, values of it, ..
   Tensor attention_space_;
 
-  // A pass's tensors have the first dimension `rows_room_`, the last three `draws_room_`. They grow
+  // A pass's tensors have the first dimension `rows_room_`, the last line `draws_room_`. They grow
   // as needed; graphs are captured on them and on `integers_`, and are discarded when these move.
   int64_t rows_room_ = 0, draws_room_ = 0;
   Tensor x_, h_, qkv_, q_, attention_, delta_, gate_up_, s_;
-  Tensor last_, logits_, sampled_;
+  Tensor last_, logits_, draw_space_, sampled_;
   Tensor host_sampled_;  // pinned where the device is CUDA
   PassIntegers integers_;
 
@@ -209,9 +209,11 @@ void TorchSampling::reserve(const PassShape& shape) {
   const int64_t draws = std::max(shape.draws, shape.logit_rows);
   if (draws > draws_room_) {
     draws_room_ = room(draws_room_, draws, most_draws_);
-    last_ = logits_ = sampled_ = host_sampled_ = Tensor();
+    last_ = logits_ = draw_space_ = sampled_ = host_sampled_ = Tensor();
     last_ = at::empty({draws_room_, config_.hidden_size}, of_type(compute_));
     logits_ = at::empty({draws_room_, config_.vocab_size}, of_type(at::kFloat));
+    draw_space_ =
+        at::empty({draw_workspace_size(config_.vocab_size, draws_room_)}, of_type(at::kByte));
     sampled_ = at::empty({draws_room_, 4}, of_type(at::kInt));
     host_sampled_ =
         at::empty({draws_room_, 4}, at::TensorOptions(at::kInt).pinned_memory(device_.is_cuda()));
@@ -253,7 +255,8 @@ void TorchSampling::forward(const PassShape& shape) {
   Tensor sampled = first(sampled_, shape.draws);
   add_norm_of_logit_rows(x, delta, rows, weights_->final_norm, eps, last);
   project_wide(last, weights_->head_t, logits);
-  draw_rows(logits, rows, sampled);
+  const DrawnHead head = compute_ == at::kBFloat16 ? DrawnHead{last, weights_->head} : DrawnHead{};
+  draw_rows(logits, head, rows, draw_space_, sampled);
 }
 
 // Returns whether the pass has been queued. The first pass of a shape runs normally and warms up

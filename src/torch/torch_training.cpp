@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +22,11 @@
 #include "torch/trunk.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
+
+#ifdef LEEWAY_CUDA
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
 
 namespace leeway {
 namespace {
@@ -59,6 +66,18 @@ struct Network {
 struct RecordedPass {
   Tensor hidden;
   TrunkRecord record;
+};
+
+// While it lives, the calling thread's work is queued beside that of the thread that trains.
+struct OtherStream {
+  explicit OtherStream([[maybe_unused]] torch::Device device) {
+#ifdef LEEWAY_CUDA
+    guard.reset_stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index()));
+  }
+  c10::cuda::OptionalCUDAStreamGuard guard;
+#else
+  }
+#endif
 };
 
 // Numbers of several tensors, copied to the host together. [sum of sizes]
@@ -188,6 +207,36 @@ class TorchTrainingBackend : public TrainingBackend {
                  state.optimizer.second_moment());
     state.optimizer.set_steps(steps_);
     return state;
+  }
+
+  std::function<TrainingState()> state_later() override {
+    if (!device_.is_cuda()) return TrainingBackend::state_later();
+    struct Copies {
+      std::shared_ptr<const PolicySnapshot> policy;
+      Tensor first_moment, second_moment;
+    };
+    std::shared_ptr<Copies> copies;
+    try {
+      const at::NoGradGuard guard;
+      copies = std::make_shared<Copies>(
+          Copies{nullptr, learning().first_moment.clone(), learning().second_moment.clone()});
+      copies->policy = snapshot(0);    // waits for the device, so that any stream may read
+    } catch (const std::exception&) {  // no room for a second copy there
+      return TrainingBackend::state_later();
+    }
+    return [this, copies, steps = steps_]() mutable {
+      return in_words([&] {
+        const OtherStream beside(device_);
+        TrainingState state{Parameters(config()), AdamW(config())};
+        copies->policy->device()->copy_to(state.policy);
+        const FlatLayout& layout = policy_.decoder.layout();
+        copy_to_host(layout, copies->first_moment, state.optimizer.first_moment());
+        copy_to_host(layout, copies->second_moment, state.optimizer.second_moment());
+        state.optimizer.set_steps(steps);
+        copies.reset();
+        return state;
+      });
+    };
   }
 
   void load(const std::string& folder) override {

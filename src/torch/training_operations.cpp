@@ -222,7 +222,6 @@ Tensor sum_and_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, 
   if (x.is_cuda()) {
     const Tensor sum = delta.defined() ? at::empty_like(x) : x;
     cuda::RmsNorm norm;
-    norm.threads = cuda::RmsNorm::Threads::block;
     norm.rows = x.size(0), norm.width = x.size(1);
     norm.x = data_of(x), norm.delta = data_of(delta);
     if (delta.defined()) norm.sum = data_of(sum);
