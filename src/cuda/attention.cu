@@ -44,24 +44,21 @@ __device__ __forceinline__ void synchronize() {
 struct KeyPlaces {
   const int32_t* pages;  // null: packed
   int64_t first;         // packed: the row of position 0
-  int64_t stride;
 
   __device__ __forceinline__ int32_t page(int position) const {
     return pages == nullptr ? 0 : pages[position / static_cast<int>(kBlockKeys)];
   }
   // `page` is that of the position.
   __device__ __forceinline__ int64_t place(int position, int32_t page) const {
-    const int64_t row = pages == nullptr
-                            ? first + position
+    return pages == nullptr ? first + position
                             : page * kBlockKeys + position % static_cast<int>(kBlockKeys);
-    return row * stride;
   }
 };
 
 __device__ __forceinline__ KeyPlaces places_of(const Attention& attention, int64_t row) {
   const RowPlaces& at = attention.places;
-  if (at.starts == nullptr) return {nullptr, row - at.positions[row], attention.key_stride};
-  return {at.pages + at.starts[row], 0, attention.key_stride};
+  if (at.starts == nullptr) return {nullptr, row - at.positions[row]};
+  return {at.pages + at.starts[row], 0};
 }
 
 // Copies the tiles of one sequence and one key/value head. A thread always takes the same piece of
@@ -76,6 +73,7 @@ struct TileCopies {
   static constexpr int kPages = kKeys >= kBlock ? kTimes : kTileKeys / kBlock;  // of a tile
 
   const Bf16 *keys, *values;
+  int64_t key_stride, value_stride;
   KeyPlaces places;
   int end, my_key, my_piece;
   bool mine;             // the piece is one of the head's
@@ -83,7 +81,10 @@ struct TileCopies {
 
   __device__ __forceinline__ TileCopies(const Attention& attention, const KeyPlaces& at,
                                         int kv_head, int first, int after)
-      : places(at), end(after) {
+      : key_stride(attention.key_stride),
+        value_stride(attention.value_stride),
+        places(at),
+        end(after) {
     const int head_dim = static_cast<int>(attention.sizes.head_dim);
     my_key = threadIdx.x / Layout::kPieces, my_piece = threadIdx.x % Layout::kPieces;
     mine = my_piece * 8 < head_dim;
@@ -106,14 +107,16 @@ struct TileCopies {
 #pragma unroll
     for (int i = 0; i < kPages; ++i) {
       const int first_key = i * (kKeys >= kBlock ? kKeys : kBlock) + my_key;
-      int64_t from = places.place(first + first_key, page[i]);
+      const int64_t row = places.place(first + first_key, page[i]);
+      const Bf16 *key_row = keys + row * key_stride, *value_row = values + row * value_stride;
 #pragma unroll 4
-      for (int j = 0; j < kTimes / kPages; ++j, from += kKeys * places.stride) {
+      for (int j = 0; j < kTimes / kPages; ++j) {
         const int key = first_key + j * kKeys;
         const bool there = mine && first + key < end;
         const uint32_t to = Layout::place(stage, key, my_piece);
-        copy_piece(to, there ? keys + from : keys, there);
-        copy_piece(to + Layout::kBytes, there ? values + from : values, there);
+        copy_piece(to, there ? key_row : keys, there);
+        copy_piece(to + Layout::kBytes, there ? value_row : values, there);
+        key_row += kKeys * key_stride, value_row += kKeys * value_stride;
       }
     }
   }

@@ -29,7 +29,7 @@ struct Attention {
   const void* q = nullptr;                        // [rows, query_heads, head_dim], not scaled
   int64_t q_stride = 0;                           // numbers from row to row
   const void *keys = nullptr, *values = nullptr;  // [.., kv_heads, head_dim]
-  int64_t key_stride = 0;                         // numbers from position to position
+  int64_t key_stride = 0, value_stride = 0;       // numbers from position to position
   void* out = nullptr;  // [rows, query_heads, head_dim], contiguous; zeros for padding rows
   // log of the sum of exp(score), natural; of row r and head h at r * lse_row + h * lse_head. May
   // be null.

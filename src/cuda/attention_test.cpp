@@ -106,7 +106,7 @@ struct OnDevice {
     at.q = q.data(), at.q_stride = problem.width();
     at.keys = paged ? paged_keys.data() : keys.data();
     at.values = paged ? paged_values.data() : values.data();
-    at.key_stride = problem.sizes.kv_heads * problem.sizes.head_dim;
+    at.key_stride = at.value_stride = problem.sizes.kv_heads * problem.sizes.head_dim;
     at.out = out.data();
     at.lse = lse.data(), at.lse_row = 1, at.lse_head = problem.rows();
     return at;

@@ -1,73 +1,14 @@
 #include "cuda/norm_rope_swiglu.h"
 
-#include <type_traits>
-
-#include "cuda/device_math.cuh"
+#include "cuda/row_math.cuh"
 
 namespace leeway::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kMostPairs = kMostHeadDim / 2 / kWarp;  // of a head, for each lane
-
-// kCount numbers side by side as float32; kCount is 8, 16-byte aligned, or 1.
-template <int kCount, class T>
-__device__ inline void load(const T* from, float* to) {
-  if constexpr (kCount == 8) {
-    const Eight<T> loaded = load_eight(from);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = wide(loaded.values[i]);
-  } else {
-    to[0] = wide(from[0]);
-  }
-}
-template <int kCount, class T>
-__device__ inline void store(const float* from, T* to) {
-  if constexpr (kCount == 8) {
-    Eight<T> stored;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) stored.values[i] = narrow<T>(from[i]);
-    const auto* source = reinterpret_cast<const uint4*>(&stored);
-    auto* target = reinterpret_cast<uint4*>(to);
-#pragma unroll
-    for (unsigned i = 0; i < sizeof(stored) / sizeof(uint4); ++i) target[i] = source[i];
-  } else {
-    to[0] = narrow<T>(from[0]);
-  }
-}
-
-// Calls body(count) with the numbers that one thread takes at a time, a constant.
-template <class Body>
-void with_count(int64_t numbers, Body&& body) {
-  if (numbers % 8 == 0) {
-    body(std::integral_constant<int, 8>());
-  } else {
-    body(std::integral_constant<int, 1>());
-  }
-}
-
-// ---------------------------------------------------------------------------------------------
-// The three formulas
-
-__device__ inline float inverse_norm(float squares, int64_t width, float eps) {
-  return rsqrtf(squares / static_cast<float>(width) + eps);
-}
-template <class T>
-__device__ inline float normed(float x, float inverse, float weight) {
-  return rounded<T>(x * inverse) * weight;
-}
-
-__device__ inline void turn(float& a, float& b, float cosine, float sine) {
-  const float first = a;
-  a = first * cosine - b * sine;
-  b = b * cosine + first * sine;
-}
-
-template <class T>
-__device__ inline float gated(float gate, float up) {
-  return rounded<T>(gate / (1.0f + expf(-gate))) * up;
-}
+constexpr int kNormThreads = 128;
+constexpr int kNormTurns = 4;  // of a thread over a row that is held in registers
 
 // ---------------------------------------------------------------------------------------------
 // Kernels
@@ -90,13 +31,17 @@ __device__ inline void load_sum(const T* x, const T* delta, int64_t i, float* va
   for (int k = 0; k < kCount; ++k) values[k] = rounded<T>(values[k] + deltas[k]);
 }
 
-// kRowThreads threads for a row: a warp, or the block. Where the sum overwrites x, a thread reads
-// in the second pass what it has itself written in the first.
-template <int kCount, int kRowThreads, class T>
-__global__ void rms_norm_kernel(RmsNorm norm) {
-  __shared__ float scratch[kWarps];
+// kRowThreads threads for a row: a warp where the row is narrow, else the block. A thread takes
+// kCount numbers at a time, kRowThreads * kCount apart. With kHeld the row is held in registers,
+// else it is read twice: where the sum overwrites x, a thread reads again what it has itself
+// written.
+template <int kCount, int kRowThreads, bool kHeld, class T>
+__global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(RmsNorm norm) {
+  constexpr int kStride = kRowThreads * kCount;
+  constexpr int kTurns = kRowThreads == kWarp ? 1 : kNormTurns;
+  __shared__ float scratch[kNormThreads / kWarp];
   const int64_t row =
-      static_cast<int64_t>(blockIdx.x) * (kThreads / kRowThreads) + threadIdx.x / kRowThreads;
+      static_cast<int64_t>(blockIdx.x) * (kNormThreads / kRowThreads) + threadIdx.x / kRowThreads;
   if (row >= norm.rows) return;  // a whole warp, or nobody
   const int64_t width = norm.width, from = norm.chosen != nullptr ? norm.chosen[row] : row;
   const T* x = static_cast<const T*>(norm.x) + from * width;
@@ -107,32 +52,51 @@ __global__ void rms_norm_kernel(RmsNorm norm) {
   const T* weight = static_cast<const T*>(norm.weight);
   T* y = static_cast<T*>(norm.y) + row * width;
 
-  const int64_t first = (threadIdx.x % kRowThreads) * kCount;
-  float values[kCount], weights[kCount];
+  const int64_t first = threadIdx.x % kRowThreads * kCount;
+  float values[kHeld ? kTurns : 1][kCount];
   float squares = 0.0f;
-  for (int64_t i = first; i < width; i += kRowThreads * kCount) {
-    load_sum<kCount>(x, delta, i, values);
-    if (sum != nullptr) store<kCount>(values, sum + i);
+  const auto add = [&](int64_t i, float* here) {
+    load_sum<kCount>(x, delta, i, here);
+    if (sum != nullptr) store<kCount>(here, sum + i);
+    squares = add_squares<kCount>(here, squares);
+  };
+  const auto finish = [&](int64_t i, float* here, float inverse) {
+    float weights[kCount];
+    load<kCount>(weight + i, weights);
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) squares += values[k] * values[k];
+    for (int k = 0; k < kCount; ++k) here[k] = normed<T>(here[k], inverse, weights[k]);
+    store<kCount>(here, y + i);
+  };
+
+  if constexpr (kHeld) {
+#pragma unroll
+    for (int n = 0; n < kTurns; ++n) {
+      if (first + n * kStride < width) add(first + n * kStride, values[n]);
+    }
+  } else {
+    for (int64_t i = first; i < width; i += kStride) add(i, values[0]);
   }
   if constexpr (kRowThreads == kWarp) {
     squares = warp_sum(squares);
   } else {
-    squares = block_sum<kThreads>(squares, scratch);
+    squares = block_sum<kNormThreads>(squares, scratch);
   }
   const float inverse = inverse_norm(squares, width, norm.eps);
   if (norm.inverse != nullptr && first == 0) norm.inverse[row] = inverse;
-  for (int64_t i = first; i < width; i += kRowThreads * kCount) {
-    if (sum != nullptr) {
-      load<kCount>(sum + i, values);
-    } else {
-      load_sum<kCount>(x, delta, i, values);
-    }
-    load<kCount>(weight + i, weights);
+  if constexpr (kHeld) {
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) values[k] = normed<T>(values[k], inverse, weights[k]);
-    store<kCount>(values, y + i);
+    for (int n = 0; n < kTurns; ++n) {
+      if (first + n * kStride < width) finish(first + n * kStride, values[n], inverse);
+    }
+  } else {
+    for (int64_t i = first; i < width; i += kStride) {
+      if (sum != nullptr) {
+        load<kCount>(sum + i, values[0]);
+      } else {
+        load_sum<kCount>(x, delta, i, values[0]);
+      }
+      finish(i, values[0], inverse);
+    }
   }
 }
 
@@ -156,40 +120,46 @@ __global__ void rope_kernel(const T* x, int64_t count, int64_t heads, int64_t ha
   store<kCount>(b, y + head * 2 * half + half + i);
 }
 
-// One warp for a head: norm it, turn its pairs (i, i + head_dim / 2), write it.
+// One warp for a head: norm it as rms_norm does, turn its pairs (i, i + head_dim / 2) as rope does,
+// write it. `shared` has room for a head.
 template <class T>
 __device__ void store_head(const T* from, const T* norm, float eps, const float* cosines,
-                           const float* sines, int head_dim, T* to) {
+                           const float* sines, int head_dim, float* shared, T* to) {
+  constexpr int kCount = 8;
   const int half = head_dim / 2;
-  const int lane = threadIdx.x % kWarp;
-  float a[kMostPairs], b[kMostPairs];
-  float squares = 0.0f;
+  const int lane = threadIdx.x % kWarp, first = lane * kCount;
+  const bool there = first < head_dim;
+  float values[kCount], weights[kCount];
+  if (there) load<kCount>(from + first, values);
+  if (norm != nullptr) {
+    const float squares = warp_sum(there ? add_squares<kCount>(values, 0.0f) : 0.0f);
+    const float inverse = inverse_norm(squares, head_dim, eps);
+    if (there) {
+      load<kCount>(norm + first, weights);
 #pragma unroll
-  for (int n = 0; n < kMostPairs; ++n) {
-    const int i = lane + n * kWarp;
-    a[n] = i < half ? wide(from[i]) : 0.0f;
-    b[n] = i < half ? wide(from[i + half]) : 0.0f;
-    squares += a[n] * a[n] + b[n] * b[n];
-  }
-  float inverse = 1.0f;
-  if (norm != nullptr) inverse = inverse_norm(warp_sum(squares), head_dim, eps);
-#pragma unroll
-  for (int n = 0; n < kMostPairs; ++n) {
-    const int i = lane + n * kWarp;
-    if (i >= half) continue;
-    if (norm != nullptr) {
-      a[n] = rounded<T>(normed<T>(a[n], inverse, wide(norm[i])));
-      b[n] = rounded<T>(normed<T>(b[n], inverse, wide(norm[i + half])));
+      for (int k = 0; k < kCount; ++k) {
+        values[k] = rounded<T>(normed<T>(values[k], inverse, weights[k]));
+      }
     }
-    turn(a[n], b[n], cosines[i], sines[i]);
-    to[i] = narrow<T>(a[n]);
-    to[i + half] = narrow<T>(b[n]);
+  }
+  __syncwarp();  // the head before has been read
+  if (there) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) shared[first + k] = values[k];
+  }
+  __syncwarp();
+  for (int i = lane; i < half; i += kWarp) {
+    float a = shared[i], b = shared[i + half];
+    turn(a, b, cosines[i], sines[i]);
+    to[i] = narrow<T>(a);
+    to[i + half] = narrow<T>(b);
   }
 }
 
 // One block for a row, its heads shared among the warps.
 template <class T>
 __global__ void store_heads_kernel(HeadStep step) {
+  __shared__ float heads_of_warps[kWarps][kMostHeadDim];
   const int64_t row = blockIdx.x;
   const int position = step.places.positions[row];
   if (position < 0) return;
@@ -207,17 +177,42 @@ __global__ void store_heads_kernel(HeadStep step) {
   T* values = static_cast<T*>(step.values) + place;
   const auto* query_norm = static_cast<const T*>(step.query_norm);
   const auto* key_norm = static_cast<const T*>(step.key_norm);
-  for (int head = threadIdx.x / kWarp; head < heads; head += kWarps) {
+  const int warp = threadIdx.x / kWarp;
+  float* shared = heads_of_warps[warp];
+  for (int head = warp; head < heads; head += kWarps) {
     const T* from = qkv + head * head_dim;
     if (head < query_heads) {
-      store_head(from, query_norm, step.eps, cosines, sines, head_dim, q + head * head_dim);
+      store_head(from, query_norm, step.eps, cosines, sines, head_dim, shared, q + head * head_dim);
     } else if (head < query_heads + kv_heads) {
-      store_head(from, key_norm, step.eps, cosines, sines, head_dim,
+      store_head(from, key_norm, step.eps, cosines, sines, head_dim, shared,
                  keys + (head - query_heads) * head_dim);
     } else {
       T* to = values + (head - query_heads - kv_heads) * head_dim;
       for (int i = threadIdx.x % kWarp; i < head_dim; i += kWarp) to[i] = from[i];
     }
+  }
+}
+
+// The same with queries and keys of a row side by side.
+template <class T>
+__global__ void pack_heads_kernel(PackedHeads step) {
+  __shared__ float heads_of_warps[kWarps][kMostHeadDim];
+  const int64_t row = blockIdx.x;
+  const int head_dim = static_cast<int>(step.sizes.head_dim);
+  const int query_heads = static_cast<int>(step.sizes.query_heads);
+  const int kv_heads = static_cast<int>(step.sizes.kv_heads);
+  const int64_t angle = static_cast<int64_t>(step.positions[row]) * (head_dim / 2);
+  const T* qkv = static_cast<const T*>(step.qkv) + row * (query_heads + 2 * kv_heads) * head_dim;
+  T* q = static_cast<T*>(step.q) + row * query_heads * head_dim;
+  T* k = static_cast<T*>(step.k) + row * kv_heads * head_dim;
+  const int warp = threadIdx.x / kWarp;
+  for (int head = warp; head < query_heads + kv_heads; head += kWarps) {
+    const bool query = head < query_heads;
+    __syncwarp();  // the head before has been read
+    store_head(
+        qkv + head * head_dim, static_cast<const T*>(query ? step.query_norm : step.key_norm),
+        step.eps, step.angles.cosines + angle, step.angles.sines + angle, head_dim,
+        heads_of_warps[warp], query ? q + head * head_dim : k + (head - query_heads) * head_dim);
   }
 }
 
@@ -278,14 +273,19 @@ void rms_norm(Dtype dtype, const RmsNorm& norm, cudaStream_t stream) {
   if (norm.rows == 0) return;
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (norm.threads == RmsNorm::Threads::block) {
-      rms_norm_kernel<1, kThreads, T>
-          <<<static_cast<unsigned>(norm.rows), kThreads, 0, stream>>>(norm);
-      return;
-    }
-    with_count(norm.width, [&](auto count) {
-      rms_norm_kernel<decltype(count)::value, kWarp, T>
-          <<<blocks_for(norm.rows, kWarps), kThreads, 0, stream>>>(norm);
+    with_count(norm.width, [&](auto numbers) {
+      constexpr int kCount = decltype(numbers)::value;
+      const auto launch = [&](auto* kernel, int row_threads) {
+        kernel<<<blocks_for(norm.rows * row_threads, kNormThreads), kNormThreads, 0, stream>>>(
+            norm);
+      };
+      if (norm.width <= kWarp * kCount) {
+        launch(rms_norm_kernel<kCount, kWarp, true, T>, kWarp);
+      } else if (norm.width <= kNormTurns * kNormThreads * kCount) {
+        launch(rms_norm_kernel<kCount, kNormThreads, true, T>, kNormThreads);
+      } else {
+        launch(rms_norm_kernel<kCount, kNormThreads, false, T>, kNormThreads);
+      }
     });
   });
   check_launch("rms_norm");
@@ -315,6 +315,15 @@ void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream) {
     store_heads_kernel<T><<<static_cast<unsigned>(step.places.rows), kThreads, 0, stream>>>(step);
   });
   check_launch("store_heads");
+}
+
+void pack_heads(Dtype dtype, const PackedHeads& step, cudaStream_t stream) {
+  if (step.rows == 0) return;
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    pack_heads_kernel<T><<<static_cast<unsigned>(step.rows), kThreads, 0, stream>>>(step);
+  });
+  check_launch("pack_heads");
 }
 
 void swiglu(Dtype dtype, const void* gate, const void* up, int64_t stride, int64_t rows,

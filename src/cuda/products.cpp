@@ -23,6 +23,8 @@ void check(cublasStatus_t status, const char* what) {
 
 cudaDataType_t type_of(Dtype type) { return type == Dtype::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
+int64_t stride_of(const Projection& p) { return p.y_stride > 0 ? p.y_stride : p.outputs; }
+
 int alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   if (address == 0) return kMostAlignment;
@@ -86,6 +88,7 @@ const Products::Plan& Products::plan_of(const Projection& p) {
                 p.rows,
                 p.inputs,
                 p.outputs,
+                stride_of(p),
                 p.bias != nullptr,
                 aligned[0],
                 aligned[1],
@@ -106,14 +109,15 @@ const Products::Plan& Products::plan_of(const Projection& p) {
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.y_type));
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     }
-    const auto layout = [](cublasLtMatrixLayout_t* to, Dtype type, int64_t height, int64_t width) {
+    const auto layout = [](cublasLtMatrixLayout_t* to, Dtype type, int64_t height, int64_t width,
+                           int64_t stride) {
       check(cublasLtMatrixLayoutCreate(to, type_of(type), static_cast<uint64_t>(height),
-                                       static_cast<uint64_t>(width), height),
+                                       static_cast<uint64_t>(width), stride),
             "a matrix");
     };
-    layout(&plan.weight, p.type, p.inputs, p.outputs);
-    layout(&plan.x, p.type, p.inputs, p.rows);
-    layout(&plan.y, p.y_type, p.outputs, p.rows);
+    layout(&plan.weight, p.type, p.inputs, p.outputs, p.inputs);
+    layout(&plan.x, p.type, p.inputs, p.rows, p.inputs);
+    layout(&plan.y, p.y_type, p.outputs, p.rows, stride_of(p));
 
     cublasLtMatmulPreference_t preference = nullptr;
     check(cublasLtMatmulPreferenceCreate(&preference), "a preference");
@@ -174,7 +178,7 @@ void Products::project(const Projection& p, cudaStream_t stream) {
     check_cuda(cudaMemsetAsync(pair_, 0, pair_bytes_, stream), "a row's place");
   }
   Projection two = p;
-  two.rows = 2;
+  two.rows = 2, two.y_stride = 0;
   two.x = pair_;
   two.y = static_cast<char*>(pair_) + y_place;
   check_cuda(cudaMemcpyAsync(pair_, p.x, x_bytes, cudaMemcpyDeviceToDevice, stream), "a row");

@@ -25,6 +25,7 @@ struct Projection {
   const void* weight = nullptr;  // [outputs, inputs]
   const void* bias = nullptr;    // [outputs]; may be null
   void* y = nullptr;
+  int64_t y_stride = 0;  // numbers from row to row; 0: `outputs`
 };
 
 class Products {
@@ -40,8 +41,8 @@ class Products {
  private:
   struct Plan;
   void multiply(const Projection& projection, cudaStream_t stream);
-  // Types, sizes, whether there is a bias, and the alignment of the four arrays.
-  using Key = std::tuple<int, int, int64_t, int64_t, int64_t, bool, int, int, int, int>;
+  // Types, sizes, y's stride, whether there is a bias, and the alignment of the four arrays.
+  using Key = std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, bool, int, int, int, int>;
   const Plan& plan_of(const Projection& projection);
 
   cublasLtHandle_t handle_ = nullptr;

@@ -164,8 +164,8 @@ RunSampler::~RunSampler() {
 }
 
 Metrics RunSampler::take_metrics() {
-  auto* pool = dynamic_cast<PoolSampler*>(sampler_.get());
-  return pool == nullptr ? Metrics{} : pool->take_metrics();
+  if (auto* pool = dynamic_cast<PoolSampler*>(sampler_.get())) return pool->take_metrics();
+  return dynamic_cast<EngineSampler&>(*sampler_).take_metrics();
 }
 
 void RunSampler::tell() {
@@ -207,7 +207,9 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
 
 RunSampler::~RunSampler() = default;
 
-Metrics RunSampler::take_metrics() { return {}; }
+Metrics RunSampler::take_metrics() {
+  return dynamic_cast<EngineSampler&>(*sampler_).take_metrics();
+}
 
 void RunSampler::tell() {}
 

@@ -8,6 +8,8 @@
 #include "torch/layer_rows.h"
 
 #ifdef LEEWAY_CUDA
+#include <c10/cuda/CUDAGuard.h>
+
 #include "cuda/attention.h"
 #include "cuda/norm_rope_swiglu.h"
 #include "cuda/paged_attention.h"
@@ -33,10 +35,9 @@ cuda::RowPlaces places_of(const PassRows& rows) {
           rows.starts.data_ptr<int32_t>(), rows.blocks.data_ptr<int32_t>()};
 }
 
-// A pass has few rows, so that each has a block of threads. The caller adds what is normed.
+// The caller adds what is normed.
 cuda::RmsNorm norm_of(const Tensor& weight, double eps, const Tensor& y) {
   cuda::RmsNorm norm;
-  norm.threads = cuda::RmsNorm::Threads::block;
   norm.rows = y.size(0), norm.width = y.size(1);
   norm.weight = data_of(weight), norm.eps = static_cast<float>(eps);
   norm.y = data_of(y);
@@ -62,6 +63,16 @@ bool project_by(cuda::Products* products, const Tensor& x, const Tensor& transpo
 #endif
 
 }  // namespace
+
+std::shared_ptr<cuda::Products> make_products([[maybe_unused]] at::Device device) {
+#ifdef LEEWAY_CUDA
+  if (device.is_cuda()) {
+    const c10::cuda::CUDAGuard guard(device);
+    return std::make_shared<cuda::Products>();
+  }
+#endif
+  return nullptr;
+}
 
 void embed(const Tensor& table, const PassRows& rows, Tensor& x) {
 #ifdef LEEWAY_CUDA
@@ -184,7 +195,7 @@ void attend(const HeadCounts& counts, const PassRows& rows, [[maybe_unused]] int
     attention.places = places_of(rows);
     attention.q = data_of(q), attention.q_stride = q.size(1);
     attention.keys = data_of(keys), attention.values = data_of(values);
-    attention.key_stride = counts.kv_heads * counts.head_dim;
+    attention.key_stride = attention.value_stride = counts.kv_heads * counts.head_dim;
     attention.out = data_of(out);
     cuda::attend_decode_rows(attention, rows.decode_rows, most_positions,
                              workspace.data_ptr<float>(), stream_of(q));
@@ -246,21 +257,38 @@ void swiglu_rows(const Tensor& gate_up, Tensor& s) {
   s.copy_(at::silu(halves[0]) * halves[1]);
 }
 
-void draw_rows(const Tensor& logits, const PassRows& rows, Tensor& sampled) {
+int64_t draw_workspace_size(int64_t vocabulary, int64_t draws) {
+#ifdef LEEWAY_CUDA
+  return cuda::sample_workspace_bytes(vocabulary, draws);
+#else
+  static_cast<void>(vocabulary), static_cast<void>(draws);
+  return 1;
+#endif
+}
+
+void draw_rows(const Tensor& logits, const DrawnHead& head, const PassRows& rows,
+               const Tensor& workspace, Tensor& sampled) {
 #ifdef LEEWAY_CUDA
   if (logits.is_cuda()) {
     cuda::SampleRows batch;
-    batch.logits = data_of(logits);
+    batch.logits = logits.data_ptr<float>();
     batch.vocabulary = logits.size(1);
     batch.draws = sampled.size(0);
     batch.rows = rows.draws.data_ptr<int32_t>();
     batch.inverse_temperatures = rows.inverse_temperatures.data_ptr<float>();
     batch.uniforms = rows.uniforms.data_ptr<double>();
+    if (head.hidden.defined()) {
+      LEEWAY_CHECK(head.hidden.scalar_type() == at::kBFloat16, "a head in bf16");
+      batch.hidden = data_of(head.hidden), batch.weight = data_of(head.weight);
+      batch.hidden_size = head.hidden.size(1);
+    }
+    batch.workspace = data_of(workspace);
     batch.sampled = static_cast<cuda::SampledRow*>(data_of(sampled));
-    cuda::sample_rows(dtype_of(logits), batch, stream_of(logits));
+    cuda::sample_rows(batch, stream_of(logits));
     return;
   }
 #endif
+  static_cast<void>(workspace);
   if (sampled.size(0) == 0) return;
   constexpr double kMost = std::numeric_limits<float>::max();
   const int64_t vocabulary = logits.size(1);
@@ -277,22 +305,25 @@ void draw_rows(const Tensor& logits, const PassRows& rows, Tensor& sampled) {
   const Tensor weights = at::exp(z * inverse - shift);
   const Tensor weighs = weights > 0.0;
   const Tensor running = weights.to(at::kDouble).cumsum(1);
-  const Tensor total = running.select(1, vocabulary - 1);
-  const Tensor target = (rows.uniforms * total).unsqueeze(1);
+  const Tensor target = (rows.uniforms * running.select(1, vocabulary - 1)).unsqueeze(1);
   const Tensor beyond = (running > target).logical_and(weighs);
   // If rounding keeps a sum below its target, the last token with a positive weight is used.
   const Tensor last = vocabulary - 1 - weighs.flip(1).to(at::kInt).argmax(1);
   const Tensor drawn = at::where(beyond.any(1), beyond.to(at::kInt).argmax(1), last);
   const Tensor ids = at::where(certain, z.argmax(1), drawn);
 
-  const Tensor raw_total = at::exp(z - largest).sum(1, false, at::kDouble);
-  const Tensor logit = z.gather(1, ids.unsqueeze(1));
-  const auto logprob = [](const Tensor& relative, const Tensor& sum) {
-    return (relative.squeeze(1).to(at::kDouble) - sum.log()).to(at::kFloat);
+  Tensor recorded = z;
+  if (head.hidden.defined()) {
+    const Tensor hidden = head.hidden.index_select(0, rows.draws).to(at::kFloat);
+    const Tensor own = (hidden * head.weight.index_select(0, ids).to(at::kFloat)).sum(1, true);
+    recorded = z.to(head.hidden.scalar_type()).to(at::kFloat).scatter(1, ids.unsqueeze(1), own);
+  }
+  const auto logprob = [&](const Tensor& scaled) {
+    const Tensor all = at::log_softmax(scaled.to(at::kDouble), 1);
+    return all.gather(1, ids.unsqueeze(1)).squeeze(1).to(at::kFloat);
   };
-  const Tensor raw = logprob(logit - largest, raw_total);
-  const Tensor processed =
-      logprob(logit * inverse - shift, total).masked_fill(certain, 0.0).contiguous();
+  const Tensor raw = logprob(recorded);
+  const Tensor processed = logprob(recorded * inverse).masked_fill(certain, 0.0).contiguous();
   const Tensor columns = at::stack({ids.to(at::kInt), raw.view(at::kInt), processed.view(at::kInt),
                                     sound.logical_not().to(at::kInt)},
                                    1);

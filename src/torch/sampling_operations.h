@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <memory>
 
 #include "kernels/kv_block.h"
 #include "torch/rope_table.h"
@@ -18,6 +19,8 @@ namespace leeway {
 namespace cuda {
 class Products;
 }
+// For `project` on a device: null where it needs none.
+std::shared_ptr<cuda::Products> make_products(at::Device device);
 
 struct HeadCounts {
   int64_t query_heads = 0, kv_heads = 0, head_dim = 0;
@@ -82,9 +85,18 @@ int64_t attention_workspace_size(const HeadCounts& counts, int64_t most_position
 // s [R, I] = silu(gate) * up from gate_up [R, 2 I].
 void swiglu_rows(const at::Tensor& gate_up, at::Tensor& s);
 
+// What logits are the product of: hidden states [L, H] and the head's weight [V, H].
+struct DrawnHead {
+  at::Tensor hidden, weight;
+};
 // sampled int32 [N, 4]: id, the bits of raw and processed log-probability, and not 0 where the row
-// is no distribution (see cuda/sample_rows.h). logits [L, V] float32.
-void draw_rows(const at::Tensor& logits, const PassRows& rows, at::Tensor& sampled);
+// is no distribution (see cuda/sample_rows.h). logits [L, V] float32. Tokens are drawn from these;
+// with a head in bf16 the log-probabilities are those that a trainer computes, from logits rounded
+// to bf16 with the token's own in float32: on CUDA the same bits. Without one (undefined tensors)
+// they are those of `logits`. `workspace` is uint8 [draw_workspace_size(V, N)].
+void draw_rows(const at::Tensor& logits, const DrawnHead& head, const PassRows& rows,
+               const at::Tensor& workspace, at::Tensor& sampled);
+int64_t draw_workspace_size(int64_t vocabulary, int64_t draws);  // 1 on the CPU
 
 // For each pair {from, to} of `pairs`, int32 [pairs, 2] on the host: copies the block in all
 // stores of kv [stores, blocks, ..].

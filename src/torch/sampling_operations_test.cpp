@@ -10,15 +10,12 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "base/rng.h"
 #include "engine/sampler.h"
 #include "kernels/rows.h"
-#ifdef LEEWAY_CUDA
-#include "cuda/products.h"
-#endif
+#include "torch/layer_rows.h"
 
 namespace leeway {
 namespace {
@@ -71,7 +68,9 @@ std::vector<Outcome> draw(at::Device device, const std::vector<float>& logits, f
   const Tensor row = at::tensor(logits, at::kFloat);
   const Tensor both = at::stack({at::zeros_like(row), row}).to(device);
   Tensor sampled = at::empty({count, 4}, at::device(device).dtype(at::kInt));
-  draw_rows(both, rows, sampled);
+  const Tensor workspace =
+      at::empty({draw_workspace_size(both.size(1), count)}, at::device(device).dtype(at::kByte));
+  draw_rows(both, {}, rows, workspace, sampled);
   const Tensor host = sampled.to(at::kCPU);
   const auto* at = host.data_ptr<int32_t>();
   std::vector<Outcome> outcomes;
@@ -348,6 +347,13 @@ TEST(SamplingOperations, StoresHeadsNormedAndTurned) {
             written[block][position % 16] = turned(all.narrow(0, 4, 2), key_norm, position);
             written_values[block][position % 16] = all.narrow(0, 6, 2);
           }
+          Tensor trained = qkv.to(device).view({4, 8, head_dim}).narrow(1, 0, 4).contiguous();
+          if (normed) trained = rms_norm(trained, heads.query_norm, 1e-6);
+          const std::vector<int32_t> known{3, 0, 17, 40};
+          trained = rope(trained, integers(known).to(device), heads.rope).flatten(1);
+          for (const int64_t row : {0, 2, 3}) {
+            EXPECT_EQ(largest_difference(q[row], trained[row]), 0.0) << "as in training";
+          }
           EXPECT_LT(largest_difference(keys, written), tolerance);
           EXPECT_EQ(largest_difference(values, written_values), 0.0);
         }
@@ -359,7 +365,7 @@ TEST(SamplingOperations, StoresHeadsNormedAndTurned) {
 TEST(SamplingOperations, AddsAndNormsRows) {
   for (const at::Device device : devices()) {
     for (const at::ScalarType type : kTypes) {
-      for (const int64_t width : {24, 1000, 1024}) {
+      for (const int64_t width : {24, 256, 333, 576, 1000, 1024, 4096, 5000, 8192}) {
         const Tensor x = random({5, width}, 1).to(type), delta = random({5, width}, 2).to(type);
         const Tensor weight = random({width}, 3).to(type);
         const auto normed = [&](const Tensor& rows) {
@@ -380,6 +386,8 @@ TEST(SamplingOperations, AddsAndNormsRows) {
         EXPECT_EQ(largest_difference(stream, x + delta), 0.0);
         EXPECT_LT(largest_difference(y, normed(x + delta)), tolerance);
         EXPECT_EQ(largest_difference(last, y.index_select(0, rows.logit_rows)), 0.0);
+        EXPECT_EQ(largest_difference(y, rms_norm(stream, weight.to(device), 1e-6)), 0.0)
+            << "training has the same numbers";
       }
     }
   }
@@ -418,13 +426,7 @@ TEST(SamplingOperations, LogitsAreFloat32) {
     const Tensor x = random({3, 64}, 1).to(at::kBFloat16);
     const Tensor weight = random({100, 64}, 2).to(at::kBFloat16);
     Tensor y = at::empty({3, 100}, at::device(device).dtype(at::kFloat));
-    cuda::Products* products = nullptr;
-#ifdef LEEWAY_CUDA
-    std::unique_ptr<cuda::Products> of_device;
-    if (device.is_cuda()) of_device = std::make_unique<cuda::Products>();
-    products = of_device.get();
-#endif
-    project_wide(products, x.to(device), weight.to(device).t(), y);
+    project_wide(make_products(device).get(), x.to(device), weight.to(device).t(), y);
     const Tensor expected = at::mm(x.to(at::kDouble), weight.to(at::kDouble).t());
     EXPECT_LT(largest_difference(y, expected), 1e-4);
   }
