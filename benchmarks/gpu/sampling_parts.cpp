@@ -121,7 +121,10 @@ class Pass {
     logits_ = at::empty({count, config.vocab_size}, on(at::kFloat));
     sampled_ = at::empty({count, 4}, on(at::kInt));
     draw_space_ = at::empty({draw_workspace_size(config.vocab_size, count)}, on(at::kByte));
-    space_ = at::empty({attention_workspace_size(counts_)}, on(at::kFloat));
+    space_ = at::empty(
+        {attention_workspace_size(counts_, config.max_position_embeddings, at::kBFloat16)},
+        on(at::kFloat));
+    rows_.decode_rows = count;
     rows_.tokens = at::randint(config.vocab_size, {count}, on(at::kInt));
     rows_.positions = at::full({count}, keys, on(at::kInt));
     rows_.starts = at::arange(count, on(at::kInt)) * pages;
@@ -137,17 +140,24 @@ class Pass {
     measure(
         "embed", [&](size_t) { embed_rows(); }, false);
     measure("add_norm", [&](size_t i) { norm(weights_.layers[i].input_norm); });
-    measure("qkv", [&](size_t i) { project(h_, weights_.layers[i].qkv_t, {}, qkv_); });
+    measure("qkv",
+            [&](size_t i) { project(products_.get(), h_, weights_.layers[i].qkv_t, {}, qkv_); });
     measure("store_heads", [&](size_t i) { heads(i); });
     measure("attention", [&](size_t i) { attention(i); });
-    measure("o", [&](size_t i) { project(attention_, weights_.layers[i].o_t, {}, delta_); });
-    measure("gate_up", [&](size_t i) { project(h_, weights_.layers[i].gate_up_t, {}, gate_up_); });
+    measure("o", [&](size_t i) {
+      project(products_.get(), attention_, weights_.layers[i].o_t, {}, delta_);
+    });
+    measure("gate_up", [&](size_t i) {
+      project(products_.get(), h_, weights_.layers[i].gate_up_t, {}, gate_up_);
+    });
     measure("swiglu", [&](size_t) { swiglu_rows(gate_up_, s_); });
-    measure("down", [&](size_t i) { project(s_, weights_.layers[i].down_t, {}, delta_); });
+    measure("down",
+            [&](size_t i) { project(products_.get(), s_, weights_.layers[i].down_t, {}, delta_); });
     measure(
         "last_norm", [&](size_t) { last_norm(); }, false);
     measure(
-        "logits", [&](size_t) { project_wide(last_, weights_.head_t, logits_); }, false);
+        "logits", [&](size_t) { project_wide(products_.get(), last_, weights_.head_t, logits_); },
+        false);
     measure(
         "draw", [&](size_t) { draw(); }, false);
     const double whole = device_ms([&] { all(); });
@@ -175,24 +185,25 @@ class Pass {
     store_heads(weights_.layers[i].heads, rows_, qkv_, q_, pages_[2 * i], pages_[2 * i + 1]);
   }
   void attention(size_t i) {
-    attend(counts_, rows_, q_, pages_[2 * i], pages_[2 * i + 1], space_, attention_);
+    attend(counts_, rows_, config_.max_position_embeddings, q_, pages_[2 * i], pages_[2 * i + 1],
+           space_, attention_);
   }
   void all() {
     embed_rows();
     for (size_t i = 0; i < weights_.layers.size(); ++i) {
       const SamplingLayer& layer = weights_.layers[i];
       norm(layer.input_norm);
-      project(h_, layer.qkv_t, layer.qkv_bias, qkv_);
+      project(products_.get(), h_, layer.qkv_t, layer.qkv_bias, qkv_);
       heads(i);
       attention(i);
-      project(attention_, layer.o_t, layer.o_bias, delta_);
+      project(products_.get(), attention_, layer.o_t, layer.o_bias, delta_);
       norm(layer.post_norm);
-      project(h_, layer.gate_up_t, {}, gate_up_);
+      project(products_.get(), h_, layer.gate_up_t, {}, gate_up_);
       swiglu_rows(gate_up_, s_);
-      project(s_, layer.down_t, {}, delta_);
+      project(products_.get(), s_, layer.down_t, {}, delta_);
     }
     last_norm();
-    project_wide(last_, weights_.head_t, logits_);
+    project_wide(products_.get(), last_, weights_.head_t, logits_);
     draw();
   }
 
@@ -204,6 +215,7 @@ class Pass {
       draw_space_;
   std::vector<Tensor> pages_;
   PassRows rows_;
+  const std::shared_ptr<cuda::Products> products_ = make_products(at::kCUDA);
 };
 
 // Decode steps of an engine around `keys` keys: what the host adds to the pass.

@@ -58,9 +58,9 @@ struct Network {
     return trunk ? trunk->forward(tokens, cu_seqlens) : decoder.forward(tokens, cu_seqlens, false);
   }
 
-  TorchDecoder decoder;
   cuda::Products* products() const { return trunk ? trunk->products() : nullptr; }
 
+  TorchDecoder decoder;
   std::optional<Trunk> trunk;  // views of the decoder's weights
 };
 
