@@ -25,10 +25,11 @@ Numbers random_numbers(int64_t count, Rng& rng) {
 struct Shape {
   int64_t outputs, inputs;
 };
-// Of a 0.6 B model, of a 135 M model, and some that no tile divides.
-const std::vector<Shape> kShapes = {{4096, 1024}, {1024, 2048}, {6144, 1024}, {1024, 3072},
-                                    {960, 576},   {576, 576},   {3072, 576},  {576, 1536},
-                                    {1000, 200},  {24, 40},     {8192, 1024}};
+// Of Qwen3 0.6 B, SmolLM2 135 M and Qwen2.5 0.5 B, and some that no tile divides.
+const std::vector<Shape> kShapes = {
+    {4096, 1024}, {1024, 2048}, {6144, 1024}, {1024, 3072}, {960, 576},   {576, 576},
+    {3072, 576},  {576, 1536},  {1000, 200},  {24, 40},     {8192, 1024}, {1152, 896},
+    {896, 896},   {4864, 896},  {896, 2432},  {896, 4864},  {5008, 896}};
 constexpr int64_t kMostRows = 4096;
 
 template <class T>
@@ -60,7 +61,8 @@ TEST(Products, ARowHasTheSameBitsWithAnyNumberOfRows) {
     for (const bool biased : {false, true}) {
       const auto* with = biased ? &bias : nullptr;
       const Numbers all = project<__nv_bfloat16>(products, x, kMostRows, shape, weight, with);
-      for (const int64_t rows : {1, 2, 3, 4, 8, 16, 17, 24, 32, 64, 96, 128, 200, 256, 512, 1024}) {
+      for (const int64_t rows : {1,  2,  3,  4,  7,  8,   16,  17,  24,  32,  33,  40,
+                                 47, 48, 56, 64, 96, 128, 200, 256, 300, 512, 700, 1024}) {
         const Numbers some = project<__nv_bfloat16>(products, x, rows, shape, weight, with);
         EXPECT_EQ(std::memcmp(some.data(), all.data(), some.size() * 2), 0)
             << rows << " rows of [" << shape.outputs << ", " << shape.inputs << "]"

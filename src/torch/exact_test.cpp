@@ -44,7 +44,7 @@ ModelConfig model(int64_t vocabulary, int64_t hidden, int64_t inner, int64_t lay
 std::vector<Shape> shapes() {
   return {{"qwen3", model(151936, 1024, 3072, 4, 16, 8, 128, true, true, false)},
           {"smollm2", model(49152, 576, 1536, 6, 9, 3, 64, true, false, false)},
-          {"qwen2", model(5003, 896, 2432, 3, 14, 2, 64, false, false, true)}};
+          {"qwen2", model(5008, 896, 2432, 3, 14, 2, 64, false, false, true)}};
 }
 
 Parameters random_weights(const ModelConfig& config, uint64_t seed) {

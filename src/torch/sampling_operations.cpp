@@ -55,7 +55,7 @@ bool project_by(cuda::Products* products, const Tensor& x, const Tensor& transpo
   projection.outputs = transposed.size(1);
   projection.x = data_of(x), projection.weight = data_of(transposed);
   projection.bias = data_of(bias);
-  projection.y = data_of(y);
+  projection.y = data_of(y), projection.y_stride = y.stride(0);
   products->project(projection, stream_of(x));
   return true;
 }
@@ -272,7 +272,7 @@ void draw_rows(const Tensor& logits, const DrawnHead& head, const PassRows& rows
   if (logits.is_cuda()) {
     cuda::SampleRows batch;
     batch.logits = logits.data_ptr<float>();
-    batch.vocabulary = logits.size(1);
+    batch.vocabulary = logits.size(1), batch.stride = logits.stride(0);
     batch.draws = sampled.size(0);
     batch.rows = rows.draws.data_ptr<int32_t>();
     batch.inverse_temperatures = rows.inverse_temperatures.data_ptr<float>();

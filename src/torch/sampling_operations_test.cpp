@@ -15,7 +15,7 @@
 #include "base/rng.h"
 #include "engine/sampler.h"
 #include "kernels/rows.h"
-#include "torch/layer_rows.h"
+#include "torch/training_operations.h"
 
 namespace leeway {
 namespace {
@@ -347,10 +347,9 @@ TEST(SamplingOperations, StoresHeadsNormedAndTurned) {
             written[block][position % 16] = turned(all.narrow(0, 4, 2), key_norm, position);
             written_values[block][position % 16] = all.narrow(0, 6, 2);
           }
-          Tensor trained = qkv.to(device).view({4, 8, head_dim}).narrow(1, 0, 4).contiguous();
-          if (normed) trained = rms_norm(trained, heads.query_norm, 1e-6);
           const std::vector<int32_t> known{3, 0, 17, 40};
-          trained = rope(trained, integers(known).to(device), heads.rope).flatten(1);
+          const Tensor trained =
+              pack_heads(heads, integers(known).to(device), qkv.to(device)).q.flatten(1);
           for (const int64_t row : {0, 2, 3}) {
             EXPECT_EQ(largest_difference(q[row], trained[row]), 0.0) << "as in training";
           }

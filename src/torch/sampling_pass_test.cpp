@@ -83,6 +83,7 @@ TEST_F(Passes, LaysOutRowsAndTables) {
 TEST_F(Passes, FillsDecodePassesWithRowsThatAreNowhere) {
   pass_.tokens.push_back(3);
   pass_.sequences.push_back({2, 1, 16, prompt_});
+  pass_.decode_rows = 3;
   pass_.logit_rows.push_back(2);
   request_.request.sampling.temperature = 0.0f;
   pass_.draws.push_back({&request_, &request_.samples[0], 2});

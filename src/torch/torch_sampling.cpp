@@ -215,7 +215,9 @@ void TorchSampling::reserve(const PassShape& shape) {
     draws_room_ = room(draws_room_, draws, most_draws_);
     last_ = logits_ = draw_space_ = sampled_ = host_sampled_ = Tensor();
     last_ = at::empty({draws_room_, config_.hidden_size}, of_type(compute_));
-    logits_ = at::empty({draws_room_, config_.vocab_size}, of_type(at::kFloat));
+    // Rows are aligned as those of a trainer's head.
+    logits_ = at::empty({draws_room_, (config_.vocab_size + 63) / 64 * 64}, of_type(at::kFloat))
+                  .narrow(1, 0, config_.vocab_size);
     draw_space_ =
         at::empty({draw_workspace_size(config_.vocab_size, draws_room_)}, of_type(at::kByte));
     sampled_ = at::empty({draws_room_, 4}, of_type(at::kInt));
