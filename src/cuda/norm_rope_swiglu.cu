@@ -210,7 +210,6 @@ __device__ void store_head(const T* from, const T* norm, float eps, const float*
       }
     }
   }
-  __syncwarp();  // the head before has been read
   if (there) {
 #pragma unroll
     for (int k = 0; k < kCount; ++k) shared[first + k] = values[k];
@@ -224,7 +223,7 @@ __device__ void store_head(const T* from, const T* norm, float eps, const float*
   }
 }
 
-// One block for a row, its heads shared among the warps.
+// A warp for each head of a row: blocks along y take kWarps heads each.
 template <class T>
 __global__ void store_heads_kernel(HeadStep step) {
   __shared__ float heads_of_warps[kWarps][kMostHeadDim];
@@ -247,17 +246,17 @@ __global__ void store_heads_kernel(HeadStep step) {
   const auto* key_norm = static_cast<const T*>(step.key_norm);
   const int warp = threadIdx.x / kWarp;
   float* shared = heads_of_warps[warp];
-  for (int head = warp; head < heads; head += kWarps) {
-    const T* from = qkv + head * head_dim;
-    if (head < query_heads) {
-      store_head(from, query_norm, step.eps, cosines, sines, head_dim, shared, q + head * head_dim);
-    } else if (head < query_heads + kv_heads) {
-      store_head(from, key_norm, step.eps, cosines, sines, head_dim, shared,
-                 keys + (head - query_heads) * head_dim);
-    } else {
-      T* to = values + (head - query_heads - kv_heads) * head_dim;
-      for (int i = threadIdx.x % kWarp; i < head_dim; i += kWarp) to[i] = from[i];
-    }
+  const int head = static_cast<int>(blockIdx.y) * kWarps + warp;
+  if (head >= heads) return;
+  const T* from = qkv + head * head_dim;
+  if (head < query_heads) {
+    store_head(from, query_norm, step.eps, cosines, sines, head_dim, shared, q + head * head_dim);
+  } else if (head < query_heads + kv_heads) {
+    store_head(from, key_norm, step.eps, cosines, sines, head_dim, shared,
+               keys + (head - query_heads) * head_dim);
+  } else {
+    T* to = values + (head - query_heads - kv_heads) * head_dim;
+    for (int i = threadIdx.x % kWarp; i < head_dim; i += kWarp) to[i] = from[i];
   }
 }
 
@@ -357,7 +356,9 @@ void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream) {
   if (step.places.rows == 0) return;
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    store_heads_kernel<T><<<static_cast<unsigned>(step.places.rows), kThreads, 0, stream>>>(step);
+    const int64_t heads = step.sizes.query_heads + 2 * step.sizes.kv_heads;
+    const dim3 grid(static_cast<unsigned>(step.places.rows), blocks_for(heads, kWarps));
+    store_heads_kernel<T><<<grid, kThreads, 0, stream>>>(step);
   });
   check_launch("store_heads");
 }
