@@ -2,6 +2,9 @@
 // program's own trainer and engine, as benchmarks/gpu/model.py measures transformers. Prints one
 // JSON object a line.
 //   gpu_model_benchmark [--device cuda|cpu] [--model 0.6B|tiny] [--repeats N] [--only train|sample]
+//                       [--sequences N] [--prompt TOKENS] [--new TOKENS]
+// The last three are of sampling. The memory in use is the process's: with --only it is that of
+// training or of sampling alone.
 
 #include <cmath>
 #include <cstdlib>
@@ -26,6 +29,7 @@ struct Options {
   Device device = Device::cuda;
   std::string model = "0.6B", only;
   int repeats = 5;
+  int64_t sequences = 0, prompt = 0, fresh = 0;  // of sampling; 0: the workload's
 };
 
 struct Workload {
@@ -44,12 +48,16 @@ Workload workload_of(const Options& options) {
   config.num_attention_heads = tiny ? 4 : 16;
   config.num_key_value_heads = tiny ? 2 : 8;
   config.head_dim = tiny ? 16 : 128;
-  config.max_position_embeddings = tiny ? 256 : 4096;
+  config.max_position_embeddings = tiny ? 256 : 40960;
   config.rope_theta = 1e6;
   config.tie_word_embeddings = true;
   config.qk_norm = true;
-  if (tiny) return {config, 4, 64, 8, 16, 16};
-  return {config, 8, 2048, 256, 128, 128};
+  Workload work{config, 8, 2048, 256, 128, 128};
+  if (tiny) work = {config, 4, 64, 8, 16, 16};
+  if (options.sequences > 0) work.prompts = options.sequences;
+  if (options.prompt > 0) work.prompt_length = options.prompt;
+  if (options.fresh > 0) work.new_tokens = options.fresh;
+  return work;
 }
 
 // The same scale as `initialise`, but uniform: drawing 0.6 billion normal numbers would take longer
@@ -123,11 +131,19 @@ void print(const std::string& name, const Fields& fields) {
 // ---------------------------------------------------------------------------------------------
 // Training
 
-std::vector<Sample> samples_of(const Workload& work, double trained_share) {
+// With `uneven` sequences have a quarter to seven quarters of the length, and the same sum.
+std::vector<Sample> samples_of(const Workload& work, double trained_share, bool uneven = false) {
   Rng rng(3);
   std::vector<Sample> samples(static_cast<size_t>(work.sequences));
-  for (Sample& sample : samples) {
-    sample.ids = random_ids(work.config, work.length, rng);
+  int64_t left = work.sequences * work.length;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    Sample& sample = samples[i];
+    const double share = static_cast<double>(i) / static_cast<double>(samples.size() - 1);
+    int64_t length = work.length;
+    if (uneven) length = std::llround(static_cast<double>(work.length) * (0.25 + 1.5 * share));
+    if (i + 1 == samples.size()) length = left;
+    left -= length;
+    sample.ids = random_ids(work.config, length, rng);
     sample.advantages.assign(sample.ids.size(), 1.0f);
     sample.loss_mask.assign(sample.ids.size(), 0);
     for (size_t t = 1; t < sample.ids.size(); ++t) {
@@ -187,6 +203,8 @@ void train(const Options& options, const Workload& work, const Parameters& weigh
     // -A log pi with A = 1: the mean token loss that transformers computes.
     Trainer trainer(weights, Catalog().make_spec("reinforce", {}), table, backend);
     train_case(options, work, trainer, "mean token loss", samples_of(work, 1.0));
+    train_case(options, work, trainer, "mean token loss, uneven lengths",
+               samples_of(work, 1.0, true));
   }
   Trainer trainer(weights, Catalog().make_spec("icepop", {}), table, backend);
   for (const auto& [name, share] :
@@ -234,11 +252,12 @@ void sample(const Options& options, const Workload& work, const Parameters& weig
   const ModelConfig& config = work.config;
   EngineOptions engine_options;
   engine_options.max_sequences = work.prompts;
-  // Prompts are prefilled in a few large passes; a float32 KV cache would fit as well.
-  engine_options.max_rows_per_step = std::max<int64_t>(512, work.prompts * work.prompt_length / 4);
-  const int64_t positions = work.prompts * (work.prompt_length + work.new_tokens + 64);
-  engine_options.kv_bytes = positions * config.num_hidden_layers * config.num_key_value_heads *
-                            config.head_dim * 2 * static_cast<int64_t>(sizeof(float));
+  engine_options.max_rows_per_step = 8192;
+  // What the sequences fill, in blocks of kBlockKeys; the CPU's cache is float32.
+  const int64_t blocks = (work.prompt_length + work.new_tokens + kBlockKeys - 1) / kBlockKeys;
+  const int64_t bytes = options.device == Device::cpu ? 4 : 2;
+  engine_options.kv_bytes = work.prompts * blocks * kBlockKeys * config.num_hidden_layers *
+                            config.num_key_value_heads * config.head_dim * 2 * bytes;
   engine_options.backend = sampling_backend(options.device, Precision::bf16);
   Engine engine(weights, 0, engine_options);
   std::vector<double> whole, decode;
@@ -255,6 +274,7 @@ void sample(const Options& options, const Workload& work, const Parameters& weig
          {"new_tokens", static_cast<double>(work.new_tokens)},
          {"tokens_per_second", median(whole)},  // new tokens; the time includes the prompts
          {"decode_tokens_per_second", median(decode)},
+         {"kv_gib", static_cast<double>(engine_options.kv_bytes) / kGibi},
          {"used_gib", used_gib(options)}});
 }
 
@@ -270,13 +290,19 @@ Options parse(int argc, char** argv) {
       options.model = value;
     } else if (name == "--repeats" && std::atoi(value.c_str()) > 0) {
       options.repeats = std::atoi(value.c_str());
+    } else if (name == "--sequences" && std::atoi(value.c_str()) > 0) {
+      options.sequences = std::atoi(value.c_str());
+    } else if (name == "--prompt" && std::atoi(value.c_str()) > 0) {
+      options.prompt = std::atoi(value.c_str());
+    } else if (name == "--new" && std::atoi(value.c_str()) > 0) {
+      options.fresh = std::atoi(value.c_str());
     } else if (name == "--only" && (value == "train" || value == "sample")) {
       options.only = value;
     } else {
       throw Error(
           "gpu_model_benchmark: " + name + " " + value +
           ": unknown option; options are --device cuda|cpu, --model 0.6B|tiny, --repeats N, "
-          "--only train|sample");
+          "--only train|sample, --sequences N, --prompt TOKENS, --new TOKENS");
     }
   }
   return options;

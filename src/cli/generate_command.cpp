@@ -72,6 +72,7 @@ void check_options(const Options& options) {
 EngineOptions engine_options(const Options& options) {
   EngineOptions engine = options.engine;
   engine.backend = sampling_backend(options.device, engine.precision);
+  engine.max_rows_per_step = rows_per_step(options.device);
   engine.max_sequences = std::max(engine.max_sequences, options.samples);
   return engine;
 }

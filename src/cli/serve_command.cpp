@@ -72,6 +72,7 @@ int serve(Options& options) {
   server.folder = options.text.folder;
   if (server.name.empty()) server.name = server.folder;
   server.engine.backend = sampling_backend(options.device, server.engine.precision);
+  server.engine.max_rows_per_step = rows_per_step(options.device);
   ServedText text = load_served_text(options.text, load_model_config(server.folder));
   auto weights = std::make_shared<const PolicySnapshot>(
       load_parameters(server.folder), version_of_folder(server.folder).value_or(0));

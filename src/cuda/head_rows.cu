@@ -33,10 +33,6 @@ __device__ void write_values(const RowChunk& chunk, const RowPlace& place, const
   }
 }
 
-__device__ __forceinline__ float logprob_of(const Softmax& all, float logit, float scale) {
-  return kLn2 * ((logit - all.largest) * scale - log2f(all.sum));
-}
-
 template <class T>
 __device__ __forceinline__ float target_logit(const RowChunk& chunk, const RowPlace& place,
                                               const T* row, int64_t target, int64_t vocabulary) {
@@ -57,10 +53,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int b = 0; b < kParts; ++b) {
     const PartPlace part = part_of(vocabulary, part_size, b);
     const uint4* const from = reinterpret_cast<const uint4*>(row + part.begin);
-    Softmax sums = sum_part<T, 5>(from, part.size, Target<T>(target, exact, part), place.scale);
-    for (int offset = 16; offset > 0; offset /= 2) {
-      sums.join(shuffle_down(sums, offset), place.scale);
-    }
+    const Softmax sums = join_warp(
+        sum_part<T, 5>(from, part.size, Target<T>(target, exact, part), place.scale), place.scale);
     if (threadIdx.x % 32 == 0) shared[b][threadIdx.x / 32] = sums;
   }
   __syncthreads();
@@ -252,15 +246,10 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kThreads)
   if (!known) cluster.sync();  // the others may still read this block's numbers
 }
 
-int64_t part_size_of(const LogitRows& logits) {
-  const int64_t pack = 16 / bytes_of(logits.type);
-  return ((logits.vocabulary + kParts - 1) / kParts + pack - 1) / pack * pack;
-}
-
 template <class T, class Out, class Source>
 void launch_gradient(const LogitRows& logits, const RowChunk& chunk, const Source& source,
                      cudaStream_t stream) {
-  const int64_t part_size = part_size_of(logits);
+  const int64_t part_size = part_size_of<T>(logits.vocabulary);
   const size_t bytes = static_cast<size_t>(part_size) * sizeof(T);
   auto* const kernel = gradient_kernel<T, Out, Source>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -292,15 +281,12 @@ int64_t most_vocabulary(Dtype type) { return kParts * kSharedBytes / bytes_of(ty
 void forward_rows(const LogitRows& logits, const RowChunk& chunk, cudaStream_t stream) {
   if (chunk.count == 0) return;
   const unsigned blocks = static_cast<unsigned>(chunk.count);
-  const int64_t part_size = part_size_of(logits);
-  if (logits.type == Dtype::bf16) {
-    forward_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const __nv_bfloat16*>(logits.data),
-                                                    logits.stride, logits.vocabulary, part_size,
-                                                    chunk);
-  } else {
-    forward_kernel<<<blocks, kThreads, 0, stream>>>(
-        static_cast<const float*>(logits.data), logits.stride, logits.vocabulary, part_size, chunk);
-  }
+  with_type(logits.type, [&](auto zero) {
+    using T = decltype(zero);
+    forward_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(logits.data),
+                                                    logits.stride, logits.vocabulary,
+                                                    part_size_of<T>(logits.vocabulary), chunk);
+  });
   check_launch("forward_kernel");
 }
 

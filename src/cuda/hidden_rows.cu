@@ -5,7 +5,7 @@
 #include "cuda/device.h"
 #include "cuda/device_math.cuh"
 #include "cuda/head_rows.h"
-#include "cuda/team.cuh"
+#include "cuda/row_softmax.cuh"
 
 namespace leeway::cuda {
 namespace {
@@ -14,7 +14,7 @@ constexpr unsigned kMark = 0x7fc0feedu;  // a NaN that arithmetic never produces
 
 constexpr int kMoveThreads = 128;
 
-// One warp per row. Products of bf16 are exact in float32.
+// One warp per row.
 template <class T>
 __global__ void target_kernel(const T* gathered, const T* weight, int64_t hidden_size,
                               int64_t vocabulary, RowChunk chunk) {
@@ -27,14 +27,9 @@ __global__ void target_kernel(const T* gathered, const T* weight, int64_t hidden
     if (threadIdx.x % 32 == 0) chunk.target_logits[token] = NAN;
     return;
   }
-  const T* const h = gathered + hidden_size * row;
-  const T* const w = weight + hidden_size * target;
-  float sum = 0.0f;
-  for (int64_t k = threadIdx.x % 32; k < hidden_size; k += 32) {
-    sum = fmaf(wide(h[k]), wide(w[k]), sum);
-  }
-  sum = join_lanes(sum, Add());
-  if (threadIdx.x % 32 == 0) chunk.target_logits[token] = sum;
+  const float logit =
+      exact_logit(gathered + hidden_size * row, weight + hidden_size * target, hidden_size);
+  if (threadIdx.x % 32 == 0) chunk.target_logits[token] = logit;
 }
 
 template <class U>

@@ -1,73 +1,14 @@
 #include "cuda/norm_rope_swiglu.h"
 
-#include <type_traits>
-
-#include "cuda/device_math.cuh"
+#include "cuda/row_math.cuh"
 
 namespace leeway::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kMostPairs = kMostHeadDim / 2 / kWarp;  // of a head, for each lane
-
-// kCount numbers side by side as float32; kCount is 8, 16-byte aligned, or 1.
-template <int kCount, class T>
-__device__ inline void load(const T* from, float* to) {
-  if constexpr (kCount == 8) {
-    const Eight<T> loaded = load_eight(from);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = wide(loaded.values[i]);
-  } else {
-    to[0] = wide(from[0]);
-  }
-}
-template <int kCount, class T>
-__device__ inline void store(const float* from, T* to) {
-  if constexpr (kCount == 8) {
-    Eight<T> stored;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) stored.values[i] = narrow<T>(from[i]);
-    const auto* source = reinterpret_cast<const uint4*>(&stored);
-    auto* target = reinterpret_cast<uint4*>(to);
-#pragma unroll
-    for (unsigned i = 0; i < sizeof(stored) / sizeof(uint4); ++i) target[i] = source[i];
-  } else {
-    to[0] = narrow<T>(from[0]);
-  }
-}
-
-// Calls body(count) with the numbers that one thread takes at a time, a constant.
-template <class Body>
-void with_count(int64_t numbers, Body&& body) {
-  if (numbers % 8 == 0) {
-    body(std::integral_constant<int, 8>());
-  } else {
-    body(std::integral_constant<int, 1>());
-  }
-}
-
-// ---------------------------------------------------------------------------------------------
-// The three formulas
-
-__device__ inline float inverse_norm(float squares, int64_t width, float eps) {
-  return rsqrtf(squares / static_cast<float>(width) + eps);
-}
-template <class T>
-__device__ inline float normed(float x, float inverse, float weight) {
-  return rounded<T>(x * inverse) * weight;
-}
-
-__device__ inline void turn(float& a, float& b, float cosine, float sine) {
-  const float first = a;
-  a = first * cosine - b * sine;
-  b = b * cosine + first * sine;
-}
-
-template <class T>
-__device__ inline float gated(float gate, float up) {
-  return rounded<T>(gate / (1.0f + expf(-gate))) * up;
-}
+constexpr int kNormThreads = 128;
+constexpr int kNormTurns = 4;  // of a thread over a row that is held in registers
 
 // ---------------------------------------------------------------------------------------------
 // Kernels
@@ -90,13 +31,17 @@ __device__ inline void load_sum(const T* x, const T* delta, int64_t i, float* va
   for (int k = 0; k < kCount; ++k) values[k] = rounded<T>(values[k] + deltas[k]);
 }
 
-// kRowThreads threads for a row: a warp, or the block. Where the sum overwrites x, a thread reads
-// in the second pass what it has itself written in the first.
-template <int kCount, int kRowThreads, class T>
-__global__ void rms_norm_kernel(RmsNorm norm) {
-  __shared__ float scratch[kWarps];
+// kRowThreads threads for a row: a warp where the row is narrow, else the block. A thread takes
+// kCount numbers at a time, kRowThreads * kCount apart. With kHeld the row is held in registers,
+// else it is read twice: where the sum overwrites x, a thread reads again what it has itself
+// written.
+template <int kCount, int kRowThreads, bool kHeld, class T>
+__global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(RmsNorm norm) {
+  constexpr int kStride = kRowThreads * kCount;
+  constexpr int kTurns = kRowThreads == kWarp ? 1 : kNormTurns;
+  __shared__ float scratch[kNormThreads / kWarp];
   const int64_t row =
-      static_cast<int64_t>(blockIdx.x) * (kThreads / kRowThreads) + threadIdx.x / kRowThreads;
+      static_cast<int64_t>(blockIdx.x) * (kNormThreads / kRowThreads) + threadIdx.x / kRowThreads;
   if (row >= norm.rows) return;  // a whole warp, or nobody
   const int64_t width = norm.width, from = norm.chosen != nullptr ? norm.chosen[row] : row;
   const T* x = static_cast<const T*>(norm.x) + from * width;
@@ -107,32 +52,51 @@ __global__ void rms_norm_kernel(RmsNorm norm) {
   const T* weight = static_cast<const T*>(norm.weight);
   T* y = static_cast<T*>(norm.y) + row * width;
 
-  const int64_t first = (threadIdx.x % kRowThreads) * kCount;
-  float values[kCount], weights[kCount];
+  const int64_t first = threadIdx.x % kRowThreads * kCount;
+  float values[kHeld ? kTurns : 1][kCount];
   float squares = 0.0f;
-  for (int64_t i = first; i < width; i += kRowThreads * kCount) {
-    load_sum<kCount>(x, delta, i, values);
-    if (sum != nullptr) store<kCount>(values, sum + i);
+  const auto add = [&](int64_t i, float* here) {
+    load_sum<kCount>(x, delta, i, here);
+    if (sum != nullptr) store<kCount>(here, sum + i);
+    squares = add_squares<kCount>(here, squares);
+  };
+  const auto finish = [&](int64_t i, float* here, float inverse) {
+    float weights[kCount];
+    load<kCount>(weight + i, weights);
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) squares += values[k] * values[k];
+    for (int k = 0; k < kCount; ++k) here[k] = normed<T>(here[k], inverse, weights[k]);
+    store<kCount>(here, y + i);
+  };
+
+  if constexpr (kHeld) {
+#pragma unroll
+    for (int n = 0; n < kTurns; ++n) {
+      if (first + n * kStride < width) add(first + n * kStride, values[n]);
+    }
+  } else {
+    for (int64_t i = first; i < width; i += kStride) add(i, values[0]);
   }
   if constexpr (kRowThreads == kWarp) {
     squares = warp_sum(squares);
   } else {
-    squares = block_sum<kThreads>(squares, scratch);
+    squares = block_sum<kNormThreads>(squares, scratch);
   }
   const float inverse = inverse_norm(squares, width, norm.eps);
   if (norm.inverse != nullptr && first == 0) norm.inverse[row] = inverse;
-  for (int64_t i = first; i < width; i += kRowThreads * kCount) {
-    if (sum != nullptr) {
-      load<kCount>(sum + i, values);
-    } else {
-      load_sum<kCount>(x, delta, i, values);
-    }
-    load<kCount>(weight + i, weights);
+  if constexpr (kHeld) {
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) values[k] = normed<T>(values[k], inverse, weights[k]);
-    store<kCount>(values, y + i);
+    for (int n = 0; n < kTurns; ++n) {
+      if (first + n * kStride < width) finish(first + n * kStride, values[n], inverse);
+    }
+  } else {
+    for (int64_t i = first; i < width; i += kStride) {
+      if (sum != nullptr) {
+        load<kCount>(sum + i, values[0]);
+      } else {
+        load_sum<kCount>(x, delta, i, values[0]);
+      }
+      finish(i, values[0], inverse);
+    }
   }
 }
 
@@ -156,69 +120,117 @@ __global__ void rope_kernel(const T* x, int64_t count, int64_t heads, int64_t ha
   store<kCount>(b, y + head * 2 * half + half + i);
 }
 
-// One warp for a head: norm it, turn its pairs (i, i + head_dim / 2), write it.
+// Two adjacent numbers.
 template <class T>
-__device__ void store_head(const T* from, const T* norm, float eps, const float* cosines,
-                           const float* sines, int head_dim, T* to) {
-  const int half = head_dim / 2;
-  const int lane = threadIdx.x % kWarp;
-  float a[kMostPairs], b[kMostPairs];
-  float squares = 0.0f;
-#pragma unroll
-  for (int n = 0; n < kMostPairs; ++n) {
-    const int i = lane + n * kWarp;
-    a[n] = i < half ? wide(from[i]) : 0.0f;
-    b[n] = i < half ? wide(from[i + half]) : 0.0f;
-    squares += a[n] * a[n] + b[n] * b[n];
+__device__ inline float2 load_two(const T* from) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return *reinterpret_cast<const float2*>(from);
+  } else {
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(from));
   }
-  float inverse = 1.0f;
-  if (norm != nullptr) inverse = inverse_norm(warp_sum(squares), head_dim, eps);
-#pragma unroll
-  for (int n = 0; n < kMostPairs; ++n) {
-    const int i = lane + n * kWarp;
-    if (i >= half) continue;
-    if (norm != nullptr) {
-      a[n] = rounded<T>(normed<T>(a[n], inverse, wide(norm[i])));
-      b[n] = rounded<T>(normed<T>(b[n], inverse, wide(norm[i + half])));
-    }
-    turn(a[n], b[n], cosines[i], sines[i]);
-    to[i] = narrow<T>(a[n]);
-    to[i + half] = narrow<T>(b[n]);
+}
+template <class T>
+__device__ inline void store_two(float first, float second, T* to) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    *reinterpret_cast<float2*>(to) = make_float2(first, second);
+  } else {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(first, second);
   }
 }
 
-// One block for a row, its heads shared among the warps.
+// One warp for a head: norm it, turn its pairs (i, i + head_dim / 2), write it. A lane has two
+// adjacent numbers of each half at a time. Sums are spelled in intrinsics, so that a head has the
+// same bits in every kernel that this is a part of.
+template <class T>
+__device__ __forceinline__ void store_head(const T* from, const T* norm, float eps,
+                                           const float* cosines, const float* sines, int head_dim,
+                                           T* to) {
+  constexpr int kMost = kMostHeadDim / 4 / kWarp;
+  const int half = head_dim / 2, first = threadIdx.x % kWarp * 2;
+  float2 a[kMost], b[kMost];
+  float squares = 0.0f;
+#pragma unroll
+  for (int n = 0; n < kMost; ++n) {
+    const int i = first + n * 2 * kWarp;
+    a[n] = i < half ? load_two(from + i) : make_float2(0.0f, 0.0f);
+    b[n] = i < half ? load_two(from + half + i) : make_float2(0.0f, 0.0f);
+    for (const float value : {a[n].x, a[n].y, b[n].x, b[n].y}) {
+      squares = __fmaf_rn(value, value, squares);
+    }
+  }
+  const float inverse = norm == nullptr ? 1.0f : inverse_norm(warp_sum(squares), head_dim, eps);
+  const auto scaled = [&](float value, float weight) {
+    return rounded<T>(__fmul_rn(rounded<T>(__fmul_rn(value, inverse)), weight));
+  };
+#pragma unroll
+  for (int n = 0; n < kMost; ++n) {
+    const int i = first + n * 2 * kWarp;
+    if (i >= half) continue;
+    if (norm != nullptr) {
+      const float2 by_a = load_two(norm + i), by_b = load_two(norm + half + i);
+      a[n] = make_float2(scaled(a[n].x, by_a.x), scaled(a[n].y, by_a.y));
+      b[n] = make_float2(scaled(b[n].x, by_b.x), scaled(b[n].y, by_b.y));
+    }
+    const float2 c = load_two(cosines + i), s = load_two(sines + i);
+    turn(a[n].x, b[n].x, c.x, s.x);
+    turn(a[n].y, b[n].y, c.y, s.y);
+    store_two(a[n].x, a[n].y, to + i);
+    store_two(b[n].x, b[n].y, to + half + i);
+  }
+}
+
+// A warp for each head of each row.
 template <class T>
 __global__ void store_heads_kernel(HeadStep step) {
-  const int64_t row = blockIdx.x;
-  const int position = step.places.positions[row];
-  if (position < 0) return;
   const int head_dim = static_cast<int>(step.sizes.head_dim);
   const int query_heads = static_cast<int>(step.sizes.query_heads);
   const int kv_heads = static_cast<int>(step.sizes.kv_heads);
   const int heads = query_heads + 2 * kv_heads;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  const int64_t row = at / heads;
+  const int head = static_cast<int>(at % heads);
+  if (row >= step.places.rows) return;
+  const int position = step.places.positions[row];
+  if (position < 0) return;
+  const T* from = static_cast<const T*>(step.qkv) + at * head_dim;
+  const int64_t angle = static_cast<int64_t>(position) * (head_dim / 2);
+  if (head < query_heads) {
+    return store_head(from, static_cast<const T*>(step.query_norm), step.eps,
+                      step.angles.cosines + angle, step.angles.sines + angle, head_dim,
+                      static_cast<T*>(step.q) + (row * query_heads + head) * head_dim);
+  }
   const int64_t page = step.places.pages[step.places.starts[row] + position / kBlockKeys];
   const int64_t place = (page * kBlockKeys + position % kBlockKeys) * kv_heads * head_dim;
-  const float* cosines = step.angles.cosines + static_cast<int64_t>(position) * (head_dim / 2);
-  const float* sines = step.angles.sines + static_cast<int64_t>(position) * (head_dim / 2);
-  const T* qkv = static_cast<const T*>(step.qkv) + row * heads * head_dim;
-  T* q = static_cast<T*>(step.q) + row * query_heads * head_dim;
-  T* keys = static_cast<T*>(step.keys) + place;
-  T* values = static_cast<T*>(step.values) + place;
-  const auto* query_norm = static_cast<const T*>(step.query_norm);
-  const auto* key_norm = static_cast<const T*>(step.key_norm);
-  for (int head = threadIdx.x / kWarp; head < heads; head += kWarps) {
-    const T* from = qkv + head * head_dim;
-    if (head < query_heads) {
-      store_head(from, query_norm, step.eps, cosines, sines, head_dim, q + head * head_dim);
-    } else if (head < query_heads + kv_heads) {
-      store_head(from, key_norm, step.eps, cosines, sines, head_dim,
-                 keys + (head - query_heads) * head_dim);
-    } else {
-      T* to = values + (head - query_heads - kv_heads) * head_dim;
-      for (int i = threadIdx.x % kWarp; i < head_dim; i += kWarp) to[i] = from[i];
-    }
+  if (head < query_heads + kv_heads) {
+    return store_head(from, static_cast<const T*>(step.key_norm), step.eps,
+                      step.angles.cosines + angle, step.angles.sines + angle, head_dim,
+                      static_cast<T*>(step.keys) + place + (head - query_heads) * head_dim);
   }
+  T* to = static_cast<T*>(step.values) + place + (head - query_heads - kv_heads) * head_dim;
+  for (int i = threadIdx.x % kWarp * 2; i < head_dim; i += 2 * kWarp) {
+    const float2 two = load_two(from + i);
+    store_two(two.x, two.y, to + i);
+  }
+}
+
+// The same with queries and keys of a row side by side.
+template <class T>
+__global__ void pack_heads_kernel(PackedHeads step) {
+  const int head_dim = static_cast<int>(step.sizes.head_dim);
+  const int query_heads = static_cast<int>(step.sizes.query_heads);
+  const int kv_heads = static_cast<int>(step.sizes.kv_heads);
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  const int64_t row = at / (query_heads + kv_heads);
+  const int head = static_cast<int>(at % (query_heads + kv_heads));
+  if (row >= step.rows) return;
+  const bool query = head < query_heads;
+  const int64_t angle = static_cast<int64_t>(step.positions[row]) * (head_dim / 2);
+  store_head(
+      static_cast<const T*>(step.qkv) + (row * (query_heads + 2 * kv_heads) + head) * head_dim,
+      static_cast<const T*>(query ? step.query_norm : step.key_norm), step.eps,
+      step.angles.cosines + angle, step.angles.sines + angle, head_dim,
+      query ? static_cast<T*>(step.q) + (row * query_heads + head) * head_dim
+            : static_cast<T*>(step.k) + (row * kv_heads + head - query_heads) * head_dim);
 }
 
 // One thread for kCount numbers; `parts` of them in a row, `count` in all.
@@ -278,14 +290,19 @@ void rms_norm(Dtype dtype, const RmsNorm& norm, cudaStream_t stream) {
   if (norm.rows == 0) return;
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (norm.threads == RmsNorm::Threads::block) {
-      rms_norm_kernel<1, kThreads, T>
-          <<<static_cast<unsigned>(norm.rows), kThreads, 0, stream>>>(norm);
-      return;
-    }
-    with_count(norm.width, [&](auto count) {
-      rms_norm_kernel<decltype(count)::value, kWarp, T>
-          <<<blocks_for(norm.rows, kWarps), kThreads, 0, stream>>>(norm);
+    with_count(norm.width, [&](auto numbers) {
+      constexpr int kCount = decltype(numbers)::value;
+      const auto launch = [&](auto* kernel, int row_threads) {
+        kernel<<<blocks_for(norm.rows * row_threads, kNormThreads), kNormThreads, 0, stream>>>(
+            norm);
+      };
+      if (norm.width <= kWarp * kCount) {
+        launch(rms_norm_kernel<kCount, kWarp, true, T>, kWarp);
+      } else if (norm.width <= kNormTurns * kNormThreads * kCount) {
+        launch(rms_norm_kernel<kCount, kNormThreads, true, T>, kNormThreads);
+      } else {
+        launch(rms_norm_kernel<kCount, kNormThreads, false, T>, kNormThreads);
+      }
     });
   });
   check_launch("rms_norm");
@@ -312,9 +329,21 @@ void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream) {
   if (step.places.rows == 0) return;
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    store_heads_kernel<T><<<static_cast<unsigned>(step.places.rows), kThreads, 0, stream>>>(step);
+    const HeadSizes& sizes = step.sizes;
+    const int64_t heads = step.places.rows * (sizes.query_heads + 2 * sizes.kv_heads);
+    store_heads_kernel<T><<<blocks_for(heads, kWarps), kThreads, 0, stream>>>(step);
   });
   check_launch("store_heads");
+}
+
+void pack_heads(Dtype dtype, const PackedHeads& step, cudaStream_t stream) {
+  if (step.rows == 0) return;
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t heads = step.rows * (step.sizes.query_heads + step.sizes.kv_heads);
+    pack_heads_kernel<T><<<blocks_for(heads, kWarps), kThreads, 0, stream>>>(step);
+  });
+  check_launch("pack_heads");
 }
 
 void swiglu(Dtype dtype, const void* gate, const void* up, int64_t stride, int64_t rows,

@@ -19,12 +19,10 @@ namespace leeway::cuda {
 void embed_rows(Dtype dtype, const void* table, const int32_t* ids, int64_t rows, int64_t width,
                 void* x, cudaStream_t stream);
 
-// y = (x + delta) * inverse * weight, inverse = 1 / sqrt(mean of (x + delta)^2 + eps), by row.
+// y = (x + delta) * inverse * weight, inverse = 1 / sqrt(mean of (x + delta)^2 + eps), by row. The
+// order of a row's sum follows from its width alone, so that a row has the same bits in training
+// and in sampling.
 struct RmsNorm {
-  // How many threads a row has, which decides the order of its sum: a warp where there are many
-  // rows (training), a block where there are few (sampling).
-  enum class Threads { warp, block };
-  Threads threads = Threads::warp;
   int64_t rows = 0, width = 0;
   const void* x = nullptr;          // [rows, width]; with `chosen` [any, width]
   const void* delta = nullptr;      // like x; null: nothing is added
@@ -50,7 +48,7 @@ void rope(Dtype dtype, const void* x, int64_t rows, int64_t heads, int64_t head_
 
 // From qkv [rows, (query_heads + 2 kv_heads) head_dim]: queries, normed and turned, to q [rows,
 // query_heads * head_dim]; keys, normed and turned, and values to their pages. The norms' weights
-// [head_dim] are both null where the model has none.
+// [head_dim] are both null where the model has none. The numbers are those of rms_norm and rope.
 struct HeadStep {
   HeadSizes sizes;
   RowPlaces places;
@@ -62,6 +60,19 @@ struct HeadStep {
   void *keys = nullptr, *values = nullptr;  // the layer's pages
 };
 void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream);
+
+// The same queries and keys, side by side: k [rows, kv_heads * head_dim].
+struct PackedHeads {
+  HeadSizes sizes;
+  int64_t rows = 0;
+  const int32_t* positions = nullptr;  // [rows]
+  const void* qkv = nullptr;
+  const void *query_norm = nullptr, *key_norm = nullptr;
+  float eps = 0.0f;
+  RopeAngles angles;
+  void *q = nullptr, *k = nullptr;
+};
+void pack_heads(Dtype dtype, const PackedHeads& step, cudaStream_t stream);
 
 // s = silu(gate) * up, and from d_s the gradients of both. Rows of gate and up are `stride` numbers
 // apart (width where they are arrays of their own, 2 width where they lie side by side); s and the

@@ -3,7 +3,8 @@
 // warps and parts are combined in turn. The result does not depend on which kernel computes it or
 // what else is running.
 //
-// Exponentials are powers of two; scale is log2(e) / temperature.
+// Exponentials are powers of two; scale is log2(e) / temperature. Multiplications and additions
+// that go together are written as fmaf, so that every kernel rounds them alike.
 #pragma once
 
 #include <cstdint>
@@ -85,7 +86,7 @@ struct Softmax {
 
   __device__ __forceinline__ void raise(float to, float scale) {
     const float shift = (largest - to) * scale, factor = exp2_of(shift);
-    weighted = sum == 0.0f ? 0.0f : (weighted + shift * sum) * factor;
+    weighted = sum == 0.0f ? 0.0f : fmaf(shift, sum, weighted) * factor;
     sum *= factor;
     largest = to;
   }
@@ -109,8 +110,8 @@ struct Softmax {
       return;
     }
     const float factor = exp2_of(shift);
-    weighted += (other.weighted + shift * other.sum) * factor;
-    sum += other.sum * factor;
+    weighted = fmaf(fmaf(shift, other.sum, other.weighted), factor, weighted);
+    sum = fmaf(other.sum, factor, sum);
   }
   __device__ float entropy() const { return kLn2 * (log2f(sum) - weighted / sum); }
 };
@@ -123,9 +124,15 @@ __device__ inline Softmax shuffle_down(const Softmax& s, int offset) {
   return other;
 }
 
+// Over a warp; valid in lane 0.
+__device__ inline Softmax join_warp(Softmax s, float scale) {
+  for (int offset = 16; offset > 0; offset /= 2) s.join(shuffle_down(s, offset), scale);
+  return s;
+}
+
 // Over a block; valid in thread 0.
 __device__ inline Softmax join_block(Softmax s, float scale, Softmax* shared) {
-  for (int offset = 16; offset > 0; offset /= 2) s.join(shuffle_down(s, offset), scale);
+  s = join_warp(s, scale);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = s;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -169,6 +176,32 @@ __device__ inline RowPlace place_of(const RowChunk& chunk, int64_t row) {
   place.inverse_temperature = 1.0f / temperature;
   place.scale = kLog2e * place.inverse_temperature;
   return place;
+}
+
+// The logprob of a logit that is among those summed.
+__device__ __forceinline__ float logprob_of(const Softmax& all, float logit, float scale) {
+  return kLn2 * fmaf(logit - all.largest, scale, -log2f(all.sum));
+}
+
+// By one warp, valid in lane 0: the product of a hidden state and a row of the head's weight, which
+// is the exact logit of that token. Products of bf16 are exact in float32.
+template <class T>
+__device__ __forceinline__ float exact_logit(const T* hidden, const T* weight, int64_t size) {
+  float sum = 0.0f;
+  for (int64_t k = threadIdx.x % kWarp; k < size; k += kWarp) {
+    sum = fmaf(wide(hidden[k]), wide(weight[k]), sum);
+  }
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    sum += __shfl_down_sync(kAllLanes, sum, offset);
+  }
+  return sum;
+}
+
+// Columns of one part of a row; all parts begin with a whole pack.
+template <class T>
+int64_t part_size_of(int64_t vocabulary) {
+  constexpr int64_t kPack = Pack<T>::kSize;
+  return ((vocabulary + kParts - 1) / kParts + kPack - 1) / kPack * kPack;
 }
 
 // Columns of one part of a row.

@@ -1,74 +1,237 @@
+// Two kernels: the first reads the logits, eight blocks for a row, and leaves sums of segments; the
+// second, one block for a row, finds the segment and in it the token.
+//
+// The logprobs of a trainer come from logits that are rounded to bf16, except for the token's own
+// (row_softmax.cuh). That is not known before the draw; but it is in the share of one thread alone.
+// So the first kernel also leaves what each warp sums of the rounded logits, and the second sums
+// the token's warp again.
+
 #include <cfloat>
 
-#include "cuda/device_math.cuh"
+#include "cuda/row_softmax.cuh"
 #include "cuda/sample_rows.h"
+#include "leeway/error.h"
 
 namespace leeway::cuda {
 namespace {
 
-constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kSegment = 1024;  // ids
+constexpr int kPack = Pack<__nv_bfloat16>::kSize;  // logits that a thread takes at a time
+constexpr int kSegment = kWarp * kPack;            // ids: what a warp takes at a time
+constexpr int kRound = kThreads * kPack;           // ids: what a block takes at a time
 
-struct Largest {
-  float value;
-  int id;
-  bool bad;  // a logit that no distribution can have occurred
+// Of the weights of a segment's ids.
+struct Segment {
+  float largest;       // logit; NaN: there is one that no distribution can have
+  float sum, raw_sum;  // of exp(z - largest), at the temperature and without it
 };
 
-__device__ inline Largest larger(const Largest& a, const Largest& b) {
-  const bool second = b.value > a.value || (b.value == a.value && b.id < a.id);
-  return {second ? b.value : a.value, second ? b.id : a.id, a.bad || b.bad};
+// What a warp has summed of the rounded logits, at the temperature and without it.
+struct Rounded {
+  float largest, sum, raw_sum;
+};
+
+// Where the parts of a row lie, in the workspace too.
+struct Layout {
+  int vocabulary, part_size, rounds;  // rounds of a part
+  int segments() const { return kParts * rounds * kWarps; }
+  int64_t bytes_of_draw() const {
+    return static_cast<int64_t>(sizeof(Segment)) * segments() +
+           static_cast<int64_t>(sizeof(Rounded)) * kParts * kWarps;
+  }
+};
+
+Layout layout_of(int64_t vocabulary) {
+  const int64_t part_size = part_size_of<__nv_bfloat16>(vocabulary);
+  return {static_cast<int>(vocabulary), static_cast<int>(part_size),
+          static_cast<int>((part_size + kRound - 1) / kRound)};
 }
 
-__device__ inline Largest warp_largest(Largest x) {
+struct DrawSpace {
+  Segment* segments;  // [kParts, rounds, kWarps], which is the order of ids
+  Rounded* rounded;   // [kParts, kWarps]
+};
+__device__ DrawSpace space_of(const SampleRows& batch, const Layout& layout, int64_t draw) {
+  const int count = kParts * layout.rounds * kWarps;
+  auto* segments = static_cast<Segment*>(batch.workspace);
+  auto* rounded = reinterpret_cast<Rounded*>(segments + batch.draws * count);
+  return {segments + draw * count, rounded + draw * kParts * kWarps};
+}
+
+// Pack p of a part; beyond its end there is minus infinity.
+__device__ __forceinline__ void load_pack(const float* part, int size, int p, bool aligned,
+                                          float* values) {
+  const int first = p * kPack;
+  if (aligned && first + kPack <= size) {
+#pragma unroll
+    for (int k = 0; k < kPack; k += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(part + first + k);
+      values[k] = four.x, values[k + 1] = four.y, values[k + 2] = four.z, values[k + 3] = four.w;
+    }
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) values[k] = first + k < size ? part[first + k] : -INFINITY;
+}
+
+__device__ __forceinline__ void round_pack(float* values) {
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) values[k] = rounded<__nv_bfloat16>(values[k]);
+}
+
+__device__ inline float warp_max(float x) {
 #pragma unroll
   for (int step = kWarp / 2; step > 0; step /= 2) {
-    const Largest other{__shfl_xor_sync(kAllLanes, x.value, step),
-                        __shfl_xor_sync(kAllLanes, x.id, step),
-                        __shfl_xor_sync(kAllLanes, static_cast<int>(x.bad), step) != 0};
-    x = larger(x, other);
+    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
   }
   return x;
 }
 
-// The segment in which the cumulative sum exceeds `target`, and the sum before it. If rounding
+__device__ __forceinline__ float sum_of_powers(const float* values, float largest, float scale) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) sum += exp2_of((values[k] - largest) * scale);
+  return warp_sum(sum);
+}
+
+__device__ __forceinline__ Segment segment_of(const float* values, bool tempered, float scale) {
+  float largest = values[0];
+  bool bad = false;
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) {
+    bad = bad || !(values[k] <= FLT_MAX);
+    largest = fmaxf(largest, values[k]);
+  }
+  largest = warp_max(largest);
+  if (__any_sync(kAllLanes, bad)) return {NAN, 0.0f, 0.0f};
+  if (largest == -INFINITY) return {largest, 0.0f, 0.0f};
+  Segment segment;
+  segment.largest = largest;
+  segment.raw_sum = sum_of_powers(values, largest, kLog2e);
+  segment.sum = tempered ? sum_of_powers(values, largest, scale) : segment.raw_sum;
+  return segment;
+}
+
+template <bool kExact>
+__global__ void __launch_bounds__(kThreads) scan_kernel(SampleRows batch, Layout layout) {
+  const int64_t draw = blockIdx.x / kParts;
+  const int part_number = static_cast<int>(blockIdx.x % kParts);
+  const float inverse = batch.inverse_temperatures[draw];
+  const PartPlace part = part_of(layout.vocabulary, layout.part_size, part_number);
+  const float* logits = batch.logits + batch.rows[draw] * batch.stride + part.begin;
+  const bool aligned = reinterpret_cast<uint64_t>(logits) % sizeof(float4) == 0;
+  const DrawSpace space = space_of(batch, layout, draw);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int packs = (part.size + kPack - 1) / kPack;
+  const float scale = kLog2e * inverse;
+  const bool tempered = inverse != 1.0f && inverse != 0.0f;
+
+  Softmax softmax, raw_softmax;
+  float next[kPack];
+  load_pack(logits, part.size, static_cast<int>(threadIdx.x), aligned, next);
+  for (int round = 0; round < layout.rounds; ++round) {
+    const int p = round * kThreads + static_cast<int>(threadIdx.x);
+    float values[kPack];
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) values[k] = next[k];
+    load_pack(logits, part.size, p + kThreads, aligned, next);
+    const Segment segment = segment_of(values, tempered, scale);
+    if (lane == 0) {
+      space.segments[(part_number * layout.rounds + round) * kWarps + warp] = segment;
+    }
+    if constexpr (kExact) {
+      if (p >= packs) continue;
+      round_pack(values);
+      add_pack<kPack>(raw_softmax, values, kLog2e);
+      if (tempered) add_pack<kPack>(softmax, values, scale);
+    }
+  }
+  if constexpr (kExact) {
+    raw_softmax = join_warp(raw_softmax, kLog2e);
+    softmax = tempered ? join_warp(softmax, scale) : raw_softmax;
+    if (lane == 0) {
+      space.rounded[part_number * kWarps + warp] = {raw_softmax.largest, softmax.sum,
+                                                    raw_softmax.sum};
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The second kernel
+
+// In every thread. NaN if any is.
+__device__ float largest_of(const Segment* segments, int count, float* scratch) {
+  float largest = -INFINITY;
+  for (int s = threadIdx.x; s < count; s += kThreads) {
+    largest = larger_or_nan(largest, segments[s].largest);
+  }
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    largest = larger_or_nan(largest, __shfl_xor_sync(kAllLanes, largest, step));
+  }
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = largest;
+  __syncthreads();
+  for (int w = 0; w < kWarps; ++w) largest = larger_or_nan(largest, scratch[w]);
+  return largest;
+}
+
+__device__ inline double weight_of(const Segment& segment, float sum, float largest, float scale) {
+  if (sum == 0.0f) return 0.0;
+  return static_cast<double>(sum) *
+         static_cast<double>(exp2_of((segment.largest - largest) * scale));
+}
+
+// The segment in which the cumulative sum exceeds the target, and the sum before it. If rounding
 // keeps the sum below its target, the last segment with a positive weight is used.
 struct Place {
   int segment;
-  double before, target, total, raw_total;
+  double before, target;
 };
 
-__device__ Place find_segment(const float* sums, const float* raw_sums, int segments,
-                              double uniform) {
-  Place place{0, 0.0, 0.0, 0.0, 0.0};
-  for (int s = 0; s < segments; ++s) {
-    place.total += static_cast<double>(sums[s]);
-    place.raw_total += static_cast<double>(raw_sums[s]);
+// Each thread has neighbouring segments, so that threads and segments have one order.
+struct ThreadSegments {
+  int first, end;
+  __device__ explicit ThreadSegments(int count) {
+    const int each = (count + kThreads - 1) / kThreads;
+    first = min(count, static_cast<int>(threadIdx.x) * each);
+    end = min(count, first + each);
   }
-  place.target = uniform * place.total;
-  double reached = 0.0;
-  for (int s = 0; s < segments && reached <= place.target; ++s) {
-    if (sums[s] == 0.0f) continue;
-    place.segment = s;
-    place.before = reached;
-    reached += static_cast<double>(sums[s]);
+};
+
+// Sums over a block: of the threads before, and of all.
+struct Scanned {
+  double before, all;
+};
+__device__ Scanned scan_block(double own, double* scratch) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  double sum = own;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const double lower = __shfl_up_sync(kAllLanes, sum, step);
+    if (lane >= step) sum += lower;
   }
-  return place;
+  if (lane == kWarp - 1) scratch[warp] = sum;
+  const double lower = __shfl_up_sync(kAllLanes, sum, 1);
+  __syncthreads();
+  double before = 0.0, all = 0.0;
+  for (int w = 0; w < kWarps; ++w) {
+    if (w == warp) before = all;
+    all += scratch[w];
+  }
+  __syncthreads();
+  return {lane == 0 ? before : before + lower, all};
 }
 
 // By one warp: the first id of the segment at which the sum exceeds the target, or the last one
 // with a positive weight.
-template <class T>
-__device__ int find_id(const T* logits, int vocabulary, float inverse, float shift,
+__device__ int find_id(const float* logits, int begin, int end, float largest, float scale,
                        const Place& place) {
   const int lane = threadIdx.x % kWarp;
   double before = place.before;
-  int last = place.segment * kSegment;
-  for (int base = place.segment * kSegment; base < min(vocabulary, (place.segment + 1) * kSegment);
-       base += kWarp) {
+  int last = begin;
+  for (int base = begin; base < end; base += kWarp) {
     const int id = base + lane;
-    const float weight = id < vocabulary ? expf(wide(logits[id]) * inverse - shift) : 0.0f;
+    const float weight = id < end ? exp2_of((logits[id] - largest) * scale) : 0.0f;
     double sum = static_cast<double>(weight);
 #pragma unroll
     for (int step = 1; step < kWarp; step *= 2) {
@@ -84,89 +247,173 @@ __device__ int find_id(const T* logits, int vocabulary, float inverse, float shi
   return last;
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) sample_kernel(SampleRows batch) {
-  extern __shared__ float segment_sums[];  // [segments], then the raw ones
-  __shared__ Largest warp_best[kWarps];
-  __shared__ Place place;
+// By one warp: the first id of the segment with the largest logit.
+__device__ int find_largest(const float* logits, int begin, int end, float largest) {
+  for (int base = begin; base < end; base += kWarp) {
+    const int id = base + static_cast<int>(threadIdx.x) % kWarp;
+    const unsigned there = __ballot_sync(kAllLanes, id < end && logits[id] == largest);
+    if (there != 0) return base + __ffs(static_cast<int>(there)) - 1;
+  }
+  return begin;
+}
 
-  const int vocabulary = static_cast<int>(batch.vocabulary);
-  const int segments = (vocabulary + kSegment - 1) / kSegment;
-  float* raw_sums = segment_sums + segments;
-  const T* logits = static_cast<const T*>(batch.logits) + batch.rows[blockIdx.x] * batch.vocabulary;
-  const float inverse = batch.inverse_temperatures[blockIdx.x];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-
-  Largest best{-INFINITY, vocabulary, false};
-#pragma unroll 4
-  for (int id = threadIdx.x; id < vocabulary; id += kThreads) {
-    const float z = wide(logits[id]);
-    best.bad = best.bad || !(z <= FLT_MAX);
-    if (z > best.value) {
-      best.value = z;
-      best.id = id;
+// By one warp, valid in lane 0: the logprob of `id`, whose exact logit is given, as the trainer's
+// head computes it from rounded logits.
+__device__ float rounded_logprob(const float* row, const Layout& layout, const Rounded* warps,
+                                 int id, float exact, float scale, bool raw) {
+  const int lane = threadIdx.x % kWarp;
+  const int part_number = id / layout.part_size;
+  const PartPlace part = part_of(layout.vocabulary, layout.part_size, part_number);
+  const int packs = (part.size + kPack - 1) / kPack;
+  const int own_pack = (id - part_number * layout.part_size) / kPack, own_lane = id % kPack;
+  const int own_warp = own_pack % kThreads / kWarp;
+  Softmax again;
+  for (int p = own_warp * kWarp + lane; p < packs; p += kThreads) {
+    float values[kPack];
+    load_pack(row + part.begin, part.size, p, false, values);
+    round_pack(values);
+    if (p == own_pack) {
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) values[k] = k == own_lane ? exact : values[k];
+    }
+    add_pack<kPack>(again, values, scale);
+  }
+  again = join_warp(again, scale);
+  again.largest = __shfl_sync(kAllLanes, again.largest, 0);
+  again.sum = __shfl_sync(kAllLanes, again.sum, 0);
+  Softmax of_lane;
+  if (lane < kParts) {
+    for (int w = 0; w < kWarps; ++w) {
+      Softmax of_warp = again;
+      if (lane != part_number || w != own_warp) {
+        const Rounded& found = warps[lane * kWarps + w];
+        of_warp.largest = found.largest;
+        of_warp.sum = raw ? found.raw_sum : found.sum;
+      }
+      if (w == 0) {
+        of_lane = of_warp;
+      } else {
+        of_lane.join(of_warp, scale);
+      }
     }
   }
-  best = warp_largest(best);
-  if (lane == 0) warp_best[warp] = best;
-  __syncthreads();
-  best = warp_largest(warp_best[lane]);
+  return logprob_of(join_parts(of_lane, scale), exact, scale);
+}
 
-  const float shift = best.value * inverse;
-  if (best.bad || !isfinite(best.value) || !isfinite(shift)) {
-    if (threadIdx.x == 0) batch.sampled[blockIdx.x] = {0, 0.0f, 0.0f, 1};
+template <bool kExact>
+__global__ void __launch_bounds__(kThreads) choose_kernel(SampleRows batch, Layout layout) {
+  __shared__ float scratch[kWarps];
+  __shared__ double sums[kWarps];
+  __shared__ Place place;
+  __shared__ int last_segment;
+
+  const int64_t draw = blockIdx.x;
+  const DrawSpace space = space_of(batch, layout, draw);
+  const int count = kParts * layout.rounds * kWarps;
+  const float* row = batch.logits + batch.rows[draw] * batch.stride;
+  const float inverse = batch.inverse_temperatures[draw], scale = kLog2e * inverse;
+  const bool certain = inverse == 0.0f;
+  const float largest = largest_of(space.segments, count, scratch);
+  if (!isfinite(largest) || !isfinite(largest * inverse)) {
+    if (threadIdx.x == 0) batch.sampled[draw] = {0, 0.0f, 0.0f, 1};
     return;
   }
 
-  for (int segment = warp; segment < segments; segment += kWarps) {
-    float sum = 0.0f, raw_sum = 0.0f;
-    const int end = min(vocabulary, (segment + 1) * kSegment);
-#pragma unroll 4
-    for (int id = segment * kSegment + lane; id < end; id += kWarp) {
-      const float z = wide(logits[id]);
-      raw_sum += expf(z - best.value);
-      if (inverse != 1.0f) sum += expf(z * inverse - shift);
+  const ThreadSegments own(count);
+  double sum = 0.0, raw_sum = 0.0;
+  int last = -1;  // with a positive weight
+  for (int s = own.first; s < own.end; ++s) {
+    const Segment& segment = space.segments[s];
+    const double weight = certain ? (segment.largest == largest ? 1.0 : 0.0)
+                                  : weight_of(segment, segment.sum, largest, scale);
+    sum += weight;
+    if (!kExact) raw_sum += weight_of(segment, segment.raw_sum, largest, kLog2e);
+    if (weight > 0.0) last = s;
+  }
+  if (threadIdx.x == 0) last_segment = 0, place.segment = count;
+  const Scanned scanned = scan_block(sum, sums);
+  const Scanned raw = kExact ? Scanned{} : scan_block(raw_sum, sums);
+  const double target = certain ? 0.0 : batch.uniforms[draw] * scanned.all;
+  // The first segment whose sum is beyond the target: at most one thread of each warp can have it
+  // first, and the least of all is taken.
+  int found = count;
+  double before = scanned.before;
+  for (int s = own.first; s < own.end && found == count; ++s) {
+    const Segment& segment = space.segments[s];
+    const double weight = certain ? (segment.largest == largest ? 1.0 : 0.0)
+                                  : weight_of(segment, segment.sum, largest, scale);
+    if (weight > 0.0 && before + weight > target) {
+      found = s;
+    } else {
+      before += weight;
     }
-    raw_sum = warp_sum(raw_sum);
-    sum = inverse == 1.0f ? raw_sum : warp_sum(sum);
-    if (lane == 0) {
-      segment_sums[segment] = sum;
-      raw_sums[segment] = raw_sum;
+  }
+  if (last >= 0) atomicMax(&last_segment, last);
+  if (found < count) atomicMin(&place.segment, found);
+  __syncthreads();
+  const int chosen = place.segment < count ? place.segment : last_segment;
+  __syncthreads();
+  if (chosen >= own.first && chosen < own.end) {
+    if (found != chosen) {  // the last one, which the target lies behind
+      before = scanned.before;
+      for (int s = own.first; s < chosen; ++s) {
+        before += weight_of(space.segments[s], space.segments[s].sum, largest, scale);
+      }
     }
+    place = {chosen, before, target};
   }
   __syncthreads();
-  if (warp != 0) return;
-  if (lane == 0) {
-    place = find_segment(segment_sums, raw_sums, segments, batch.uniforms[blockIdx.x]);
-  }
-  __syncwarp();
-  const Place found = place;
-  const bool certain = inverse == 0.0f;
-  const int id = certain ? best.id : find_id(logits, vocabulary, inverse, shift, found);
-  if (lane != 0) return;
-  const float z = wide(logits[id]);
+  if (threadIdx.x >= kWarp) return;
+
+  const int part = chosen / (layout.rounds * kWarps), within = chosen % (layout.rounds * kWarps);
+  const int begin = part * layout.part_size + within * kSegment;
+  const int end =
+      min(min(begin + kSegment, (part + 1) * layout.part_size), static_cast<int>(batch.vocabulary));
+  const int id = certain ? find_largest(row, begin, end, largest)
+                         : find_id(row, begin, end, largest, scale, place);
   SampledRow result;
   result.id = id;
-  result.raw_logprob =
-      static_cast<float>(static_cast<double>(z - best.value) - log(found.raw_total));
-  result.processed_logprob =
-      certain ? 0.0f
-              : static_cast<float>(static_cast<double>(z * inverse - shift) - log(found.total));
-  batch.sampled[blockIdx.x] = result;
+  if constexpr (kExact) {
+    const int64_t size = batch.hidden_size;
+    const auto* hidden = static_cast<const __nv_bfloat16*>(batch.hidden) + batch.rows[draw] * size;
+    const auto* weight = static_cast<const __nv_bfloat16*>(batch.weight) + id * size;
+    const float exact = __shfl_sync(kAllLanes, exact_logit(hidden, weight, size), 0);
+    result.raw_logprob =
+        rounded_logprob(row, layout, space.rounded, id, exact, kLog2e, /*raw=*/true);
+    result.processed_logprob = result.raw_logprob;
+    if (inverse != 1.0f && !certain) {
+      result.processed_logprob =
+          rounded_logprob(row, layout, space.rounded, id, exact, scale, /*raw=*/false);
+    }
+  } else {
+    const double above = static_cast<double>(row[id] - largest);
+    result.raw_logprob = static_cast<float>(above - log(raw.all));
+    result.processed_logprob =
+        static_cast<float>(above * static_cast<double>(inverse) - log(scanned.all));
+  }
+  if (certain) result.processed_logprob = 0.0f;
+  if (threadIdx.x == 0) batch.sampled[draw] = result;
+}
+
+template <bool kExact>
+void launch(const SampleRows& batch, cudaStream_t stream) {
+  const Layout layout = layout_of(batch.vocabulary);
+  scan_kernel<kExact>
+      <<<static_cast<unsigned>(batch.draws * kParts), kThreads, 0, stream>>>(batch, layout);
+  check_launch("sample_rows");
+  choose_kernel<kExact><<<static_cast<unsigned>(batch.draws), kThreads, 0, stream>>>(batch, layout);
+  check_launch("sample_rows, choosing");
 }
 
 }  // namespace
 
-void sample_rows(Dtype dtype, const SampleRows& batch, cudaStream_t stream) {
+int64_t sample_workspace_bytes(int64_t vocabulary, int64_t draws) {
+  return draws * layout_of(vocabulary).bytes_of_draw();
+}
+
+void sample_rows(const SampleRows& batch, cudaStream_t stream) {
   if (batch.draws == 0) return;
-  const size_t segments = blocks_for(batch.vocabulary, kSegment);
-  with_type(dtype, [&](auto type) {
-    using T = decltype(type);
-    sample_kernel<T>
-        <<<static_cast<unsigned>(batch.draws), kThreads, 2 * segments * sizeof(float), stream>>>(
-            batch);
-  });
-  check_launch("sample_rows");
+  batch.hidden != nullptr ? launch<true>(batch, stream) : launch<false>(batch, stream);
 }
 
 }  // namespace leeway::cuda

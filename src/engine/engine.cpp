@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -49,6 +50,7 @@ struct Engine::Impl {
   // Used by the stepping thread only.
   Scheduler scheduler;
   PolicyVersion version;
+  double load_seconds = 0.0;  // not yet reported
   std::vector<Arrival> taken_arrivals;
   std::vector<int64_t> taken_cancels;
   std::vector<Drawn> drawn;
@@ -84,7 +86,9 @@ void Engine::Impl::take_what_came_in() {
   taken_cancels.clear();
   if (!weights) return;
   version = weights->version();
+  const auto begin = std::chrono::steady_clock::now();
   backend->load(*weights);
+  load_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (options.kv_after_swap == KvAfterSwap::recompute) scheduler.restart();
 }
 
@@ -139,6 +143,7 @@ StepReport Engine::Impl::step() {
   report.queued = scheduler.queued();
   report.free_blocks = scheduler.pool().free();
   report.version = version;
+  report.load_seconds = std::exchange(load_seconds, 0.0);
   return report;
 }
 

@@ -46,6 +46,7 @@ struct StepReport {
   int64_t queued = 0;   // samples waiting for memory or a place
   int64_t free_blocks = 0;
   PolicyVersion version = 0;
+  double load_seconds = 0.0;  // that new weights have taken since the step before
 };
 
 class Engine {

@@ -13,6 +13,13 @@ namespace {
 constexpr double kSamplingSlice = 0.005;  // seconds between two polls of the learner
 constexpr double kWaitSlice = 0.05;       // seconds for which an idle loop waits for the learner
 
+// What the loop's thread did since the last update, in seconds. Together with what is left over
+// these are the whole step.
+struct ThreadTimes {
+  double sample = 0.0, prepare_batch = 0.0, report = 0.0, checkpoint = 0.0, wait_for_trainer = 0.0;
+  double all() const { return sample + prepare_batch + report + checkpoint + wait_for_trainer; }
+};
+
 class Loop {
  public:
   Loop(RolloutScheduler& scheduler, Learner& learner, const Clock& clock,
@@ -40,7 +47,7 @@ class Loop {
       if (checkpoint_due_ && scheduler_.version() == result.steps) {
         checkpoint_due_ = false;
         saved_ = result.steps;
-        events_.on_checkpoint(result.steps, scheduler_.state());
+        timed(times_.checkpoint, [&] { events_.on_checkpoint(result.steps, scheduler_.state()); });
         continue;
       }
       if (stop && !in_progress_ && !checkpoint_due_) {
@@ -55,7 +62,8 @@ class Loop {
       }
       if (!in_progress_) continue;
       const bool idle = stop || scheduler_.running() == 0;
-      std::optional<LearnerResult> learned = learner_.poll(idle ? kWaitSlice : 0.0);
+      std::optional<LearnerResult> learned;
+      timed(times_.wait_for_trainer, [&] { learned = learner_.poll(idle ? kWaitSlice : 0.0); });
       if (!learned) continue;
       if (!learned->failure.empty()) {
         return give_up(result, fmt::format("{} ({})", learned->failure, groups_in_progress()));
@@ -67,6 +75,13 @@ class Loop {
   }
 
  private:
+  template <class Work>
+  void timed(double& seconds, const Work& work) {
+    const double begin = clock_.now();
+    work();
+    seconds += clock_.now() - begin;
+  }
+
   static LoopResult give_up(LoopResult result, std::string reason) {
     result.end = LoopResult::End::gave_up;
     result.reason = std::move(reason);
@@ -90,8 +105,10 @@ class Loop {
     std::vector<Group> kept;
     if (options_.batch.program != nullptr) kept = *groups;
     try {
-      in_progress_ =
-          prepare_batch(step_ + 1, std::move(*groups), ids_, options_.batch, events_.should_stop);
+      timed(times_.prepare_batch, [&] {
+        in_progress_ =
+            prepare_batch(step_ + 1, std::move(*groups), ids_, options_.batch, events_.should_stop);
+      });
     } catch (const Error& error) {
       // A program that was asked when the user stopped the run: a resumed run asks it again.
       if (!kept.empty() && events_.should_stop()) return scheduler_.give_back(std::move(kept));
@@ -106,9 +123,8 @@ class Loop {
   }
 
   void sample() {
-    const double before = clock_.now();
-    scheduler_.pump(kSamplingSlice);
-    sampling_ += clock_.now() - before;  // with nothing in flight, pump returns at once
+    // With nothing in flight, pump returns at once.
+    timed(times_.sample, [&] { scheduler_.pump(kSamplingSlice); });
     for (const RolloutFailure& failure : scheduler_.take_failures()) {
       if (events_.on_failure) events_.on_failure(failure);
     }
@@ -129,7 +145,7 @@ class Loop {
     checkpoint_due_ = last || events_.wants_checkpoint(step_);
     // The learner starts before the record is processed.
     if (!checkpoint_due_) start_learner();
-    events_.on_step(record);
+    timed(times_.report, [&] { events_.on_step(record); });
   }
 
   void add_metrics(StepRecord& record) {
@@ -195,9 +211,15 @@ class Loop {
     number("progress/sampled_tokens", totals.sampled_tokens);
     number("perf/sampled_tokens_per_second",
            static_cast<double>(totals.sampled_tokens - sampled_before_) / seconds);
-    number("perf/sampler_busy", std::min(1.0, sampling_ / seconds));
+    number("perf/sampler_busy", std::min(1.0, times_.sample / seconds));
     number("perf/trainer_busy", std::min(1.0, record.learned.busy_seconds / seconds));
     number("time/wait_for_batch", wait_);
+    number("time/sample", times_.sample);
+    number("time/prepare_batch", times_.prepare_batch);
+    number("time/report", times_.report);
+    number("time/checkpoint", times_.checkpoint);
+    number("time/wait_for_trainer", times_.wait_for_trainer);
+    number("time/other", std::max(0.0, seconds - times_.all()));
     number("time/step", seconds);
     number("time/elapsed", now - begin_);
     if (events_.more_metrics) {
@@ -205,7 +227,7 @@ class Loop {
       out.insert(out.end(), more.begin(), more.end());
     }
     sampled_before_ = totals.sampled_tokens;
-    sampling_ = 0.0;
+    times_ = {};
     last_step_ = now;
   }
 
@@ -221,7 +243,8 @@ class Loop {
   int64_t saved_;  // the step of the last checkpoint
   bool checkpoint_due_ = false;
   std::string batch_failure_;  // why the next batch could not be made
-  double wait_ = 0.0, sampling_ = 0.0;
+  double wait_ = 0.0;
+  ThreadTimes times_;
   int64_t sampled_before_;  // tokens sampled before a resume
 };
 

@@ -77,6 +77,14 @@ void expect_in_order(const Played& played) {
       EXPECT_LE(metric(record, name), 1.0) << name;
     }
     EXPECT_GE(metric(record, "time/wait_for_batch"), 0.0);
+    double shares = 0.0;
+    for (const char* name :
+         {"sample", "prepare_batch", "report", "checkpoint", "wait_for_trainer", "other"}) {
+      const double share = metric(record, std::string("time/") + name);
+      EXPECT_GE(share, 0.0) << name;
+      shares += share;
+    }
+    EXPECT_NEAR(shares, metric(record, "time/step"), 1e-6);
     elapsed += metric(record, "time/step");
     EXPECT_NEAR(metric(record, "time/elapsed"), elapsed, 1e-6);
     EXPECT_EQ(metric(record, "progress/prompts"), 2.0 * static_cast<double>(i + 1));

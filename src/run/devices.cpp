@@ -71,13 +71,15 @@ void check_device(const Config& config) {
   check_device(device, fmt::format("model.device = \"{}\"", name_of(device)));
 }
 
+int64_t rows_per_step(Device device) { return device == Device::cpu ? 512 : 8192; }
+
 MakeSamplingBackend sampling_backend(Device device, Precision precision) {
   if (device == Device::cpu) return {};
   return cuda_backends().backends->sampling(precision == Precision::bf16);
 }
 
 MakeSamplingBackend sampling_backend(const RunConfig& run) {
-  return sampling_backend(run.model.device, run.rollout.precision);
+  return sampling_backend(run.model.device, rollout_precision(run));
 }
 
 MakeTrainingBackend training_backend(Device device, TrainingPrecision precision) {

@@ -2,6 +2,7 @@
 // means the CPU.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "config/config.h"
@@ -15,6 +16,10 @@ namespace leeway {
 void check_device(Device device, const std::string& where);
 // Also checks that the device supports the loss.
 void check_device(const Config& config);
+
+// For EngineOptions::max_rows_per_step: as many rows as keep the device busy, and not more than a
+// running sample should wait for.
+int64_t rows_per_step(Device device);
 
 // These take devices that have been checked. `precision` is that of the passes on cuda, where there
 // is no int8; the engine on the CPU uses its own options.

@@ -1,6 +1,7 @@
 #include "run/engine_sampler.h"
 
 #include <chrono>
+#include <utility>
 
 #include "leeway/error.h"
 
@@ -20,7 +21,7 @@ std::vector<SampledSequence> EngineSampler::poll(double seconds) {
   while (!engine_.idle()) {
     std::string failure;
     try {
-      engine_.step();
+      load_seconds_ += engine_.step().load_seconds;
     } catch (const Error& error) {
       failure = error.what();
     }
@@ -45,6 +46,10 @@ void EngineSampler::update_weights(std::shared_ptr<const PolicySnapshot> weights
                                    PolicyVersion version) {
   LEEWAY_CHECK(weights != nullptr && weights->version() == version, "weights of this version");
   engine_.update_weights(std::move(weights));
+}
+
+Metrics EngineSampler::take_metrics() {
+  return {{"time/load_weights", std::exchange(load_seconds_, 0.0)}};
 }
 
 }  // namespace leeway

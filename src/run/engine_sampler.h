@@ -22,10 +22,14 @@ class EngineSampler : public Sampler {
   void update_weights(std::shared_ptr<const PolicySnapshot> weights,
                       PolicyVersion version) override;
 
+  // time/load_weights: what new weights have taken since the last call, a part of time/sample.
+  Metrics take_metrics();
+
  private:
   void take(std::vector<SampledSequence>& results, const std::string& failure);
 
   Engine engine_;
+  double load_seconds_ = 0.0;
 };
 
 }  // namespace leeway

@@ -20,10 +20,10 @@ RunSaving::RunSaving(const RunSetup& setup, const RunFiles& files, Progress& pro
 void RunSaving::save_checkpoint(int64_t step, const Trainer& trainer, const ScheduleState& schedule,
                                 const RunState& state) {
   wait();
-  auto trained = std::make_shared<const TrainingState>(trainer.state());
-  writer_.start(fmt::format("checkpoint of step {}", step), [this, step, trained, schedule, state] {
-    write_checkpoint(step, *trained, schedule, state);
-  });
+  writer_.start(fmt::format("checkpoint of step {}", step),
+                [this, step, trained = trainer.state_later(), schedule, state] {
+                  write_checkpoint(step, trained(), schedule, state);
+                });
 }
 
 // On the writer's thread: touches nothing that changes.

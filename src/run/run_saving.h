@@ -26,7 +26,8 @@ class RunSaving {
 
   const CheckpointStore& checkpoints() const { return checkpoints_; }
 
-  // Waits for what is still being written, copies the state, and writes it in the background.
+  // Waits for what is still being written, copies the state where it is, and writes it in the
+  // background. The trainer must live until `wait`.
   void save_checkpoint(int64_t step, const Trainer& trainer, const ScheduleState& schedule,
                        const RunState& state);
   // To weights/step_N, in the background.

@@ -182,10 +182,11 @@ void RunSetup::read_demonstrations() {
 EngineOptions RunSetup::engine_options(int threads) const {
   const RolloutTable& table = config.run.rollout;
   EngineOptions options;
-  options.precision = table.precision;
+  options.precision = rollout_precision(config.run);
   options.threads = table.threads > 0 ? static_cast<int>(table.threads) : threads;
   options.kv_bytes = table.kv_bytes;
   options.max_sequences = table.max_sequences;
+  options.max_rows_per_step = rows_per_step(config.run.model.device);
   options.kv_after_swap = table.kv_after_swap;
   options.backend = sampling_backend(config.run);
   return options;

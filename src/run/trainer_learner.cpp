@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -15,15 +16,35 @@ namespace {
 
 double ratio(double a, double b) { return b > 0 ? a / b : std::nan(""); }
 
+class Stopwatch {
+ public:
+  double all() const { return seconds_since(begin_); }
+  double lap() {  // since the last lap
+    const double seconds = seconds_since(lap_);
+    lap_ = Clock::now();
+    return seconds;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static double seconds_since(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+  Clock::time_point begin_ = Clock::now(), lap_ = begin_;
+};
+
 LearnerResult learn(Trainer& trainer, const TrainingBatch& batch, PolicyVersion version,
                     int64_t& trained_tokens) {
-  const auto begin = std::chrono::steady_clock::now();
+  Stopwatch watch;
   LearnerResult result;
   BatchResult trained = trainer.train_batch(batch.samples);
   if (!trained.failure.empty()) {
     result.failure = fmt::format("step {}: {}", batch.step, trained.failure);
     return result;
   }
+  const double in_passes = trained.pass_seconds + trained.step_seconds + trained.prox_seconds +
+                           trained.ref_seconds + trained.teacher_seconds;
+  const double other = std::max(0.0, watch.lap() - in_passes);
   auto weights = trainer.snapshot(version);
   // Finite gradients can still produce weights that are not: a tiny epsilon divides by zero.
   if (const std::string bad = weights->not_finite_text(); !bad.empty()) {
@@ -31,6 +52,7 @@ LearnerResult learn(Trainer& trainer, const TrainingBatch& batch, PolicyVersion 
         fmt::format("step {}: the weights are not finite after the update: {}", batch.step, bad);
     return result;
   }
+  const double snapshot = watch.lap();
   result.version = version;
   result.weights = std::move(weights);
   result.metrics = metrics_of(trainer.spec(), trained);
@@ -43,8 +65,10 @@ LearnerResult learn(Trainer& trainer, const TrainingBatch& batch, PolicyVersion 
   for (auto& metric : whole_batch_metrics(trainer.spec(), batch.samples, result, result.metrics)) {
     result.metrics.push_back(std::move(metric));
   }
-  result.busy_seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  result.metrics.emplace_back("time/snapshot", snapshot);
+  result.metrics.emplace_back("time/train_other", other + watch.lap());
+  result.busy_seconds = watch.all();
+  result.metrics.emplace_back("time/train", result.busy_seconds);
   trained_tokens += trained.passes.tokens;
   result.metrics.emplace_back("progress/trained_tokens", static_cast<double>(trained_tokens));
   result.metrics.emplace_back(

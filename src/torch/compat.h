@@ -49,6 +49,55 @@ inline at::Tensor packed_attention(const at::Tensor& q, const at::Tensor& k, con
 #endif
 }
 
+// Gradients by q, k and v.
+using AttentionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+// Those of `packed_attention`, from that of `out` and the log of each row's sum of exp(scores),
+// float32 [heads, N].
+inline AttentionGradients packed_attention_backward(const at::Tensor& d_out, const at::Tensor& q,
+                                                    const at::Tensor& k, const at::Tensor& v,
+                                                    const at::Tensor& out, const at::Tensor& lse,
+                                                    const at::Tensor& offsets, int64_t longest) {
+#if TORCH_VERSION_MAJOR >= 2
+  const at::Tensor nothing = at::empty({2}, q.options().dtype(at::kLong));  // no dropout
+  return at::_flash_attention_backward(d_out, q, k, v, out, lse, offsets, offsets, longest, longest,
+                                       0.0, /*is_causal=*/true, nothing, nothing);
+#else
+  (void)d_out, (void)out, (void)lse, (void)offsets, (void)longest;
+  return {q, k, v};
+#endif
+}
+
+// Whether `batched_attention_backward` is there for this head width.
+inline bool has_batched_attention(int64_t head_dim) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 9)
+  return head_dim <= 128;
+#else
+  (void)head_dim;
+  return false;
+#endif
+}
+
+// The same for sequences of one length, two at least, by cuDNN, which is nearly twice as fast; a
+// length and a number of sequences that it has not seen yet cost it about 65 ms. All are
+// [sequences, length, heads, head_dim]; lse is contiguous [sequences, heads, length].
+inline AttentionGradients batched_attention_backward(const at::Tensor& d_out, const at::Tensor& q,
+                                                     const at::Tensor& k, const at::Tensor& v,
+                                                     const at::Tensor& out, const at::Tensor& lse) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 9)
+  const at::Tensor none, nothing = at::empty({2}, q.options().dtype(at::kLong));
+  const auto heads_first = [](const at::Tensor& x) { return x.transpose(1, 2); };
+  const auto [d_q, d_k, d_v] = at::_scaled_dot_product_cudnn_attention_backward(
+      heads_first(d_out), heads_first(q), heads_first(k), heads_first(v), heads_first(out),
+      lse.unsqueeze(-1), nothing, nothing, none, none, none, q.size(1), q.size(1), 0.0,
+      /*is_causal=*/true);
+  return {heads_first(d_q), heads_first(d_k), heads_first(d_v)};
+#else
+  (void)d_out, (void)out, (void)lse;
+  return {q, k, v};
+#endif
+}
+
 // The gradients of x * inverse * weight, inverse [.., 1] = 1 / sqrt(mean of x^2 + eps) in float32,
 // by x and by weight. `d_y`, x and weight are of one type.
 inline std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& d_y,
@@ -84,38 +133,6 @@ inline at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, con
   const at::Tensor shares =
       at::softmax(scores.masked_fill(future, -INFINITY), -1, wide_type(q)).to(q.scalar_type());
   return at::matmul(shares, v);
-#endif
-}
-
-// What the optimizer changes, aligned.
-struct OptimizedTensors {
-  std::vector<at::Tensor> parameters, gradients, first_moments, second_moments;
-};
-
-// Whether `fused_adamw` is there for tensors of this device.
-inline bool has_fused_adamw(const at::Device& device) {
-#if TORCH_VERSION_MAJOR >= 2
-  return device.is_cuda();
-#else
-  (void)device;
-  return false;
-#endif
-}
-
-// Step number `step` of AdamW (trainer/optimizer.h) over all tensors in a few kernels.
-inline void fused_adamw(const OptimizedTensors& tensors, int64_t step, double rate, double beta1,
-                        double beta2, double weight_decay, double epsilon) {
-#if TORCH_VERSION_MAJOR >= 2
-  if (tensors.parameters.empty()) return;
-  const at::Tensor steps =
-      at::full({}, static_cast<double>(step), tensors.parameters[0].options().dtype(at::kFloat));
-  at::_fused_adamw_(tensors.parameters, tensors.gradients, tensors.first_moments,
-                    tensors.second_moments, /*max_exp_avg_sqs=*/{},
-                    std::vector<at::Tensor>(tensors.parameters.size(), steps), rate, beta1, beta2,
-                    weight_decay, epsilon, /*amsgrad=*/false, /*maximize=*/false);
-#else
-  (void)tensors, (void)step, (void)rate, (void)beta1, (void)beta2, (void)weight_decay,
-      (void)epsilon;
 #endif
 }
 

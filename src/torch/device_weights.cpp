@@ -5,6 +5,7 @@
 #include <cmath>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "leeway/error.h"
 #include "torch/torch_errors.h"
@@ -17,44 +18,37 @@ namespace leeway {
 
 using at::Tensor;
 
-TorchDeviceWeights::TorchDeviceWeights(std::vector<ParameterInfo> table,
-                                       const std::vector<Tensor>& parameters)
-    : table_(std::move(table)) {
-  LEEWAY_CHECK(table_.size() == parameters.size(), "a tensor for each parameter");
+TorchDeviceWeights::TorchDeviceWeights(FlatLayout layout, const Tensor& weights)
+    : layout_(std::move(layout)) {
+  LEEWAY_CHECK(weights.numel() == layout_.size, "weights in the layout");
   const at::NoGradGuard guard;
-  for (const Tensor& parameter : parameters) tensors_.push_back(parameter.clone());
+  flat_ = weights.clone();
 #ifdef LEEWAY_CUDA
-  const at::Device device = parameters.front().device();
-  if (device.is_cuda()) c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
+  if (flat_.is_cuda()) c10::cuda::getCurrentCUDAStream(flat_.device().index()).synchronize();
 #endif
 }
 
 void TorchDeviceWeights::copy_to(Parameters& host) const {
-  LEEWAY_CHECK(host.table().size() == tensors_.size(), "weights of another model");
-  with_plain_errors([&] {
-    const at::NoGradGuard guard;
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      at::from_blob(host.of(i).data(), table_[i].shape, at::kFloat).copy_(tensors_[i]);
-    }
-  });
+  with_plain_errors([&] { copy_to_host(layout_, flat_, host); });
 }
 
-// A parameter is finite if its least and its greatest number are: both are NaN where any number is.
+// Numbers are finite if the least and the greatest of them are: both are NaN where any number is.
 std::string TorchDeviceWeights::not_finite_text() const {
   return with_plain_errors([&]() -> std::string {
     const at::NoGradGuard guard;
-    std::vector<Tensor> bounds;
-    for (const Tensor& tensor : tensors_) {
+    const auto finite = [](const Tensor& tensor) {
       const auto [least, greatest] = at::aminmax(tensor);
-      bounds.push_back(least);
-      bounds.push_back(greatest);
-    }
-    const Tensor found = at::stack(bounds).to(at::kCPU, at::kFloat);
-    const float* values = found.data_ptr<float>();
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      if (std::isfinite(values[2 * i]) && std::isfinite(values[2 * i + 1])) continue;
-      const Tensor host = tensors_[i].to(at::kCPU, at::kFloat).contiguous();
-      return leeway::not_finite_text(table_[i].name, table_[i].shape,
+      const Tensor bounds = at::stack({least, greatest}).to(at::kCPU, at::kFloat);
+      return std::isfinite(bounds.data_ptr<float>()[0]) &&
+             std::isfinite(bounds.data_ptr<float>()[1]);
+    };
+    if (finite(flat_)) return "";
+    const std::vector<Tensor> parameters = parameter_views(layout_, flat_);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (finite(parameters[i])) continue;
+      const Tensor host = parameters[i].to(at::kCPU, at::kFloat).contiguous();
+      const ParameterInfo& info = layout_.table[i];
+      return leeway::not_finite_text(info.name, info.shape,
                                      {host.data_ptr<float>(), static_cast<size_t>(host.numel())});
     }
     return "";

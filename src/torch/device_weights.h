@@ -4,28 +4,29 @@
 
 #include <ATen/ATen.h>
 
-#include <vector>
+#include <string>
 
 #include "model/policy_snapshot.h"
+#include "torch/flat_layout.h"
 
 namespace leeway {
 
 class TorchDeviceWeights final : public DeviceWeights {
  public:
-  // Copies `parameters`, which are aligned with `table`, on their device. Any stream may read the
-  // copy when this returns; who reads on another stream than the default one waits for that before
-  // the snapshot goes, since torch gives the memory to somebody else then.
-  TorchDeviceWeights(std::vector<ParameterInfo> table, const std::vector<at::Tensor>& parameters);
+  // Copies `weights` [layout.size] on their device. Any stream may read the copy when this returns;
+  // who reads on another stream than the default one waits for that before the snapshot goes, since
+  // torch gives the memory to somebody else then.
+  TorchDeviceWeights(FlatLayout layout, const at::Tensor& weights);
 
-  const std::vector<ParameterInfo>& table() const { return table_; }
-  const std::vector<at::Tensor>& tensors() const { return tensors_; }  // beside `table`
+  const FlatLayout& layout() const { return layout_; }
+  const at::Tensor& flat() const { return flat_; }
 
   void copy_to(Parameters& host) const override;
   std::string not_finite_text() const override;
 
  private:
-  std::vector<ParameterInfo> table_;
-  std::vector<at::Tensor> tensors_;
+  FlatLayout layout_;
+  at::Tensor flat_;
 };
 
 }  // namespace leeway

@@ -102,13 +102,11 @@ TEST(DeviceWeights, ThatAreNotFiniteAreFoundOnTheDevice) {
     for (const float bad : {kNan, infinity, -infinity}) {
       for (const size_t place : {size_t{0}, size_t{3}}) {
         Parameters weights = tiny_weights(Family::qwen2, 2);
-        std::vector<at::Tensor> tensors;
         weights.of(place).back() = bad;
-        for (size_t i = 0; i < weights.table().size(); ++i) {
-          tensors.push_back(
-              at::from_blob(weights.of(i).data(), weights.table()[i].shape, at::kFloat).to(device));
-        }
-        const TorchDeviceWeights found(weights.table(), tensors);
+        const FlatLayout layout(weights.config());
+        const at::Tensor flat = at::zeros({layout.size}, at::device(device).dtype(at::kFloat));
+        copy_to_flat(layout, weights, flat);
+        const TorchDeviceWeights found(layout, flat);
         EXPECT_NE(found.not_finite_text(), "");
         EXPECT_EQ(found.not_finite_text(), not_finite_text(weights));
       }

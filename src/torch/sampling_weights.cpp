@@ -1,8 +1,9 @@
 #include "torch/sampling_weights.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <utility>
+
+#include "leeway/error.h"
 
 namespace leeway {
 
@@ -16,98 +17,45 @@ constexpr int64_t kStaged = int64_t{1} << 24;  // numbers copied at a time
 
 SamplingWeights::SamplingWeights(const ModelConfig& config, at::Device device,
                                  at::ScalarType compute)
-    : config_(config) {
-  const at::TensorOptions numbers = at::device(device).dtype(compute);
-  const auto vector = [&](int64_t size, bool there = true) {
-    return there ? at::zeros({size}, numbers) : Tensor();
-  };
-  const auto matrix = [&](int64_t outputs, int64_t inputs) {
-    return at::zeros({outputs, inputs}, numbers);
-  };
+    : layout_(config), flat_(at::zeros({layout_.size}, at::device(device).dtype(compute))) {
   staged_ = at::empty({kStaged}, at::TensorOptions(compute).pinned_memory(device.is_cuda()));
-
   const TorchRopeTable rope(config, device);
   const HeadCounts counts{config.num_attention_heads, config.num_key_value_heads, config.head_dim};
-  const int64_t hidden = config.hidden_size, queries = counts.query_heads * counts.head_dim;
-  const int64_t qkv = queries + 2 * counts.kv_heads * counts.head_dim;
-  embedding = matrix(config.vocab_size, hidden);
-  head = config.tie_word_embeddings ? embedding : matrix(config.vocab_size, hidden);
-  head_t = head.t();
-  final_norm = vector(hidden);
-  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+  const NetworkTensors network = network_views(layout_, flat_);
+  embedding = network.embedding;
+  head = network.head, head_t = head.t();
+  final_norm = network.final_norm;
+  for (const LayerTensors& from : network.layers) {
     SamplingLayer layer;
-    layer.input_norm = vector(hidden), layer.post_norm = vector(hidden);
-    layer.qkv = matrix(qkv, hidden), layer.qkv_bias = vector(qkv, config.qkv_bias);
-    layer.o = matrix(hidden, queries), layer.o_bias = vector(hidden, config.output_bias);
-    layer.gate_up = matrix(2 * config.intermediate_size, hidden);
-    layer.down = matrix(hidden, config.intermediate_size);
+    layer.input_norm = from.input_norm, layer.post_norm = from.post_norm;
+    layer.qkv = from.qkv, layer.qkv_bias = from.qkv_bias;
+    layer.o = from.o, layer.o_bias = from.o_bias;
+    layer.gate_up = from.gate_up, layer.down = from.down;
     layer.qkv_t = layer.qkv.t(), layer.o_t = layer.o.t();
     layer.gate_up_t = layer.gate_up.t(), layer.down_t = layer.down.t();
-    layer.heads = {counts, vector(counts.head_dim, config.qk_norm),
-                   vector(counts.head_dim, config.qk_norm), config.rms_norm_eps, rope};
+    layer.heads = {counts, from.q_norm, from.k_norm, config.rms_norm_eps, rope};
     layers.push_back(std::move(layer));
   }
 }
 
 // Converted by all host threads into pinned memory, which the device reads fast.
-void SamplingWeights::copy(const float* from, const Tensor& to) {
-  if (!to.defined()) return;
-  const Tensor flat = to.view(-1);
-  for (int64_t begin = 0; begin < flat.size(0); begin += kStaged) {
-    const int64_t count = std::min(kStaged, flat.size(0) - begin);
-    const Tensor part = staged_.narrow(0, 0, count);
-    part.copy_(at::from_blob(const_cast<float*>(from) + begin, {count}, at::kFloat));
-    flat.narrow(0, begin, count).copy_(part);
+void SamplingWeights::load(const Parameters& weights) {
+  LEEWAY_CHECK(weights.table().size() == layout_.table.size(), "weights of another model");
+  for (size_t i = 0; i < layout_.table.size(); ++i) {
+    const std::span<const float> from = weights.of(i);
+    const auto size = static_cast<int64_t>(from.size());
+    for (int64_t begin = 0; begin < size; begin += kStaged) {
+      const int64_t count = std::min(kStaged, size - begin);
+      const Tensor part = staged_.narrow(0, 0, count);
+      part.copy_(at::from_blob(const_cast<float*>(from.data()) + begin, {count}, at::kFloat));
+      flat_.narrow(0, layout_.offsets[i] + begin, count).copy_(part);
+    }
   }
 }
-
-void SamplingWeights::copy(const Tensor* from, const Tensor& to) {
-  if (to.defined()) to.copy_(*from, /*non_blocking=*/true);
-}
-
-void SamplingWeights::load(const Parameters& weights) { copy_all(network_of(weights)); }
 
 void SamplingWeights::load(const TorchDeviceWeights& weights) {
-  copy_all(network_by<const Tensor>(config_, [&](const std::string& name) -> const Tensor* {
-    const auto& table = weights.table();
-    const auto at = std::find_if(table.begin(), table.end(),
-                                 [&](const ParameterInfo& info) { return info.name == name; });
-    return at == table.end() ? nullptr
-                             : &weights.tensors()[static_cast<size_t>(at - table.begin())];
-  }));
-}
-
-template <class T>
-void SamplingWeights::copy_all(const NetworkPointers<const T>& network) {
-  const auto stack = [&](std::initializer_list<std::pair<const T*, int64_t>> parts,
-                         const Tensor& to) {
-    if (!to.defined()) return;
-    int64_t row = 0;
-    for (const auto& [from, rows] : parts) {
-      copy(from, to.narrow(0, row, rows));
-      row += rows;
-    }
-  };
-  const int64_t queries = config_.num_attention_heads * config_.head_dim;
-  const int64_t keys = config_.num_key_value_heads * config_.head_dim;
-  const int64_t inner = config_.intermediate_size;
-  copy(network.embedding, embedding);
-  if (!config_.tie_word_embeddings) copy(network.head, head);
-  copy(network.final_norm, final_norm);
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const LayerPointers<const T>& from = network.layers[i];
-    const SamplingLayer& to = layers[i];
-    copy(from.input_norm, to.input_norm);
-    stack({{from.q, queries}, {from.k, keys}, {from.v, keys}}, to.qkv);
-    stack({{from.q_bias, queries}, {from.k_bias, keys}, {from.v_bias, keys}}, to.qkv_bias);
-    copy(from.q_norm, to.heads.query_norm);
-    copy(from.k_norm, to.heads.key_norm);
-    copy(from.o, to.o);
-    copy(from.o_bias, to.o_bias);
-    copy(from.post_norm, to.post_norm);
-    stack({{from.gate, inner}, {from.up, inner}}, to.gate_up);
-    copy(from.down, to.down);
-  }
+  LEEWAY_CHECK(weights.layout().size == layout_.size, "weights of another model");
+  flat_.copy_(weights.flat(), /*non_blocking=*/true);
 }
 
 }  // namespace leeway

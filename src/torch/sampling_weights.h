@@ -1,5 +1,5 @@
-// A decoder's weights as sampling uses them: in the compute type on the device, with matrices that
-// share an input stacked into one.
+// A decoder's weights as sampling uses them: in the compute type on the device, in one piece, with
+// matrices that share an input as one.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -8,6 +8,7 @@
 
 #include "model/parameters.h"
 #include "torch/device_weights.h"
+#include "torch/flat_layout.h"
 #include "torch/sampling_operations.h"
 
 namespace leeway {
@@ -36,12 +37,8 @@ class SamplingWeights {
   std::vector<SamplingLayer> layers;
 
  private:
-  void copy(const float* from, const at::Tensor& to);
-  void copy(const at::Tensor* from, const at::Tensor& to);
-  template <class T>
-  void copy_all(const NetworkPointers<const T>& network);
-
-  ModelConfig config_;
+  FlatLayout layout_;
+  at::Tensor flat_;    // what all of the above are views of
   at::Tensor staged_;  // on the host; pinned where the device is CUDA
 };
 

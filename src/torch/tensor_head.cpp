@@ -57,8 +57,14 @@ cuda::HeadTensors cuda_head(const HeadOnDevice& head) {
   return {head.hidden, head.weight, head.on.targets, head.on.rows, head.on.temperature};
 }
 
+cuda::HeadOptions options_of(const HeadOnDevice& head) {
+  cuda::HeadOptions options;
+  options.products = head.products;
+  return options;
+}
+
 HeadLoss cuda_head_loss(const HeadOnDevice& head, const LossSpec& spec, bool prox_is_pi,
-                        std::optional<double> denominator, const Tensor& d_weight) {
+                        std::optional<double> denominator, const Tensor& d_weight, bool is_new) {
   const BatchOnDevice& on = head.on;
   const cuda::HeadTensors tensors = cuda_head(head);
   cuda::LossTensors batch;
@@ -77,8 +83,8 @@ HeadLoss cuda_head_loss(const HeadOnDevice& head, const LossSpec& spec, bool pro
   out.d_hidden = at::empty_like(head.hidden);
   out.kept = at::empty({head.hidden.size(0)}, head.hidden.options().dtype(at::kByte));
   batch.kept = out.kept;
-  const cuda::HeadLoss loss =
-      cuda::head_loss(tensors, spec, batch, denominator, out.d_hidden, d_weight, {});
+  const cuda::HeadLoss loss = cuda::head_loss(tensors, spec, batch, denominator, out.d_hidden,
+                                              d_weight, options_of(head), is_new);
   out.loss = loss.loss;
   out.metrics = loss.metrics;
   out.values = {loss.logprobs, loss.entropy};
@@ -110,7 +116,7 @@ BatchOnDevice::BatchOnDevice(const MicroBatch& host, torch::Device device, bool 
 HeadValues head_logprobs(ThreadPool& pool, const HeadOnDevice& head) {
 #ifdef LEEWAY_CUDA
   if (head.hidden.is_cuda()) {
-    const auto [logprobs, entropy] = cuda::head_logprobs(cuda_head(head), {});
+    const auto [logprobs, entropy] = cuda::head_logprobs(cuda_head(head), options_of(head));
     return {logprobs, entropy};
   }
 #endif
@@ -121,16 +127,17 @@ HeadValues head_logprobs(ThreadPool& pool, const HeadOnDevice& head) {
 }
 
 Tensor head_backward(ThreadPool& pool, const HeadOnDevice& head, std::span<const float> g,
-                     std::span<const float> g_entropy, const Tensor& d_weight) {
+                     std::span<const float> g_entropy, const Tensor& d_weight, bool is_new) {
 #ifdef LEEWAY_CUDA
   if (head.hidden.is_cuda()) {
     const torch::Device device = head.hidden.device();
     const Tensor d_hidden = at::empty_like(head.hidden);
     cuda::head_backward(cuda_head(head), vector_on(g, device), vector_on(g_entropy, device),
-                        d_hidden, d_weight, {});
+                        d_hidden, d_weight, options_of(head), is_new);
     return d_hidden;
   }
 #endif
+  if (is_new) d_weight.zero_();
   const HostHead host(head);
   const Tensor d_hidden = at::empty_like(host.hidden);
   head_backward(pool, host.problem, g, g_entropy, floats_of(d_hidden), floats_of(d_weight));
@@ -138,10 +145,14 @@ Tensor head_backward(ThreadPool& pool, const HeadOnDevice& head, std::span<const
 }
 
 HeadLoss head_loss(ThreadPool& pool, const HeadOnDevice& head, const LossSpec& spec,
-                   bool prox_is_pi, std::optional<double> denominator, const Tensor& d_weight) {
+                   bool prox_is_pi, std::optional<double> denominator, const Tensor& d_weight,
+                   bool is_new) {
 #ifdef LEEWAY_CUDA
-  if (head.hidden.is_cuda()) return cuda_head_loss(head, spec, prox_is_pi, denominator, d_weight);
+  if (head.hidden.is_cuda()) {
+    return cuda_head_loss(head, spec, prox_is_pi, denominator, d_weight, is_new);
+  }
 #endif
+  if (is_new) d_weight.zero_();
   const HostHead host(head);
   HeadLoss out;
   out.values = {host.row_values(), host.row_values()};

@@ -16,6 +16,10 @@
 
 namespace leeway {
 
+namespace cuda {
+class Products;
+}
+
 // A micro-batch on a device. The batch must outlive this.
 struct BatchOnDevice {
   // `with_loss`: what the loss reads is copied too.
@@ -33,6 +37,7 @@ struct BatchOnDevice {
 struct HeadOnDevice {
   const BatchOnDevice& on;
   torch::Tensor hidden, weight;
+  cuda::Products* products = nullptr;  // makes the logits of bf16 on CUDA; null: cuBLAS chooses
 };
 
 // float32 [N], on the device.
@@ -42,9 +47,10 @@ struct HeadValues {
 HeadValues head_logprobs(ThreadPool& pool, const HeadOnDevice& head);
 
 // From g (and g_entropy, or empty) [N]: returns d_hidden [N, H] of hidden's type and adds to
-// d_weight, float32 [V, H].
+// d_weight, float32 [V, H], or writes it with `is_new`.
 torch::Tensor head_backward(ThreadPool& pool, const HeadOnDevice& head, std::span<const float> g,
-                            std::span<const float> g_entropy, const torch::Tensor& d_weight);
+                            std::span<const float> g_entropy, const torch::Tensor& d_weight,
+                            bool is_new = false);
 
 struct HeadLoss {
   torch::Tensor loss;     // one number
@@ -53,10 +59,10 @@ struct HeadLoss {
   torch::Tensor kept;      // uint8 [N]: 1 where a token's policy term carries gradient
   torch::Tensor d_hidden;  // [N, H] of hidden's type
 };
-// Loss, logprobs and gradients in one call; adds to d_weight. `prox_is_pi`: uses the pass's own
+// Loss, logprobs and gradients in one call; d_weight as above. `prox_is_pi`: uses the pass's own
 // logprobs as prox. A number that is not finite gives an Error or a loss that is not finite.
 HeadLoss head_loss(ThreadPool& pool, const HeadOnDevice& head, const LossSpec& spec,
                    bool prox_is_pi, std::optional<double> denominator,
-                   const torch::Tensor& d_weight);
+                   const torch::Tensor& d_weight, bool is_new = false);
 
 }  // namespace leeway

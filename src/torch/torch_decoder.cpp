@@ -10,6 +10,7 @@
 #include "leeway/error.h"
 #include "torch/compat.h"
 #include "torch/layer_rows.h"
+#include "torch/packed_sequences.h"
 
 namespace leeway {
 
@@ -55,12 +56,10 @@ struct Layer {
   }
 };
 
-// The sequences of a batch, and where its tokens sit in them.
+// The sequences of a batch, and what their positions turn queries and keys by.
 struct Packing {
-  std::vector<int64_t> lengths;
-  int64_t longest = 0;
-  Tensor offsets;    // for `packed_attention`; undefined: sequence by sequence
-  Tensor positions;  // int32 [N]
+  PackedSequences sequences;
+  bool at_once = false;  // by `packed_attention`, else sequence by sequence
   TorchRopeTable rope;
 };
 
@@ -104,12 +103,13 @@ Tensor attention(const ModelConfig& config, const Layer& layer, const Packing& p
     q = rms_norm(q, layer.q_norm.use(), config.rms_norm_eps);
     k = rms_norm(k, layer.k_norm.use(), config.rms_norm_eps);
   }
-  q = rope(q, packing.positions, packing.rope);
-  k = rope(k, packing.positions, packing.rope);
+  const PackedSequences& sequences = packing.sequences;
+  q = rope(q, sequences.positions, packing.rope);
+  k = rope(k, sequences.positions, packing.rope);
   const Tensor attended =
-      packing.offsets.defined()
-          ? packed_attention(q, k, v, packing.offsets, packing.longest).flatten(1)
-          : attend(q, expand_heads(k, heads), expand_heads(v, heads), packing.lengths);
+      packing.at_once
+          ? packed_attention(q, k, v, sequences.offsets, sequences.longest).flatten(1)
+          : attend(q, expand_heads(k, heads), expand_heads(v, heads), sequences.lengths);
   return project(attended, layer.o, layer.o_bias);
 }
 
@@ -173,103 +173,52 @@ struct RecomputedLayer : torch::autograd::Function<RecomputedLayer> {
   }
 };
 
-// ---------------------------------------------------------------------------------------------
-// Sequences
-
-void check_cu_seqlens(const ModelConfig& config, std::span<const int64_t> cu_seqlens,
-                      int64_t tokens) {
-  if (cu_seqlens.size() < 2 || cu_seqlens.front() != 0 || cu_seqlens.back() != tokens) {
-    throw Error("cu_seqlens: must run from 0 to the number of tokens, " + std::to_string(tokens));
-  }
-  for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
-    const int64_t length = cu_seqlens[s + 1] - cu_seqlens[s];
-    const std::string where =
-        "cu_seqlens: sequence " + std::to_string(s) + " has " + std::to_string(length) + " tokens";
-    if (length < 1) throw Error(where + "; every sequence needs at least one");
-    if (length > config.max_position_embeddings) {
-      throw Error(where + ", the model takes at most max_position_embeddings = " +
-                  std::to_string(config.max_position_embeddings) + "; cut it or leave it out");
-    }
-  }
-}
-
-// The host's float32 values as a tensor that shares their memory; only read where they are const.
-Tensor host_view(std::span<const float> values, const std::vector<int64_t>& shape) {
-  return at::from_blob(const_cast<float*>(values.data()), shape, at::TensorOptions(at::kFloat));
-}
-
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------
 // The decoder
 
 struct TorchDecoder::Impl {
+  explicit Impl(const ModelConfig& model) : config(model), layout(model) {}
+
   ModelConfig config;
-  std::vector<ParameterInfo> table;
+  FlatLayout layout;
   torch::ScalarType compute;
-  std::vector<Tensor> parameters;
-  std::vector<Tensor> copies;  // beside them; undefined where none is needed
+  Tensor flat, flat_copy;  // the second undefined where the first is of the compute type
+  std::vector<Tensor> parameters, copies;  // their views; no copies: undefined
   TorchRopeTable rope;
   Weight embedding, final_norm, head;
   std::vector<Layer> layers;
 
-  std::shared_ptr<const Packing> pack(std::span<const int64_t> cu_seqlens) const {
-    auto packing = std::make_shared<Packing>();
-    std::vector<int32_t> positions;
-    for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
-      const int64_t length = cu_seqlens[s + 1] - cu_seqlens[s];
-      packing->lengths.push_back(length);
-      packing->longest = std::max(packing->longest, length);
-      for (int64_t t = 0; t < length; ++t) positions.push_back(static_cast<int32_t>(t));
-    }
-    const at::Device device = rope.cosines.device();
-    const auto on_device = [&](std::vector<int32_t>& numbers) {
-      return at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, at::kInt)
-          .to(device, at::kInt, /*non_blocking=*/false, /*copy=*/true);
-    };
-    if (has_packed_attention(device, compute, config.head_dim)) {
-      std::vector<int32_t> offsets(cu_seqlens.begin(), cu_seqlens.end());
-      packing->offsets = on_device(offsets);
-    }
-    packing->positions = on_device(positions);
-    packing->rope = rope;
-    return packing;
-  }
-
   void refresh_copies() {
     const at::NoGradGuard guard;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      if (copies[i].defined()) copies[i].copy_(parameters[i]);
-    }
+    if (flat_copy.defined()) flat_copy.copy_(flat);
   }
 };
 
 TorchDecoder::TorchDecoder(const Parameters& parameters, torch::Device device,
                            torch::ScalarType compute, bool trains)
-    : impl_(std::make_unique<Impl>()) {
+    : impl_(std::make_unique<Impl>(parameters.config())) {
   LEEWAY_CHECK(compute == at::kDouble || compute == at::kFloat || compute == at::kBFloat16 ||
                    compute == at::kHalf,
                "compute type " + std::string(c10::toString(compute)));
   Impl& impl = *impl_;
-  impl.config = parameters.config();
-  impl.table = parameters.table();
   impl.compute = compute;
   impl.rope = TorchRopeTable(impl.config, device);
   const NetworkPointers<const float> network = network_of(parameters);
   const at::ScalarType kept = trains && compute != at::kDouble ? at::kFloat : compute;
-  for (size_t i = 0; i < impl.table.size(); ++i) {
-    const std::span<const float> values = parameters.of(i);
-    const Tensor host = host_view(values, impl.table[i].shape);
-    const Tensor leaf = host.to(at::TensorOptions(device).dtype(kept), false, /*copy=*/true);
-    // Rows of the embedding are looked up among the leaf's.
-    const bool looked_up = values.data() == network.embedding && network.head != network.embedding;
-    impl.copies.push_back(kept == compute || looked_up ? Tensor() : leaf.to(compute));
-    impl.parameters.push_back(leaf);
-    impl.parameters.back().requires_grad_(trains);
+  impl.flat = at::zeros({impl.layout.size}, at::TensorOptions(device).dtype(kept));
+  copy_to_flat(impl.layout, parameters, impl.flat);
+  impl.parameters = parameter_views(impl.layout, impl.flat);
+  impl.copies.resize(impl.parameters.size());
+  if (kept != compute) {
+    impl.flat_copy = impl.flat.to(compute);
+    impl.copies = parameter_views(impl.layout, impl.flat_copy);
   }
+  for (Tensor& leaf : impl.parameters) leaf.requires_grad_(trains);
   // By the place the native network gives each parameter.
   auto weight_of = [&](const float* place) {
-    for (size_t i = 0; i < impl.table.size(); ++i) {
+    for (size_t i = 0; i < impl.parameters.size(); ++i) {
       if (place != nullptr && parameters.of(i).data() == place) {
         return Weight{impl.parameters[i], impl.copies[i]};
       }
@@ -308,8 +257,10 @@ void TorchDecoder::weights_changed() { impl_->refresh_copies(); }
 
 Tensor TorchDecoder::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
                              bool recompute_activations) const {
-  check_cu_seqlens(impl_->config, cu_seqlens, tokens.size(0));
-  const std::shared_ptr<const Packing> packing = impl_->pack(cu_seqlens);
+  const at::Device device = impl_->flat.device();
+  const auto packing = std::make_shared<const Packing>(
+      Packing{PackedSequences(impl_->config, cu_seqlens, tokens.size(0), device),
+              has_packed_attention(device, impl_->compute, impl_->config.head_dim), impl_->rope});
   Tensor x = at::embedding(impl_->embedding.leaf, tokens).to(impl_->compute);
   for (const Layer& layer : impl_->layers) {
     const auto pass = c10::make_intrusive<LayerPass>(impl_->config, layer, packing);
@@ -326,29 +277,26 @@ Tensor TorchDecoder::forward(const Tensor& tokens, std::span<const int64_t> cu_s
 Tensor TorchDecoder::head_weight() const { return impl_->head.use(); }
 const Tensor& TorchDecoder::head_parameter() const { return impl_->head.leaf; }
 
-void TorchDecoder::copy_to(Parameters& to) const {
-  const at::NoGradGuard guard;
-  LEEWAY_CHECK(to.table().size() == impl_->table.size(), "weights of another model");
-  for (size_t i = 0; i < impl_->table.size(); ++i) {
-    host_view(to.of(i), impl_->table[i].shape).copy_(impl_->parameters[i]);
-  }
+const FlatLayout& TorchDecoder::layout() const { return impl_->layout; }
+const Tensor& TorchDecoder::flat_parameters() const { return impl_->flat; }
+const Tensor& TorchDecoder::flat_weights() const {
+  return impl_->flat_copy.defined() ? impl_->flat_copy : impl_->flat;
 }
+const TorchRopeTable& TorchDecoder::rope_table() const { return impl_->rope; }
+
+void TorchDecoder::copy_to(Parameters& to) const { copy_to_host(impl_->layout, impl_->flat, to); }
 
 void TorchDecoder::copy_from(const Parameters& from) {
-  const at::NoGradGuard guard;
-  LEEWAY_CHECK(from.table().size() == impl_->table.size(), "weights of another model");
-  for (size_t i = 0; i < impl_->table.size(); ++i) {
-    impl_->parameters[i].copy_(host_view(from.of(i), impl_->table[i].shape));
-  }
+  copy_to_flat(impl_->layout, from, impl_->flat);
   impl_->refresh_copies();
 }
 
 void TorchDecoder::copy_gradients_to(Parameters& to) const {
   const at::NoGradGuard guard;
-  LEEWAY_CHECK(to.table().size() == impl_->table.size(), "gradients of another model");
-  for (size_t i = 0; i < impl_->table.size(); ++i) {
+  LEEWAY_CHECK(to.table().size() == impl_->parameters.size(), "gradients of another model");
+  for (size_t i = 0; i < impl_->parameters.size(); ++i) {
     const Tensor& gradient = impl_->parameters[i].grad();
-    Tensor host = host_view(to.of(i), impl_->table[i].shape);
+    Tensor host = at::from_blob(to.of(i).data(), impl_->layout.table[i].shape, at::kFloat);
     if (gradient.defined()) {
       host.copy_(gradient);
     } else {

@@ -1,5 +1,5 @@
-// The decoder in ATen operations, with gradients by autograd: the training path on CUDA, and the
-// readable reference for the native CPU path.
+// The decoder in ATen operations, with gradients by autograd: the readable reference for the native
+// CPU path and for the trunk (trunk.h), and the training path where the trunk has no kernels.
 //
 // Parameters are float32 leaves ("masters"; float64 if the compute type is). If the compute type is
 // a half precision, passes read a copy in it, which is renewed when the weights have changed;
@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "model/parameters.h"
+#include "torch/flat_layout.h"
+#include "torch/rope_table.h"
 
 namespace leeway {
 
@@ -36,6 +38,12 @@ class TorchDecoder {
   // backward pass and the next forward, and then calls `weights_changed`.
   const std::vector<torch::Tensor>& parameters() const;
   void weights_changed();
+
+  // The same in one piece: the leaves, and what passes read of them, in the compute type.
+  const FlatLayout& layout() const;
+  const torch::Tensor& flat_parameters() const;
+  const torch::Tensor& flat_weights() const;
+  const TorchRopeTable& rope_table() const;
 
   // hidden [N, hidden_size] in the compute type, after the final norm. `tokens` is int64 [N] on the
   // decoder's device; the caller checks ids that come from a user. Sequence s consists of tokens

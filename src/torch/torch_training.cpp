@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,63 +14,73 @@
 #include "leeway/evaluator.h"
 #include "torch/compat.h"
 #include "torch/device_weights.h"
+#include "torch/flat_adamw.h"
 #include "torch/tensor_head.h"
 #include "torch/torch_decoder.h"
 #include "torch/torch_errors.h"
+#include "torch/training_operations.h"
+#include "torch/trunk.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
+
+#ifdef LEEWAY_CUDA
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
 
 namespace leeway {
 namespace {
 
 using torch::Tensor;
 
-constexpr int64_t kAlignment = 64;               // numbers; vector loads want more than one
-constexpr int64_t kNormPart = int64_t{1} << 24;  // numbers turned to float64 at a time
-
-// Zeros in the shapes of all parameters, in one piece.
-struct FlatTensors {
-  FlatTensors(const std::vector<ParameterInfo>& table, torch::Device device) {
-    const auto padded = [](const ParameterInfo& info) {
-      return (info.size() + kAlignment - 1) / kAlignment * kAlignment;
-    };
-    int64_t end = 0;
-    for (const ParameterInfo& info : table) end += padded(info);
-    flat = at::zeros({end}, at::TensorOptions(device).dtype(at::kFloat));
-    int64_t first = 0;
-    for (const ParameterInfo& info : table) {
-      parts.push_back(flat.narrow(0, first, info.size()).view(info.shape));
-      first += padded(info);
+// What training needs besides the weights: zeros in their layout.
+struct LearningState {
+  LearningState(const FlatLayout& layout, torch::Device device) {
+    for (Tensor* flat : {&gradients, &first_moment, &second_moment}) {
+      *flat = at::zeros({layout.size}, at::TensorOptions(device).dtype(at::kFloat));
     }
   }
-
-  void copy_to(Parameters& host) const {
-    for (size_t i = 0; i < parts.size(); ++i) view_of(host, i).copy_(parts[i]);
-  }
-  void copy_from(Parameters& host) {
-    for (size_t i = 0; i < parts.size(); ++i) parts[i].copy_(view_of(host, i));
-  }
-
-  Tensor flat;
-  std::vector<Tensor> parts;
-
- private:
-  static Tensor view_of(Parameters& host, size_t i) {
-    return at::from_blob(host.of(i).data(), host.table()[i].shape, at::kFloat);
-  }
+  Tensor gradients, first_moment, second_moment;
 };
 
-// What training needs besides the weights.
-struct LearningState {
-  LearningState(const std::vector<ParameterInfo>& table, torch::Device device)
-      : gradients(table, device), first_moment(table, device), second_moment(table, device) {}
-  FlatTensors gradients;  // those of the decoder's leaves
-  FlatTensors first_moment, second_moment;
+// A policy on the device: the trunk where there are kernels for it, else the decoder and autograd.
+struct Network {
+  Network(const Parameters& weights, torch::Device device, torch::ScalarType compute, bool trains)
+      : decoder(weights, device, compute, trains) {
+    if (!has_training_kernels(weights.config(), device, compute)) return;
+    trunk.emplace(weights.config(), network_views(decoder.layout(), decoder.flat_weights()),
+                  decoder.rope_table());
+  }
+
+  // Without a gradient.
+  Tensor forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens) const {
+    const at::NoGradGuard guard;
+    return trunk ? trunk->forward(tokens, cu_seqlens) : decoder.forward(tokens, cu_seqlens, false);
+  }
+
+  cuda::Products* products() const { return trunk ? trunk->products() : nullptr; }
+
+  TorchDecoder decoder;
+  std::optional<Trunk> trunk;  // views of the decoder's weights
 };
 
-bool decays(const ParameterInfo& info) {
-  return info.role != ParameterInfo::Role::norm && info.role != ParameterInfo::Role::bias;
-}
+// A forward pass that can be gone back: by the trunk's record, or by the graph of `hidden`.
+struct RecordedPass {
+  Tensor hidden;
+  TrunkRecord record;
+};
+
+// While it lives, the calling thread's work is queued beside that of the thread that trains.
+struct OtherStream {
+  explicit OtherStream([[maybe_unused]] torch::Device device) {
+#ifdef LEEWAY_CUDA
+    guard.reset_stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index()));
+  }
+  c10::cuda::OptionalCUDAStreamGuard guard;
+#else
+  }
+#endif
+};
 
 // Numbers of several tensors, copied to the host together. [sum of sizes]
 std::vector<double> fetch(const std::vector<Tensor>& tensors) {
@@ -101,20 +113,22 @@ class TorchTrainingBackend : public TrainingBackend {
         pool_(device.is_cpu() ? static_cast<int>(table.threads) : 1),
         evaluator_(1),
         host_(std::move(weights.policy)),
-        decoder_(host_, device, compute) {
+        policy_(host_, device, compute, true) {
     if (weights.reference) reference_.emplace(*weights.reference, device, compute, false);
     if (weights.teacher) teacher_.emplace(*weights.teacher, device, compute, false);
   }
 
   const Parameters& parameters() override {
-    if (!host_is_current_) decoder_.copy_to(host_);
+    if (!host_is_current_) policy_.decoder.copy_to(host_);
     host_is_current_ = true;
     return host_;
   }
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
     return in_words([&] {
       return std::make_shared<const PolicySnapshot>(
-          config(), std::make_unique<TorchDeviceWeights>(host_.table(), decoder_.parameters()),
+          config(),
+          std::make_unique<TorchDeviceWeights>(policy_.decoder.layout(),
+                                               policy_.decoder.flat_parameters()),
           version);
     });
   }
@@ -123,11 +137,11 @@ class TorchTrainingBackend : public TrainingBackend {
   void score(PolicyKind policy, const MicroBatch& batch, RowValues& values) override {
     in_words([&] {
       const at::NoGradGuard guard;
-      const TorchDecoder& decoder = decoder_of(policy);
+      const Network& network = network_of(policy);
       const BatchOnDevice on(batch, device_, false);
-      const Tensor hidden = decoder.forward(on.tokens, batch.cu_seqlens, false);
-      values.logprobs =
-          floats_of(fetch({head_logprobs(pool_, {on, hidden, decoder.head_weight()}).logprobs}));
+      const Tensor hidden = network.forward(on.tokens, batch.cu_seqlens);
+      const HeadOnDevice head{on, hidden, network.decoder.head_weight(), network.products()};
+      values.logprobs = floats_of(fetch({head_logprobs(pool_, head).logprobs}));
       values.entropy.clear();
     });
   }
@@ -136,10 +150,11 @@ class TorchTrainingBackend : public TrainingBackend {
                    RowValues& values) override {
     return in_words([&] {
       const BatchOnDevice on(batch, device_, pass.entropy_gradient == 0.0);
-      const Tensor hidden = decoder_.forward(on.tokens, batch.cu_seqlens, recompute_);
-      const HeadOnDevice head = head_of(on, hidden);
-      return pass.entropy_gradient == 0.0 ? loss_on_device(head, hidden, pass, metrics, values)
-                                          : loss_on_host(head, hidden, pass, metrics, values);
+      RecordedPass forward = forward_of(on);
+      const HeadOnDevice head = head_of(on, forward);
+      return pass.entropy_gradient == 0.0
+                 ? loss_on_device(head, std::move(forward), pass, metrics, values)
+                 : loss_on_host(head, std::move(forward), pass, metrics, values);
     });
   }
 
@@ -147,42 +162,41 @@ class TorchTrainingBackend : public TrainingBackend {
                      RowValues& values) override {
     in_words([&] {
       const BatchOnDevice on(batch, device_, false);
-      const Tensor hidden = decoder_.forward(on.tokens, batch.cu_seqlens, recompute_);
-      const HeadOnDevice head = head_of(on, hidden);
+      RecordedPass forward = forward_of(on);
+      const HeadOnDevice head = head_of(on, forward);
       const HeadValues found = head_logprobs(pool_, head);
-      backward(hidden,
-               head_backward(pool_, head, g, batch.entropy_gradients(entropy_gradient), d_head()));
+      const bool are_new = begin_gradients();
+      backward(std::move(forward),
+               head_backward(pool_, head, g, batch.entropy_gradients(entropy_gradient),
+                             gradients_->head, are_new),
+               are_new);
       set_values(fetch({found.logprobs, found.entropy}), values);
     });
   }
 
   double gradient_norm() override {
     return in_words([&] {
-      std::vector<Tensor> parts;
-      for (const Tensor& part : learning().gradients.flat.split(kNormPart)) {
-        parts.push_back(part.to(at::kDouble).square().sum());
-      }
-      return std::sqrt(at::stack(parts).sum().item<double>());
+      fill_old_gradients();
+      return norm_of(learning().gradients);
     });
   }
 
-  void zero_gradients() override { learning().gradients.flat.zero_(); }
+  // The next pass overwrites them.
+  void zero_gradients() override { gradients_are_old_ = true; }
 
   void step(const OptimizerTable& table, double rate, double scale) override {
     in_words([&] {
       const at::NoGradGuard guard;
+      fill_old_gradients();
       ++steps_;
-      if (scale != 1.0) learning().gradients.flat.mul_(scale);
-      for (const bool matrices : {true, false}) {
-        const OptimizedTensors tensors = tensors_of(matrices);
-        const double weight_decay = matrices ? table.weight_decay : 0.0;
-        if (has_fused_adamw(device_)) {
-          fused_adamw(tensors, steps_, rate, table.beta1, table.beta2, weight_decay, table.epsilon);
-        } else {
-          plain_adamw(tensors, table, rate, weight_decay);
-        }
-      }
-      decoder_.weights_changed();
+      FlatAdamW step;
+      step.parameters = policy_.decoder.flat_parameters();
+      if (!policy_.decoder.flat_weights().is_same(step.parameters))
+        step.copy = policy_.decoder.flat_weights();
+      step.gradients = learning().gradients;
+      step.first_moment = learning().first_moment, step.second_moment = learning().second_moment;
+      step.decaying = policy_.decoder.layout().decaying;
+      adamw_step(step, table, steps_, rate, scale);
       host_is_current_ = false;
     });
   }
@@ -190,25 +204,56 @@ class TorchTrainingBackend : public TrainingBackend {
 
   TrainingState state() override {
     TrainingState state{parameters(), AdamW(config())};
-    learning().first_moment.copy_to(state.optimizer.first_moment());
-    learning().second_moment.copy_to(state.optimizer.second_moment());
+    copy_to_host(policy_.decoder.layout(), learning().first_moment, state.optimizer.first_moment());
+    copy_to_host(policy_.decoder.layout(), learning().second_moment,
+                 state.optimizer.second_moment());
     state.optimizer.set_steps(steps_);
     return state;
+  }
+
+  std::function<TrainingState()> state_later() override {
+    if (!device_.is_cuda()) return TrainingBackend::state_later();
+    struct Copies {
+      std::shared_ptr<const PolicySnapshot> policy;
+      Tensor first_moment, second_moment;
+    };
+    std::shared_ptr<Copies> copies;
+    try {
+      const at::NoGradGuard guard;
+      copies = std::make_shared<Copies>(
+          Copies{nullptr, learning().first_moment.clone(), learning().second_moment.clone()});
+      copies->policy = snapshot(0);    // waits for the device, so that any stream may read
+    } catch (const std::exception&) {  // no room for a second copy there
+      return TrainingBackend::state_later();
+    }
+    return [this, copies, steps = steps_]() mutable {
+      return in_words([&] {
+        const OtherStream beside(device_);
+        TrainingState state{Parameters(config()), AdamW(config())};
+        copies->policy->device()->copy_to(state.policy);
+        const FlatLayout& layout = policy_.decoder.layout();
+        copy_to_host(layout, copies->first_moment, state.optimizer.first_moment());
+        copy_to_host(layout, copies->second_moment, state.optimizer.second_moment());
+        state.optimizer.set_steps(steps);
+        copies.reset();
+        return state;
+      });
+    };
   }
 
   void load(const std::string& folder) override {
     AdamW state(config());
     load_state(folder, host_, state);
-    decoder_.copy_from(host_);
+    policy_.decoder.copy_from(host_);
     host_is_current_ = true;
-    learning().first_moment.copy_from(state.first_moment());
-    learning().second_moment.copy_from(state.second_moment());
+    copy_to_flat(policy_.decoder.layout(), state.first_moment(), learning().first_moment);
+    copy_to_flat(policy_.decoder.layout(), state.second_moment(), learning().second_moment);
     steps_ = state.steps();
   }
 
  private:
-  const TorchDecoder& decoder_of(PolicyKind policy) const {
-    if (policy == PolicyKind::current) return decoder_;
+  const Network& network_of(PolicyKind policy) const {
+    if (policy == PolicyKind::current) return policy_;
     const auto& other = policy == PolicyKind::reference ? reference_ : teacher_;
     LEEWAY_CHECK(other.has_value(), "a policy that the backend was made with");
     return *other;
@@ -216,29 +261,63 @@ class TorchTrainingBackend : public TrainingBackend {
 
   // Created on first use: backends that only score do without it.
   LearningState& learning() {
-    if (!learning_) {
-      learning_.emplace(host_.table(), device_);
-      for (size_t i = 0; i < host_.table().size(); ++i) {
-        Tensor leaf = decoder_.parameters()[i];
-        leaf.mutable_grad() = learning_->gradients.parts[i];
-      }
+    if (learning_) return *learning_;
+    learning_.emplace(policy_.decoder.layout(), device_);
+    gradients_ = network_views(policy_.decoder.layout(), learning_->gradients);
+    const std::vector<Tensor> leaves =
+        parameter_views(policy_.decoder.layout(), learning_->gradients);
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      Tensor leaf = policy_.decoder.parameters()[i];
+      leaf.mutable_grad() = leaves[i];
     }
     return *learning_;
   }
-  Tensor d_head() {
-    learning();
-    return decoder_.head_parameter().grad();
+
+  void fill_old_gradients() {
+    if (std::exchange(gradients_are_old_, false)) learning().gradients.zero_();
+  }
+  // Before a backward pass. Returns whether it writes the gradients of matrices instead of adding
+  // to them; the others are zero then.
+  bool begin_gradients() {
+    const Tensor& flat = learning().gradients;
+    if (!gradients_are_old_ || !policy_.trunk) {
+      fill_old_gradients();
+      return false;
+    }
+    gradients_are_old_ = false;
+    const int64_t decaying = policy_.decoder.layout().decaying;
+    flat.narrow(0, decaying, flat.numel() - decaying).zero_();
+    if (!config().tie_word_embeddings) gradients_->embedding.zero_();
+    return true;
   }
 
-  HeadOnDevice head_of(const BatchOnDevice& on, const Tensor& hidden) const {
-    return {on, hidden.detach(), decoder_.head_weight().detach()};
+  RecordedPass forward_of(const BatchOnDevice& on) const {
+    RecordedPass pass;
+    const std::vector<int64_t>& cu_seqlens = on.batch.cu_seqlens;
+    pass.hidden = policy_.trunk
+                      ? policy_.trunk->forward(on.tokens, cu_seqlens, recompute_, &pass.record)
+                      : policy_.decoder.forward(on.tokens, cu_seqlens, recompute_);
+    return pass;
   }
 
-  double loss_on_device(const HeadOnDevice& head, const Tensor& hidden, const LossPass& pass,
+  void backward(RecordedPass&& pass, const Tensor& d_hidden, bool are_new) const {
+    if (policy_.trunk) {
+      policy_.trunk->backward(std::move(pass.record), d_hidden, *gradients_, are_new);
+    } else {
+      torch::autograd::backward({pass.hidden}, {d_hidden});
+    }
+  }
+
+  HeadOnDevice head_of(const BatchOnDevice& on, const RecordedPass& pass) const {
+    return {on, pass.hidden.detach(), policy_.decoder.head_weight().detach(), policy_.products()};
+  }
+
+  double loss_on_device(const HeadOnDevice& head, RecordedPass&& forward, const LossPass& pass,
                         MetricSums& metrics, RowValues& values) {
-    const HeadLoss found =
-        head_loss(pool_, head, *pass.spec, pass.prox_is_pi, pass.denominator, d_head());
-    backward(hidden, found.d_hidden);
+    const bool are_new = begin_gradients();
+    const HeadLoss found = head_loss(pool_, head, *pass.spec, pass.prox_is_pi, pass.denominator,
+                                     gradients_->head, are_new);
+    backward(std::move(forward), found.d_hidden, are_new);
     const std::vector<double> numbers =
         fetch({found.loss, found.metrics, found.values.logprobs, found.values.entropy, found.kept});
     const std::span<const double> all = numbers;
@@ -258,7 +337,7 @@ class TorchTrainingBackend : public TrainingBackend {
 
   // The loss in between is computed on the host: its gradient and that of the entropy go back
   // together.
-  double loss_on_host(const HeadOnDevice& head, const Tensor& hidden, const LossPass& pass,
+  double loss_on_host(const HeadOnDevice& head, RecordedPass&& forward, const LossPass& pass,
                       MetricSums& metrics, RowValues& values) {
     const MicroBatch& batch = head.on.batch;
     const HeadValues found = head_logprobs(pool_, head);
@@ -268,13 +347,12 @@ class TorchTrainingBackend : public TrainingBackend {
     const double loss =
         evaluator_.evaluate(*pass.spec, batch.view(values.logprobs, pass.prox_is_pi), g,
                             pass.denominator, &metrics, values.kept);
-    backward(hidden, head_backward(pool_, head, g, batch.entropy_gradients(pass.entropy_gradient),
-                                   d_head()));
+    const bool are_new = begin_gradients();
+    backward(std::move(forward),
+             head_backward(pool_, head, g, batch.entropy_gradients(pass.entropy_gradient),
+                           gradients_->head, are_new),
+             are_new);
     return loss;
-  }
-
-  static void backward(const Tensor& hidden, const Tensor& d_hidden) {
-    torch::autograd::backward({hidden}, {d_hidden});
   }
 
   // Log-probabilities, then entropies.
@@ -283,43 +361,17 @@ class TorchTrainingBackend : public TrainingBackend {
     values.entropy = floats_of(numbers.subspan(numbers.size() / 2));
   }
 
-  OptimizedTensors tensors_of(bool matrices) {
-    OptimizedTensors out;
-    const LearningState& state = learning();
-    for (size_t i = 0; i < host_.table().size(); ++i) {
-      if (decays(host_.table()[i]) != matrices) continue;
-      out.parameters.push_back(decoder_.parameters()[i]);
-      out.gradients.push_back(state.gradients.parts[i]);
-      out.first_moments.push_back(state.first_moment.parts[i]);
-      out.second_moments.push_back(state.second_moment.parts[i]);
-    }
-    return out;
-  }
-
-  void plain_adamw(const OptimizedTensors& tensors, const OptimizerTable& table, double rate,
-                   double weight_decay) const {
-    const double n = static_cast<double>(steps_);
-    const double step_size = rate / (1.0 - std::pow(table.beta1, n));
-    const double root = 1.0 / std::sqrt(1.0 - std::pow(table.beta2, n));
-    for (size_t i = 0; i < tensors.parameters.size(); ++i) {
-      Tensor p = tensors.parameters[i], m = tensors.first_moments[i], v = tensors.second_moments[i];
-      const Tensor& g = tensors.gradients[i];
-      m.mul_(table.beta1).add_(g, 1.0 - table.beta1);
-      v.mul_(table.beta2).addcmul_(g, g, 1.0 - table.beta2);
-      p.mul_(1.0 - rate * weight_decay)
-          .addcdiv_(m, v.sqrt().mul_(root).add_(table.epsilon), -step_size);
-    }
-  }
-
   torch::Device device_;
   bool recompute_;
   ThreadPool pool_;
   Evaluator evaluator_;
   Parameters host_;  // older than the device's weights after a step, until requested
   bool host_is_current_ = true;
-  TorchDecoder decoder_;
-  std::optional<TorchDecoder> reference_, teacher_;
+  Network policy_;
+  std::optional<Network> reference_, teacher_;
   std::optional<LearningState> learning_;
+  std::optional<NetworkTensors> gradients_;  // views of the learning state's
+  bool gradients_are_old_ = false;           // to be taken for zeros
   int64_t steps_ = 0;
 };
 

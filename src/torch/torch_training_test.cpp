@@ -160,6 +160,25 @@ TEST(TorchTraining, LoadsWhatTheNativeBackendSavedAndTheOtherWayRound) {
   }
 }
 
+TEST(TorchTraining, AStateForLaterIsThatOfItsMoment) {
+  std::vector<MakeTrainingBackend> backends{{}};  // the native one
+  for (const torch::Device& device : devices()) backends.push_back(on(device));
+  for (const MakeTrainingBackend& backend : backends) {
+    const Parameters policy = make_policy(1, true);
+    Trainer trainer(policy, spec_of("icepop"), small_table(), backend);
+    ASSERT_EQ(trainer.train_batch(rolled_out(policy, 1, 9, 0.05)).failure, "");
+    const TrainingState now = trainer.state();
+    const auto later = trainer.state_later();
+    ASSERT_EQ(trainer.train_batch(rolled_out(policy, 2, 9, 0.05)).failure, "");
+    const TrainingState kept = later();
+    EXPECT_TRUE(same_bits(kept.policy, now.policy));
+    EXPECT_TRUE(same_bits(kept.optimizer.first_moment(), now.optimizer.first_moment()));
+    EXPECT_TRUE(same_bits(kept.optimizer.second_moment(), now.optimizer.second_moment()));
+    EXPECT_EQ(kept.optimizer.steps(), now.optimizer.steps());
+    EXPECT_FALSE(same_bits(trainer.state().policy, now.policy));
+  }
+}
+
 TEST(TorchTraining, AFolderThatIsNoStateChangesNothing) {
   const Parameters policy = make_policy();
   Trainer trainer(policy, spec_of("icepop"), small_table(), on(torch::kCPU));

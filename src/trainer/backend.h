@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/run_config.h"
@@ -78,6 +79,13 @@ class TrainingBackend {
   // Weights and optimizer state on the host, in the same form for every backend: one can load what
   // another saved (state_files.h). Throws Error; a `load` that throws has changed nothing.
   virtual TrainingState state() = 0;
+  // The state of this moment for a thread that saves it while training goes on: the function, to be
+  // called once, gives what `state` would have given now. What training changes is copied before
+  // this returns, on another device than the CPU without the host.
+  virtual std::function<TrainingState()> state_later() {
+    auto now = std::make_shared<TrainingState>(state());
+    return [now] { return std::move(*now); };
+  }
   virtual void load(const std::string& folder) = 0;
 };
 

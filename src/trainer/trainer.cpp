@@ -451,6 +451,10 @@ void Trainer::set_schedule_begin(int64_t optimizer_steps) {
 
 TrainingState Trainer::state() const { return impl_->backend->state(); }
 
+std::function<TrainingState()> Trainer::state_later() const {
+  return impl_->backend->state_later();
+}
+
 void Trainer::save(const std::string& folder) const {
   const TrainingState now = state();
   if (const std::string bad = not_finite_text(now); !bad.empty()) {

@@ -19,6 +19,7 @@
 // Threads: one call at a time per object; each call uses all of the backend's threads.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -111,6 +112,9 @@ class Trainer {
 
   // A copy of everything that training changes, which can be saved while training continues.
   TrainingState state() const;
+  // The same without waiting for a copy to the host: the function gives the state of this moment,
+  // is called once, from any thread, and may outlive the trainer's next calls but not the trainer.
+  std::function<TrainingState()> state_later() const;
 
   // The learning rate schedule counts optimizer steps from here on: 0, or those that came with the
   // moments of another run.

@@ -1,0 +1,115 @@
+#include "torch/flat_layout.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "leeway/error.h"
+
+namespace leeway {
+
+using at::Tensor;
+
+namespace {
+
+constexpr int64_t kAlignment = 64;  // numbers; kernels load several at once
+
+int64_t aligned(int64_t offset) { return (offset + kAlignment - 1) / kAlignment * kAlignment; }
+
+bool decays(const ParameterInfo& info) {
+  return info.role != ParameterInfo::Role::norm && info.role != ParameterInfo::Role::bias;
+}
+
+// Whether a parameter continues the stack that the one before it begins.
+bool continues_stack(const ParameterInfo& info) {
+  const auto is = [&](std::string_view projection) {
+    return info.name.find(projection) != std::string::npos;
+  };
+  return is(".k_proj.") || is(".v_proj.") || is(".up_proj.");
+}
+
+// The host's values as a tensor that shares their memory; only read where they are const.
+Tensor host_view(std::span<const float> values, const std::vector<int64_t>& shape) {
+  return at::from_blob(const_cast<float*>(values.data()), shape, at::TensorOptions(at::kFloat));
+}
+
+}  // namespace
+
+FlatLayout::FlatLayout(const ModelConfig& model)
+    : config(model), table(parameter_table(model)), offsets(table.size()) {
+  for (const bool matrices : {true, false}) {
+    for (size_t i = 0; i < table.size(); ++i) {
+      if (decays(table[i]) != matrices) continue;
+      offsets[i] = continues_stack(table[i]) ? size : aligned(size);
+      size = offsets[i] + table[i].size();
+    }
+    size = aligned(size);
+    if (matrices) decaying = size;
+  }
+}
+
+std::vector<Tensor> parameter_views(const FlatLayout& layout, const Tensor& flat) {
+  std::vector<Tensor> views;
+  for (size_t i = 0; i < layout.table.size(); ++i) {
+    const ParameterInfo& info = layout.table[i];
+    views.push_back(flat.narrow(0, layout.offsets[i], info.size()).view(info.shape));
+  }
+  return views;
+}
+
+void copy_to_flat(const FlatLayout& layout, const Parameters& host, const Tensor& flat) {
+  LEEWAY_CHECK(host.table().size() == layout.table.size(), "weights of another model");
+  const at::NoGradGuard guard;
+  const std::vector<Tensor> views = parameter_views(layout, flat);
+  for (size_t i = 0; i < views.size(); ++i) {
+    views[i].copy_(host_view(host.of(i), layout.table[i].shape));
+  }
+}
+
+void copy_to_host(const FlatLayout& layout, const Tensor& flat, Parameters& host) {
+  LEEWAY_CHECK(host.table().size() == layout.table.size(), "weights of another model");
+  const at::NoGradGuard guard;
+  const std::vector<Tensor> views = parameter_views(layout, flat);
+  for (size_t i = 0; i < views.size(); ++i) {
+    host_view(host.of(i), layout.table[i].shape).copy_(views[i]);
+  }
+}
+
+NetworkTensors network_views(const FlatLayout& layout, const Tensor& flat) {
+  const ModelConfig& config = layout.config;
+  const auto network = network_by<const int64_t>(config, [&](const std::string& name) {
+    const auto at = std::find_if(layout.table.begin(), layout.table.end(),
+                                 [&](const ParameterInfo& info) { return info.name == name; });
+    return at == layout.table.end() ? nullptr : &layout.offsets[at - layout.table.begin()];
+  });
+  const auto vector = [&](const int64_t* offset, int64_t count) {
+    return offset == nullptr ? Tensor() : flat.narrow(0, *offset, count);
+  };
+  const auto matrix = [&](const int64_t* offset, int64_t outputs, int64_t inputs) {
+    return flat.narrow(0, *offset, outputs * inputs).view({outputs, inputs});
+  };
+  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
+  const int64_t queries = config.num_attention_heads * config.head_dim;
+  const int64_t qkv = queries + 2 * config.num_key_value_heads * config.head_dim;
+  NetworkTensors out;
+  out.embedding = matrix(network.embedding, config.vocab_size, hidden);
+  out.head = matrix(network.head, config.vocab_size, hidden);
+  out.final_norm = vector(network.final_norm, hidden);
+  for (const LayerPointers<const int64_t>& at : network.layers) {
+    out.layers.push_back({.input_norm = vector(at.input_norm, hidden),
+                          .post_norm = vector(at.post_norm, hidden),
+                          .qkv = matrix(at.q, qkv, hidden),
+                          .qkv_bias = vector(at.q_bias, qkv),
+                          .q_norm = vector(at.q_norm, config.head_dim),
+                          .k_norm = vector(at.k_norm, config.head_dim),
+                          .o = matrix(at.o, hidden, queries),
+                          .o_bias = vector(at.o_bias, hidden),
+                          .gate_up = matrix(at.gate, 2 * inner, hidden),
+                          .down = matrix(at.down, hidden, inner)});
+  }
+  return out;
+}
+
+}  // namespace leeway

@@ -1,0 +1,51 @@
+// Where the parameters of a model lie in one piece of device memory. Weights, their copies in
+// another type, gradients, moments and snapshots share this layout, so that each of them is copied
+// and changed as a whole. Matrices that share an input are adjacent and stand for one matrix.
+//
+// Host memory and files keep the order of parameter_table.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "model/parameters.h"
+
+namespace leeway {
+
+struct FlatLayout {
+  explicit FlatLayout(const ModelConfig& config);
+
+  ModelConfig config;
+  std::vector<ParameterInfo> table;
+  std::vector<int64_t> offsets;  // beside `table`
+  // Numbers, padding included. Those before `decaying` are matrices, which decay; norms and biases
+  // follow. What is no parameter's is zero and stays so.
+  int64_t decaying = 0, size = 0;
+};
+
+// The parameters as views of `flat`, a tensor [layout.size], beside layout.table.
+std::vector<at::Tensor> parameter_views(const FlatLayout& layout, const at::Tensor& flat);
+
+// Between the host's float32 and `flat` of any floating type; `host` has the layout's config.
+void copy_to_flat(const FlatLayout& layout, const Parameters& host, const at::Tensor& flat);
+void copy_to_host(const FlatLayout& layout, const at::Tensor& flat, Parameters& host);
+
+// The parameters as the network uses them, views of `flat`; undefined where the family has none.
+// Matrices are [outputs, inputs].
+struct LayerTensors {
+  at::Tensor input_norm, post_norm;
+  at::Tensor qkv, qkv_bias;  // queries, keys, values, one below the other
+  at::Tensor q_norm, k_norm;
+  at::Tensor o, o_bias;
+  at::Tensor gate_up;  // the gate above
+  at::Tensor down;
+};
+struct NetworkTensors {
+  at::Tensor embedding, head, final_norm;  // tied: head is the embedding
+  std::vector<LayerTensors> layers;
+};
+NetworkTensors network_views(const FlatLayout& layout, const at::Tensor& flat);
+
+}  // namespace leeway

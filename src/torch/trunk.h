@@ -1,0 +1,78 @@
+// The decoder without its head, with a backward pass that is written out: the training path on CUDA
+// in bf16. It computes what TorchDecoder does; the forward pass consists of the functions that
+// sampling consists of, row by row.
+//
+// The same call gives the same bits, but for the gradient of attention (torch_training.h).
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "torch/flat_layout.h"
+#include "torch/packed_sequences.h"
+#include "torch/sampling_operations.h"
+
+namespace leeway {
+
+// What a forward pass keeps for the backward pass.
+struct TrunkRecord {
+  struct Layer {
+    at::Tensor x;  // the layer's input, [N, hidden_size]
+    // Undefined where the layer is run again for its gradient.
+    at::Tensor qkv;
+    at::Tensor attended, lse;  // as training_operations.h's Attended
+    at::Tensor y;              // x + attention
+    at::Tensor gate_up;
+  };
+  at::Tensor tokens;  // int32 [N]
+  std::optional<PackedSequences> sequences;
+  std::vector<Layer> layers;
+  at::Tensor last;  // the input of the final norm
+};
+
+class Trunk {
+ public:
+  // Weights in the compute type, views of memory that is read at every pass.
+  Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope);
+
+  // hidden [N, hidden_size], after the final norm. Tokens, sequences and errors as in
+  // TorchDecoder::forward. With `record` the pass can be gone back; with `recompute_activations`
+  // the record has a layer's input alone.
+  at::Tensor forward(const at::Tensor& tokens, std::span<const int64_t> cu_seqlens,
+                     bool recompute_activations = false, TrunkRecord* record = nullptr) const;
+
+  // From d_hidden, the gradient of what the recorded pass returned, adds to `gradients`, float32
+  // views beside the weights; those of the layers' matrices are written instead with `are_new`. The
+  // head's is left alone, unless it is the embedding's. Takes the record apart.
+  void backward(TrunkRecord&& record, const at::Tensor& d_hidden, const NetworkTensors& gradients,
+                bool are_new = false) const;
+
+  const at::Tensor& head_weight() const { return weights_.head; }
+  cuda::Products* products() const { return products_.get(); }
+
+ private:
+  struct LayerPass {
+    TrunkRecord::Layer kept;
+    at::Tensor delta;  // what the layer adds to kept.y
+  };
+  at::Tensor product(const at::Tensor& x, const at::Tensor& weight,
+                     const at::Tensor& bias = {}) const;
+  HeadWeights heads_of(const LayerTensors& layer) const;
+  LayerPass layer_forward(const LayerTensors& layer, const PackedSequences& sequences,
+                          const at::Tensor& x, const at::Tensor& delta) const;
+  at::Tensor layer_backward(const LayerTensors& layer, const PackedSequences& sequences,
+                            TrunkRecord::Layer&& kept, at::Tensor d, const LayerTensors& gradients,
+                            bool are_new) const;
+
+  ModelConfig config_;
+  NetworkTensors weights_;
+  TorchRopeTable rope_;
+  std::shared_ptr<cuda::Products> products_;
+};
+
+}  // namespace leeway
