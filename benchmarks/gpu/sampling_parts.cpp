@@ -5,6 +5,7 @@
 // An operation is measured over all layers, captured as one CUDA graph and replayed, so that its
 // time is the device's and each layer's weights come from memory as they do in a step.
 
+#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -121,7 +122,10 @@ class Pass {
     logits_ = at::empty({count, config.vocab_size}, on(at::kFloat));
     sampled_ = at::empty({count, 4}, on(at::kInt));
     draw_space_ = at::empty({draw_workspace_size(config.vocab_size, count)}, on(at::kByte));
-    space_ = at::empty({attention_workspace_size(counts_)}, on(at::kFloat));
+    space_ = at::empty(
+        {attention_workspace_size(counts_, config.max_position_embeddings, at::kBFloat16)},
+        on(at::kFloat));
+    rows_.decode_rows = count;
     rows_.tokens = at::randint(config.vocab_size, {count}, on(at::kInt));
     rows_.positions = at::full({count}, keys, on(at::kInt));
     rows_.starts = at::arange(count, on(at::kInt)) * pages;
@@ -130,6 +134,7 @@ class Pass {
     rows_.draws = at::arange(count, on(at::kInt));
     rows_.inverse_temperatures = at::ones({count}, on(at::kFloat));
     rows_.uniforms = at::rand({count}, on(at::kDouble));
+    cudaDeviceSynchronize();  // what is measured runs on another stream
   }
 
   void report() {
@@ -137,21 +142,32 @@ class Pass {
     measure(
         "embed", [&](size_t) { embed_rows(); }, false);
     measure("add_norm", [&](size_t i) { norm(weights_.layers[i].input_norm); });
-    measure("qkv", [&](size_t i) { project(h_, weights_.layers[i].qkv_t, {}, qkv_); });
+    measure("qkv",
+            [&](size_t i) { project(products_.get(), h_, weights_.layers[i].qkv_t, {}, qkv_); });
     measure("store_heads", [&](size_t i) { heads(i); });
     measure("attention", [&](size_t i) { attention(i); });
-    measure("o", [&](size_t i) { project(attention_, weights_.layers[i].o_t, {}, delta_); });
-    measure("gate_up", [&](size_t i) { project(h_, weights_.layers[i].gate_up_t, {}, gate_up_); });
+    measure("o", [&](size_t i) {
+      project(products_.get(), attention_, weights_.layers[i].o_t, {}, delta_);
+    });
+    measure("gate_up", [&](size_t i) {
+      project(products_.get(), h_, weights_.layers[i].gate_up_t, {}, gate_up_);
+    });
     measure("swiglu", [&](size_t) { swiglu_rows(gate_up_, s_); });
-    measure("down", [&](size_t i) { project(s_, weights_.layers[i].down_t, {}, delta_); });
+    measure("down",
+            [&](size_t i) { project(products_.get(), s_, weights_.layers[i].down_t, {}, delta_); });
     measure(
         "last_norm", [&](size_t) { last_norm(); }, false);
     measure(
-        "logits", [&](size_t) { project_wide(last_, weights_.head_t, logits_); }, false);
+        "logits", [&](size_t) { project_wide(products_.get(), last_, weights_.head_t, logits_); },
+        false);
     measure(
         "draw", [&](size_t) { draw(); }, false);
     const double whole = device_ms([&] { all(); });
     print("pass", count_, {{"step_ms", whole}});
+    Pass halves[2] = {half(0, count_ / 2), half(count_ / 2, count_ / 2)};
+    cudaDeviceSynchronize();
+    const c10::cuda::CUDAStream other = c10::cuda::getStreamFromPool();
+    print("pass in halves", count_, {{"step_ms", device_ms([&] { two_halves(halves, other); })}});
   }
 
  private:
@@ -175,35 +191,72 @@ class Pass {
     store_heads(weights_.layers[i].heads, rows_, qkv_, q_, pages_[2 * i], pages_[2 * i + 1]);
   }
   void attention(size_t i) {
-    attend(counts_, rows_, q_, pages_[2 * i], pages_[2 * i + 1], space_, attention_);
+    attend(counts_, rows_, config_.max_position_embeddings, q_, pages_[2 * i], pages_[2 * i + 1],
+           space_, attention_);
+  }
+  void layer(size_t i) {
+    const SamplingLayer& layer = weights_.layers[i];
+    norm(layer.input_norm);
+    project(products_.get(), h_, layer.qkv_t, layer.qkv_bias, qkv_);
+    heads(i);
+    attention(i);
+    project(products_.get(), attention_, layer.o_t, layer.o_bias, delta_);
+    norm(layer.post_norm);
+    project(products_.get(), h_, layer.gate_up_t, {}, gate_up_);
+    swiglu_rows(gate_up_, s_);
+    project(products_.get(), s_, layer.down_t, {}, delta_);
+  }
+  void finish() {
+    last_norm();
+    project_wide(products_.get(), last_, weights_.head_t, logits_);
+    draw();
   }
   void all() {
     embed_rows();
-    for (size_t i = 0; i < weights_.layers.size(); ++i) {
-      const SamplingLayer& layer = weights_.layers[i];
-      norm(layer.input_norm);
-      project(h_, layer.qkv_t, layer.qkv_bias, qkv_);
-      heads(i);
-      attention(i);
-      project(attention_, layer.o_t, layer.o_bias, delta_);
-      norm(layer.post_norm);
-      project(h_, layer.gate_up_t, {}, gate_up_);
-      swiglu_rows(gate_up_, s_);
-      project(s_, layer.down_t, {}, delta_);
+    for (size_t i = 0; i < weights_.layers.size(); ++i) layer(i);
+    finish();
+  }
+
+  // Rows `first` .. of this pass; they share its memory, not its workspace.
+  Pass half(int64_t first, int64_t count) const {
+    Pass part = *this;
+    for (Tensor* tensor :
+         {&part.x_, &part.h_, &part.delta_, &part.qkv_, &part.q_, &part.attention_, &part.gate_up_,
+          &part.s_, &part.rows_.tokens, &part.rows_.positions, &part.rows_.starts}) {
+      *tensor = tensor->narrow(0, first, count);
     }
-    last_norm();
-    project_wide(last_, weights_.head_t, logits_);
-    draw();
+    part.rows_.decode_rows = count;
+    part.space_ = at::empty_like(space_);
+    part.products_ = make_products(at::kCUDA);
+    return part;
+  }
+  // The layers in two halves of the rows beside each other, so that one's attention, which waits
+  // for memory, and the other's products, which wait for themselves, overlap.
+  void two_halves(Pass (&halves)[2], const c10::cuda::CUDAStream& other) {
+    embed_rows();
+    at::cuda::CUDAEvent begun, done;
+    begun.record();
+    begun.block(other);
+    const c10::cuda::CUDAStream here = c10::cuda::getCurrentCUDAStream();
+    for (size_t i = 0; i < weights_.layers.size(); ++i) {
+      halves[0].layer(i);
+      const c10::cuda::CUDAStreamGuard guard(other);
+      halves[1].layer(i);
+    }
+    done.record(other);
+    done.block(here);
+    finish();
   }
 
   const ModelConfig& config_;
   const SamplingWeights& weights_;
-  const int64_t count_;
+  int64_t count_;
   HeadCounts counts_;
   Tensor kv_, x_, h_, delta_, last_, qkv_, q_, attention_, gate_up_, s_, logits_, sampled_, space_,
       draw_space_;
   std::vector<Tensor> pages_;
   PassRows rows_;
+  std::shared_ptr<cuda::Products> products_ = make_products(at::kCUDA);
 };
 
 // Decode steps of an engine around `keys` keys: what the host adds to the pass.

@@ -11,6 +11,7 @@
 
 #include "core/float32/sequence_math.h"
 #include "cuda/device.h"
+#include "cuda/loss.h"
 
 namespace leeway::cuda {
 

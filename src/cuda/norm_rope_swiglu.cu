@@ -120,100 +120,117 @@ __global__ void rope_kernel(const T* x, int64_t count, int64_t heads, int64_t ha
   store<kCount>(b, y + head * 2 * half + half + i);
 }
 
-// One warp for a head: norm it as rms_norm does, turn its pairs (i, i + head_dim / 2) as rope does,
-// write it. `shared` has room for a head.
+// Two adjacent numbers.
 template <class T>
-__device__ void store_head(const T* from, const T* norm, float eps, const float* cosines,
-                           const float* sines, int head_dim, float* shared, T* to) {
-  constexpr int kCount = 8;
-  const int half = head_dim / 2;
-  const int lane = threadIdx.x % kWarp, first = lane * kCount;
-  const bool there = first < head_dim;
-  float values[kCount], weights[kCount];
-  if (there) load<kCount>(from + first, values);
-  if (norm != nullptr) {
-    const float squares = warp_sum(there ? add_squares<kCount>(values, 0.0f) : 0.0f);
-    const float inverse = inverse_norm(squares, head_dim, eps);
-    if (there) {
-      load<kCount>(norm + first, weights);
-#pragma unroll
-      for (int k = 0; k < kCount; ++k) {
-        values[k] = rounded<T>(normed<T>(values[k], inverse, weights[k]));
-      }
-    }
+__device__ inline float2 load_two(const T* from) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return *reinterpret_cast<const float2*>(from);
+  } else {
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(from));
   }
-  __syncwarp();  // the head before has been read
-  if (there) {
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) shared[first + k] = values[k];
-  }
-  __syncwarp();
-  for (int i = lane; i < half; i += kWarp) {
-    float a = shared[i], b = shared[i + half];
-    turn(a, b, cosines[i], sines[i]);
-    to[i] = narrow<T>(a);
-    to[i + half] = narrow<T>(b);
+}
+template <class T>
+__device__ inline void store_two(float first, float second, T* to) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    *reinterpret_cast<float2*>(to) = make_float2(first, second);
+  } else {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(first, second);
   }
 }
 
-// One block for a row, its heads shared among the warps.
+// One warp for a head: norm it, turn its pairs (i, i + head_dim / 2), write it. A lane has two
+// adjacent numbers of each half at a time. Sums are spelled in intrinsics, so that a head has the
+// same bits in every kernel that this is a part of.
+template <class T>
+__device__ __forceinline__ void store_head(const T* from, const T* norm, float eps,
+                                           const float* cosines, const float* sines, int head_dim,
+                                           T* to) {
+  constexpr int kMost = kMostHeadDim / 4 / kWarp;
+  const int half = head_dim / 2, first = threadIdx.x % kWarp * 2;
+  float2 a[kMost], b[kMost];
+  float squares = 0.0f;
+#pragma unroll
+  for (int n = 0; n < kMost; ++n) {
+    const int i = first + n * 2 * kWarp;
+    a[n] = i < half ? load_two(from + i) : make_float2(0.0f, 0.0f);
+    b[n] = i < half ? load_two(from + half + i) : make_float2(0.0f, 0.0f);
+    for (const float value : {a[n].x, a[n].y, b[n].x, b[n].y}) {
+      squares = __fmaf_rn(value, value, squares);
+    }
+  }
+  const float inverse = norm == nullptr ? 1.0f : inverse_norm(warp_sum(squares), head_dim, eps);
+  const auto scaled = [&](float value, float weight) {
+    return rounded<T>(__fmul_rn(rounded<T>(__fmul_rn(value, inverse)), weight));
+  };
+#pragma unroll
+  for (int n = 0; n < kMost; ++n) {
+    const int i = first + n * 2 * kWarp;
+    if (i >= half) continue;
+    if (norm != nullptr) {
+      const float2 by_a = load_two(norm + i), by_b = load_two(norm + half + i);
+      a[n] = make_float2(scaled(a[n].x, by_a.x), scaled(a[n].y, by_a.y));
+      b[n] = make_float2(scaled(b[n].x, by_b.x), scaled(b[n].y, by_b.y));
+    }
+    const float2 c = load_two(cosines + i), s = load_two(sines + i);
+    turn(a[n].x, b[n].x, c.x, s.x);
+    turn(a[n].y, b[n].y, c.y, s.y);
+    store_two(a[n].x, a[n].y, to + i);
+    store_two(b[n].x, b[n].y, to + half + i);
+  }
+}
+
+// A warp for each head of each row.
 template <class T>
 __global__ void store_heads_kernel(HeadStep step) {
-  __shared__ float heads_of_warps[kWarps][kMostHeadDim];
-  const int64_t row = blockIdx.x;
-  const int position = step.places.positions[row];
-  if (position < 0) return;
   const int head_dim = static_cast<int>(step.sizes.head_dim);
   const int query_heads = static_cast<int>(step.sizes.query_heads);
   const int kv_heads = static_cast<int>(step.sizes.kv_heads);
   const int heads = query_heads + 2 * kv_heads;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  const int64_t row = at / heads;
+  const int head = static_cast<int>(at % heads);
+  if (row >= step.places.rows) return;
+  const int position = step.places.positions[row];
+  if (position < 0) return;
+  const T* from = static_cast<const T*>(step.qkv) + at * head_dim;
+  const int64_t angle = static_cast<int64_t>(position) * (head_dim / 2);
+  if (head < query_heads) {
+    return store_head(from, static_cast<const T*>(step.query_norm), step.eps,
+                      step.angles.cosines + angle, step.angles.sines + angle, head_dim,
+                      static_cast<T*>(step.q) + (row * query_heads + head) * head_dim);
+  }
   const int64_t page = step.places.pages[step.places.starts[row] + position / kBlockKeys];
   const int64_t place = (page * kBlockKeys + position % kBlockKeys) * kv_heads * head_dim;
-  const float* cosines = step.angles.cosines + static_cast<int64_t>(position) * (head_dim / 2);
-  const float* sines = step.angles.sines + static_cast<int64_t>(position) * (head_dim / 2);
-  const T* qkv = static_cast<const T*>(step.qkv) + row * heads * head_dim;
-  T* q = static_cast<T*>(step.q) + row * query_heads * head_dim;
-  T* keys = static_cast<T*>(step.keys) + place;
-  T* values = static_cast<T*>(step.values) + place;
-  const auto* query_norm = static_cast<const T*>(step.query_norm);
-  const auto* key_norm = static_cast<const T*>(step.key_norm);
-  const int warp = threadIdx.x / kWarp;
-  float* shared = heads_of_warps[warp];
-  for (int head = warp; head < heads; head += kWarps) {
-    const T* from = qkv + head * head_dim;
-    if (head < query_heads) {
-      store_head(from, query_norm, step.eps, cosines, sines, head_dim, shared, q + head * head_dim);
-    } else if (head < query_heads + kv_heads) {
-      store_head(from, key_norm, step.eps, cosines, sines, head_dim, shared,
-                 keys + (head - query_heads) * head_dim);
-    } else {
-      T* to = values + (head - query_heads - kv_heads) * head_dim;
-      for (int i = threadIdx.x % kWarp; i < head_dim; i += kWarp) to[i] = from[i];
-    }
+  if (head < query_heads + kv_heads) {
+    return store_head(from, static_cast<const T*>(step.key_norm), step.eps,
+                      step.angles.cosines + angle, step.angles.sines + angle, head_dim,
+                      static_cast<T*>(step.keys) + place + (head - query_heads) * head_dim);
+  }
+  T* to = static_cast<T*>(step.values) + place + (head - query_heads - kv_heads) * head_dim;
+  for (int i = threadIdx.x % kWarp * 2; i < head_dim; i += 2 * kWarp) {
+    const float2 two = load_two(from + i);
+    store_two(two.x, two.y, to + i);
   }
 }
 
 // The same with queries and keys of a row side by side.
 template <class T>
 __global__ void pack_heads_kernel(PackedHeads step) {
-  __shared__ float heads_of_warps[kWarps][kMostHeadDim];
-  const int64_t row = blockIdx.x;
   const int head_dim = static_cast<int>(step.sizes.head_dim);
   const int query_heads = static_cast<int>(step.sizes.query_heads);
   const int kv_heads = static_cast<int>(step.sizes.kv_heads);
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  const int64_t row = at / (query_heads + kv_heads);
+  const int head = static_cast<int>(at % (query_heads + kv_heads));
+  if (row >= step.rows) return;
+  const bool query = head < query_heads;
   const int64_t angle = static_cast<int64_t>(step.positions[row]) * (head_dim / 2);
-  const T* qkv = static_cast<const T*>(step.qkv) + row * (query_heads + 2 * kv_heads) * head_dim;
-  T* q = static_cast<T*>(step.q) + row * query_heads * head_dim;
-  T* k = static_cast<T*>(step.k) + row * kv_heads * head_dim;
-  const int warp = threadIdx.x / kWarp;
-  for (int head = warp; head < query_heads + kv_heads; head += kWarps) {
-    const bool query = head < query_heads;
-    __syncwarp();  // the head before has been read
-    store_head(
-        qkv + head * head_dim, static_cast<const T*>(query ? step.query_norm : step.key_norm),
-        step.eps, step.angles.cosines + angle, step.angles.sines + angle, head_dim,
-        heads_of_warps[warp], query ? q + head * head_dim : k + (head - query_heads) * head_dim);
-  }
+  store_head(
+      static_cast<const T*>(step.qkv) + (row * (query_heads + 2 * kv_heads) + head) * head_dim,
+      static_cast<const T*>(query ? step.query_norm : step.key_norm), step.eps,
+      step.angles.cosines + angle, step.angles.sines + angle, head_dim,
+      query ? static_cast<T*>(step.q) + (row * query_heads + head) * head_dim
+            : static_cast<T*>(step.k) + (row * kv_heads + head - query_heads) * head_dim);
 }
 
 // One thread for kCount numbers; `parts` of them in a row, `count` in all.
@@ -312,7 +329,9 @@ void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream) {
   if (step.places.rows == 0) return;
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    store_heads_kernel<T><<<static_cast<unsigned>(step.places.rows), kThreads, 0, stream>>>(step);
+    const HeadSizes& sizes = step.sizes;
+    const int64_t heads = step.places.rows * (sizes.query_heads + 2 * sizes.kv_heads);
+    store_heads_kernel<T><<<blocks_for(heads, kWarps), kThreads, 0, stream>>>(step);
   });
   check_launch("store_heads");
 }
@@ -321,7 +340,8 @@ void pack_heads(Dtype dtype, const PackedHeads& step, cudaStream_t stream) {
   if (step.rows == 0) return;
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    pack_heads_kernel<T><<<static_cast<unsigned>(step.rows), kThreads, 0, stream>>>(step);
+    const int64_t heads = step.rows * (step.sizes.query_heads + step.sizes.kv_heads);
+    pack_heads_kernel<T><<<blocks_for(heads, kWarps), kThreads, 0, stream>>>(step);
   });
   check_launch("pack_heads");
 }

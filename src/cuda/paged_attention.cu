@@ -45,7 +45,7 @@ constexpr int kResident = kHeads <= 2 ? 4 : 3;
 // kLanes lanes share a key, kDims dimensions each; those beyond the head's dimensions are zeros. A
 // warp processes kSteps * (32 / kLanes) keys at a time, and the warps of a block take turns. Scores
 // are in units of log 2.
-template <class T, int kLanes, int kHeads>
+template <int kLanes, int kHeads>
 __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
     attention_kernel(PagedAttention attention, int group, int blocks_per_kv_head, float scale,
                      int splits) {
@@ -72,22 +72,22 @@ __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
   const int first = static_cast<int>(blockIdx.z) * share;
   const int end = min(count, first + share);
   const int32_t* pages = attention.places.pages + attention.places.starts[row];
-  const T* keys = static_cast<const T*>(attention.keys) + kv_head * head_dim + dim;
-  const T* values = static_cast<const T*>(attention.values) + kv_head * head_dim + dim;
+  const float* keys = static_cast<const float*>(attention.keys) + kv_head * head_dim + dim;
+  const float* values = static_cast<const float*>(attention.values) + kv_head * head_dim + dim;
 
   float q[kHeads][kDims], sum[kHeads], most[kHeads], weighted[kHeads][kDims];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
-    Eight<T> query = eight_zeros<T>();
+    Eight<float> query = eight_zeros<float>();
     if (h < heads && dim < head_dim) {
-      query = load_eight(static_cast<const T*>(attention.q) +
+      query = load_eight(static_cast<const float*>(attention.q) +
                          (row * attention.sizes.query_heads + first_head + h) * head_dim + dim);
     }
     sum[h] = 0.0f;
     most[h] = -INFINITY;
 #pragma unroll
     for (int d = 0; d < kDims; ++d) {
-      q[h][d] = wide(query.values[d]) * scale;
+      q[h][d] = query.values[d] * scale;
       weighted[h][d] = 0.0f;
     }
   }
@@ -104,12 +104,12 @@ __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
   int base = first + warp * kSteps * kKeys;
   read_pages(base);
   for (; base < end; base += kStride) {
-    Eight<T> key[kSteps], value[kSteps];
+    Eight<float> key[kSteps], value[kSteps];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       const int at = base + s * kKeys + beside;
-      key[s] = eight_zeros<T>();
-      value[s] = eight_zeros<T>();
+      key[s] = eight_zeros<float>();
+      value[s] = eight_zeros<float>();
       if (at < end && dim < head_dim) {
         const int64_t place = (page[s] * kBlockKeys + at % kBlockKeys) * key_stride;
         key[s] = load_eight(keys + place);
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
       for (int h = 0; h < kHeads; ++h) {
         float dot = 0.0f;
 #pragma unroll
-        for (int d = 0; d < kDims; ++d) dot += q[h][d] * wide(key[s].values[d]);
+        for (int d = 0; d < kDims; ++d) dot += q[h][d] * key[s].values[d];
 #pragma unroll
         for (int step = kLanes / 2; step > 0; step /= 2) {
           dot += __shfl_xor_sync(kAllLanes, dot, step);
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
         const float weight = exp2f(score[h][s] - largest);
         sum[h] += weight;
 #pragma unroll
-        for (int d = 0; d < kDims; ++d) weighted[h][d] += weight * wide(value[s].values[d]);
+        for (int d = 0; d < kDims; ++d) weighted[h][d] += weight * value[s].values[d];
       }
     }
   }
@@ -192,9 +192,9 @@ __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
       }
     }
     if (splits == 1) {
-      T* out = static_cast<T*>(attention.out) +
-               (row * attention.sizes.query_heads + first_head + h) * head_dim;
-      out[d] = narrow<T>(first < end ? result / total : 0.0f);
+      float* out = static_cast<float*>(attention.out) +
+                   (row * attention.sizes.query_heads + first_head + h) * head_dim;
+      out[d] = (first < end ? result / total : 0.0f);
     } else {
       float* partial =
           partial_of(attention, row, first_head + h, splits, static_cast<int>(blockIdx.z));
@@ -208,7 +208,6 @@ __global__ void __launch_bounds__(kThreads, kResident<kHeads>)
 }
 
 // One block per head of a row. A split without keys has sum 0.
-template <class T>
 __global__ void join_kernel(PagedAttention attention, int splits) {
   const int64_t row = blockIdx.x, head = blockIdx.y;
   const int head_dim = static_cast<int>(attention.sizes.head_dim);
@@ -216,7 +215,8 @@ __global__ void join_kernel(PagedAttention attention, int splits) {
   const int64_t stride = head_dim + 2;
   float largest = -INFINITY;
   for (int s = 0; s < splits; ++s) largest = fmaxf(largest, partials[s * stride + head_dim + 1]);
-  T* out = static_cast<T*>(attention.out) + (row * attention.sizes.query_heads + head) * head_dim;
+  float* out =
+      static_cast<float*>(attention.out) + (row * attention.sizes.query_heads + head) * head_dim;
   for (int d = threadIdx.x; d < head_dim; d += kThreads) {
     float total = 0.0f, result = 0.0f;
     for (int s = 0; s < splits; ++s) {
@@ -226,11 +226,11 @@ __global__ void join_kernel(PagedAttention attention, int splits) {
       total += weight * partial[head_dim];
       result += weight * partial[d];
     }
-    out[d] = narrow<T>(attention.places.positions[row] < 0 ? 0.0f : result / total);
+    out[d] = (attention.places.positions[row] < 0 ? 0.0f : result / total);
   }
 }
 
-template <class T, int kLanes, int kHeads>
+template <int kLanes, int kHeads>
 void launch(const PagedAttention& attention, cudaStream_t stream) {
   const HeadSizes& sizes = attention.sizes;
   const Grouping grouping = grouping_of(sizes);
@@ -239,22 +239,22 @@ void launch(const PagedAttention& attention, cudaStream_t stream) {
   const float scale = kLog2e / std::sqrt(static_cast<float>(sizes.head_dim));
   const dim3 grid(rows, static_cast<unsigned>(sizes.kv_heads * grouping.blocks_per_kv_head),
                   static_cast<unsigned>(splits));
-  attention_kernel<T, kLanes, kHeads><<<grid, kThreads, 0, stream>>>(
+  attention_kernel<kLanes, kHeads><<<grid, kThreads, 0, stream>>>(
       attention, static_cast<int>(sizes.query_heads / sizes.kv_heads), grouping.blocks_per_kv_head,
       scale, splits);
   check_launch("paged_attention");
   if (splits == 1) return;
   const dim3 heads(rows, static_cast<unsigned>(sizes.query_heads));
-  join_kernel<T><<<heads, kThreads, 0, stream>>>(attention, splits);
+  join_kernel<<<heads, kThreads, 0, stream>>>(attention, splits);
   check_launch("paged_attention, joining");
 }
 
-template <class T, int kLanes>
+template <int kLanes>
 void launch_for_heads(const PagedAttention& attention, cudaStream_t stream) {
   switch (grouping_of(attention.sizes).heads_per_block) {
-    case 1: return launch<T, kLanes, 1>(attention, stream);
-    case 2: return launch<T, kLanes, 2>(attention, stream);
-    default: return launch<T, kLanes, 4>(attention, stream);
+    case 1: return launch<kLanes, 1>(attention, stream);
+    case 2: return launch<kLanes, 2>(attention, stream);
+    default: return launch<kLanes, 4>(attention, stream);
   }
 }
 
@@ -266,21 +266,18 @@ int64_t attention_workspace(const HeadSizes& sizes) {
   return std::max<int64_t>(1, kBusy / blocks) * sizes.query_heads * (sizes.head_dim + 2);
 }
 
-void paged_attention(Dtype dtype, const PagedAttention& attention, cudaStream_t stream) {
+void paged_attention(const PagedAttention& attention, cudaStream_t stream) {
   if (attention.places.rows == 0) return;
-  with_type(dtype, [&](auto type) {
-    using T = decltype(type);
-    const auto lanes = std::bit_ceil(static_cast<uint64_t>(attention.sizes.head_dim / kDims));
-    switch (lanes) {
-      case 1: return launch_for_heads<T, 1>(attention, stream);
-      case 2: return launch_for_heads<T, 2>(attention, stream);
-      case 4: return launch_for_heads<T, 4>(attention, stream);
-      case 8: return launch_for_heads<T, 8>(attention, stream);
-      case 16: return launch_for_heads<T, 16>(attention, stream);
-      case 32: return launch_for_heads<T, 32>(attention, stream);
-      default: throw Error("paged_attention: head_dim is not a multiple of 8 up to 256");
-    }
-  });
+  const auto lanes = std::bit_ceil(static_cast<uint64_t>(attention.sizes.head_dim / kDims));
+  switch (lanes) {
+    case 1: return launch_for_heads<1>(attention, stream);
+    case 2: return launch_for_heads<2>(attention, stream);
+    case 4: return launch_for_heads<4>(attention, stream);
+    case 8: return launch_for_heads<8>(attention, stream);
+    case 16: return launch_for_heads<16>(attention, stream);
+    case 32: return launch_for_heads<32>(attention, stream);
+    default: throw Error("paged_attention: head_dim is not a multiple of 8 up to 256");
+  }
 }
 
 }  // namespace leeway::cuda

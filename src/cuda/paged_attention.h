@@ -1,5 +1,5 @@
-// Causal attention over a paged KV cache on a CUDA device: each row sees positions 0 .. its own of
-// its sequence. Decode and prefill rows are treated alike.
+// Causal attention in float32 over a paged KV cache on a CUDA device: each row sees positions 0 ..
+// its own of its sequence. Decode and prefill rows are treated alike. (bf16: attention.h.)
 //
 // A thread block handles one row and the query heads of one key/value head (up to four; more are
 // split among blocks), so that a key is read once for all of them. With few rows, a row's keys are
@@ -11,7 +11,6 @@
 
 #include <cstdint>
 
-#include "cuda/dtype.h"
 #include "cuda/kv_pages.h"
 
 namespace leeway::cuda {
@@ -19,7 +18,7 @@ namespace leeway::cuda {
 struct PagedAttention {
   HeadSizes sizes;
   RowPlaces places;
-  const void* q = nullptr;  // [rows, query_heads * head_dim], not scaled
+  const void* q = nullptr;  // float32 [rows, query_heads * head_dim], not scaled
   const void *keys = nullptr, *values = nullptr;
   void* out = nullptr;         // [rows, query_heads * head_dim]; zeros for padding rows
   float* workspace = nullptr;  // attention_workspace floats
@@ -30,6 +29,6 @@ int64_t attention_workspace(const HeadSizes& sizes);
 
 // out = softmax(q keys / sqrt(head_dim)) values, with float32 sums. Keys beyond a row's own
 // position are never read.
-void paged_attention(Dtype dtype, const PagedAttention& attention, cudaStream_t stream);
+void paged_attention(const PagedAttention& attention, cudaStream_t stream);
 
 }  // namespace leeway::cuda

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/device.h"
+#include "cuda/products.h"
 #include "leeway/error.h"
 
 namespace leeway::cuda {
@@ -115,9 +116,19 @@ class Head {
     const int64_t rows = product_rows();
     gather_rows(problem_.hidden, problem_.hidden_stride, problem_.hidden_size, problem_.type,
                 chunk_, rows, work_.hidden, stream_);
-    product(CUBLAS_OP_T, CUBLAS_OP_N, problem_.vocabulary, rows, problem_.hidden_size,
-            problem_.weight, problem_.hidden_size, work_.hidden, problem_.hidden_size, work_.logits,
-            cut_.logit_type, cut_.stride, 0.0f);
+    if (options_.products != nullptr && problem_.type == Dtype::bf16) {
+      Projection projection;
+      projection.y_type = cut_.logit_type;
+      projection.rows = rows;
+      projection.inputs = problem_.hidden_size, projection.outputs = problem_.vocabulary;
+      projection.x = work_.hidden, projection.weight = problem_.weight;
+      projection.y = work_.logits, projection.y_stride = cut_.stride;
+      options_.products->project(projection, stream_);
+    } else {
+      product(CUBLAS_OP_T, CUBLAS_OP_N, problem_.vocabulary, rows, problem_.hidden_size,
+              problem_.weight, problem_.hidden_size, work_.hidden, problem_.hidden_size,
+              work_.logits, cut_.logit_type, cut_.stride, 0.0f);
+    }
     if (chunk_.target_logits != nullptr && !chunk_.log_sums_known) {
       find_target_logits(work_.hidden, problem_.weight, problem_.hidden_size, problem_.vocabulary,
                          problem_.type, chunk_, stream_);

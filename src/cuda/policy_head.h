@@ -22,6 +22,8 @@
 
 namespace leeway::cuda {
 
+class Products;
+
 struct HeadOptions {
   // Workspace for a chunk: logits, its hidden states and their gradient. 0: 1 GiB. A chunk always
   // has at least one row.
@@ -30,6 +32,9 @@ struct HeadOptions {
   // Keeps the logits of bf16 products in float32, at twice the memory traffic. Without it a
   // target's own logit is still exact (head_rows.h), and the others are rounded to 8 bits.
   bool float32_logits = false;
+  // Makes the logits of bf16, where it is not null: their rows have the bits that it gives them
+  // among any other rows, as in sampling. Belongs to the calling thread and the stream.
+  Products* products = nullptr;
 };
 
 struct HeadProblem {

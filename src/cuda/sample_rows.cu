@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(SampleRows batch, Layout
   const int part_number = static_cast<int>(blockIdx.x % kParts);
   const float inverse = batch.inverse_temperatures[draw];
   const PartPlace part = part_of(layout.vocabulary, layout.part_size, part_number);
-  const float* logits = batch.logits + batch.rows[draw] * batch.vocabulary + part.begin;
+  const float* logits = batch.logits + batch.rows[draw] * batch.stride + part.begin;
   const bool aligned = reinterpret_cast<uint64_t>(logits) % sizeof(float4) == 0;
   const DrawSpace space = space_of(batch, layout, draw);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(SampleRows batch, Layo
   const int64_t draw = blockIdx.x;
   const DrawSpace space = space_of(batch, layout, draw);
   const int count = kParts * layout.rounds * kWarps;
-  const float* row = batch.logits + batch.rows[draw] * batch.vocabulary;
+  const float* row = batch.logits + batch.rows[draw] * batch.stride;
   const float inverse = batch.inverse_temperatures[draw], scale = kLog2e * inverse;
   const bool certain = inverse == 0.0f;
   const float largest = largest_of(space.segments, count, scratch);

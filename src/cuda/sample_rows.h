@@ -20,8 +20,8 @@ struct SampledRow {
 };
 
 struct SampleRows {
-  const float* logits = nullptr;  // [any, vocabulary]
-  int64_t vocabulary = 0;
+  const float* logits = nullptr;  // [any, vocabulary], rows `stride` apart
+  int64_t vocabulary = 0, stride = 0;
   int64_t draws = 0;
   const int32_t* rows = nullptr;  // [draws], into logits and hidden; may repeat
   // [draws]; 0: the largest logit, the first of equals.

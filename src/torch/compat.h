@@ -49,26 +49,11 @@ inline at::Tensor packed_attention(const at::Tensor& q, const at::Tensor& k, con
 #endif
 }
 
-// The same without autograd, with the log of each row's sum of exp(scores), float32 [heads, N].
-inline std::pair<at::Tensor, at::Tensor> packed_attention_forward(const at::Tensor& q,
-                                                                  const at::Tensor& k,
-                                                                  const at::Tensor& v,
-                                                                  const at::Tensor& offsets,
-                                                                  int64_t longest) {
-#if TORCH_VERSION_MAJOR >= 2
-  const auto result = at::_flash_attention_forward(q, k, v, offsets, offsets, longest, longest, 0.0,
-                                                   /*is_causal=*/true, /*return_debug_mask=*/false);
-  return {std::get<0>(result), std::get<1>(result)};
-#else
-  (void)k, (void)v, (void)offsets, (void)longest;
-  return {q, q};  // has_packed_attention is false
-#endif
-}
-
 // Gradients by q, k and v.
 using AttentionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-// Those of `packed_attention_forward`, from that of `out`.
+// Those of `packed_attention`, from that of `out` and the log of each row's sum of exp(scores),
+// float32 [heads, N].
 inline AttentionGradients packed_attention_backward(const at::Tensor& d_out, const at::Tensor& q,
                                                     const at::Tensor& k, const at::Tensor& v,
                                                     const at::Tensor& out, const at::Tensor& lse,

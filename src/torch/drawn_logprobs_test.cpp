@@ -36,7 +36,7 @@ Drawn draw(const Tensor& hidden, const Tensor& weight, const Tensor& temperature
   const int64_t count = hidden.size(0), vocabulary = weight.size(0);
   const auto on = [&](at::ScalarType type) { return hidden.options().dtype(type); };
   Tensor logits = at::empty({count, vocabulary}, on(at::kFloat));
-  project_wide(hidden, weight.t(), logits);
+  project_wide(make_products(hidden.device()).get(), hidden, weight.t(), logits);
   PassRows rows;
   rows.draws = at::arange(count, on(at::kInt));
   rows.inverse_temperatures = at::where(temperatures == 0.0, at::zeros_like(temperatures),

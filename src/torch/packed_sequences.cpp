@@ -1,9 +1,12 @@
 #include "torch/packed_sequences.h"
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <string>
 #include <utility>
 
+#include "kernels/kv_block.h"
 #include "leeway/error.h"
 
 namespace leeway {
@@ -33,6 +36,23 @@ at::Tensor on_device(const std::vector<int32_t>& numbers, at::Device device) {
       .to(device, at::kInt, /*non_blocking=*/false, /*copy=*/true);
 }
 
+std::vector<int32_t> tiles_of(std::span<const int64_t> cu_seqlens) {
+  std::vector<std::array<int64_t, 3>> tiles;  // last position, first row, rows
+  for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
+    for (int64_t row = cu_seqlens[s]; row < cu_seqlens[s + 1]; row += kAttentionTileRows) {
+      const int64_t rows = std::min(kAttentionTileRows, cu_seqlens[s + 1] - row);
+      tiles.push_back({row - cu_seqlens[s] + rows - 1, row, rows});
+    }
+  }
+  std::ranges::sort(tiles, std::ranges::greater());
+  std::vector<int32_t> numbers;
+  for (const auto& [last, row, rows] : tiles) {
+    numbers.push_back(static_cast<int32_t>(row));
+    numbers.push_back(static_cast<int32_t>(rows));
+  }
+  return numbers;
+}
+
 }  // namespace
 
 PackedSequences::PackedSequences(const ModelConfig& config, std::span<const int64_t> cu_seqlens,
@@ -45,6 +65,7 @@ PackedSequences::PackedSequences(const ModelConfig& config, std::span<const int6
     longest = std::max(longest, length);
     for (int64_t t = 0; t < length; ++t) places.push_back(static_cast<int32_t>(t));
   }
+  tiles = on_device(tiles_of(cu_seqlens), device).view({-1, 2});
   offsets = on_device({cu_seqlens.begin(), cu_seqlens.end()}, device);
   positions = on_device(places, device);
   LengthGroups padded = group_lengths(lengths);

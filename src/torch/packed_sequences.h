@@ -22,6 +22,9 @@ struct PackedSequences {
   int64_t longest = 0;
   at::Tensor offsets;    // int32 [sequences + 1], cu_seqlens on the device
   at::Tensor positions;  // int32 [tokens], each in its sequence, on the device
+  // int32 [T, 2], {first row, rows}: consecutive rows of one sequence, at most kAttentionTileRows;
+  // those with the last positions first.
+  at::Tensor tiles;
 
   // The same padded to groups of one length; its integers on the device, int32.
   std::vector<LengthGroups::Group> groups;

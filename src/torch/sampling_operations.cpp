@@ -4,13 +4,16 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/kv_block.h"
 #include "leeway/error.h"
 #include "torch/layer_rows.h"
 
 #ifdef LEEWAY_CUDA
+#include <c10/cuda/CUDAGuard.h>
+
+#include "cuda/attention.h"
 #include "cuda/norm_rope_swiglu.h"
 #include "cuda/paged_attention.h"
+#include "cuda/products.h"
 #include "cuda/sample_rows.h"
 #include "torch/cuda_tensors.h"
 #endif
@@ -41,9 +44,35 @@ cuda::RmsNorm norm_of(const Tensor& weight, double eps, const Tensor& y) {
   return norm;
 }
 
+// y = x weight^T + bias, if tensors are what Products takes.
+bool project_by(cuda::Products* products, const Tensor& x, const Tensor& transposed,
+                const Tensor& bias, const Tensor& y) {
+  if (!x.is_cuda() || x.scalar_type() != at::kBFloat16) return false;
+  LEEWAY_CHECK(products != nullptr, "products of a CUDA device");
+  cuda::Projection projection;
+  projection.y_type = dtype_of(y);
+  projection.rows = x.size(0), projection.inputs = x.size(1);
+  projection.outputs = transposed.size(1);
+  projection.x = data_of(x), projection.weight = data_of(transposed);
+  projection.bias = data_of(bias);
+  projection.y = data_of(y), projection.y_stride = y.stride(0);
+  products->project(projection, stream_of(x));
+  return true;
+}
+
 #endif
 
 }  // namespace
+
+std::shared_ptr<cuda::Products> make_products([[maybe_unused]] at::Device device) {
+#ifdef LEEWAY_CUDA
+  if (device.is_cuda()) {
+    const c10::cuda::CUDAGuard guard(device);
+    return std::make_shared<cuda::Products>();
+  }
+#endif
+  return nullptr;
+}
 
 void embed(const Tensor& table, const PassRows& rows, Tensor& x) {
 #ifdef LEEWAY_CUDA
@@ -56,7 +85,11 @@ void embed(const Tensor& table, const PassRows& rows, Tensor& x) {
   x.copy_(table.index_select(0, rows.tokens));
 }
 
-void project(const Tensor& x, const Tensor& transposed, const Tensor& bias, Tensor& y) {
+void project([[maybe_unused]] cuda::Products* products, const Tensor& x, const Tensor& transposed,
+             const Tensor& bias, Tensor& y) {
+#ifdef LEEWAY_CUDA
+  if (project_by(products, x, transposed, bias, y)) return;
+#endif
   if (bias.defined()) {
     at::addmm_out(y, bias, x, transposed);
   } else {
@@ -64,12 +97,10 @@ void project(const Tensor& x, const Tensor& transposed, const Tensor& bias, Tens
   }
 }
 
-void project_wide(const Tensor& x, const Tensor& transposed, Tensor& y) {
+void project_wide([[maybe_unused]] cuda::Products* products, const Tensor& x,
+                  const Tensor& transposed, Tensor& y) {
 #ifdef LEEWAY_CUDA
-  if (x.is_cuda() && x.scalar_type() != at::kFloat) {
-    at::mm_out(y, x, transposed, at::kFloat);
-    return;
-  }
+  if (project_by(products, x, transposed, Tensor(), y)) return;
 #endif
   at::mm_out(y, x.to(at::kFloat), transposed.to(at::kFloat));
 }
@@ -143,18 +174,37 @@ void store_heads(const HeadWeights& heads, const PassRows& rows, const Tensor& q
   values.flatten(0, 1).index_copy_(0, targets, new_values.index_select(0, there));
 }
 
-int64_t attention_workspace_size(const HeadCounts& counts) {
+int64_t attention_workspace_size([[maybe_unused]] const HeadCounts& counts,
+                                 [[maybe_unused]] int64_t most_positions,
+                                 [[maybe_unused]] at::ScalarType type) {
 #ifdef LEEWAY_CUDA
-  return cuda::attention_workspace(sizes_of(counts));
+  return type == at::kBFloat16 ? cuda::decode_workspace(sizes_of(counts), most_positions)
+                               : cuda::attention_workspace(sizes_of(counts));
 #else
-  static_cast<void>(counts);
   return 1;
 #endif
 }
 
-void attend(const HeadCounts& counts, const PassRows& rows, const Tensor& q, const Tensor& keys,
-            const Tensor& values, const Tensor& workspace, Tensor& out) {
+void attend(const HeadCounts& counts, const PassRows& rows, [[maybe_unused]] int64_t most_positions,
+            const Tensor& q, const Tensor& keys, const Tensor& values,
+            [[maybe_unused]] const Tensor& workspace, Tensor& out) {
 #ifdef LEEWAY_CUDA
+  if (q.is_cuda() && q.scalar_type() == at::kBFloat16) {
+    cuda::Attention attention;
+    attention.sizes = sizes_of(counts);
+    attention.places = places_of(rows);
+    attention.q = data_of(q), attention.q_stride = q.size(1);
+    attention.keys = data_of(keys), attention.values = data_of(values);
+    attention.key_stride = attention.value_stride = counts.kv_heads * counts.head_dim;
+    attention.out = data_of(out);
+    cuda::attend_decode_rows(attention, rows.decode_rows, most_positions,
+                             workspace.data_ptr<float>(), stream_of(q));
+    if (rows.tiles.defined()) {
+      cuda::attend_tiles(attention, static_cast<cuda::AttentionTile*>(data_of(rows.tiles)),
+                         rows.tiles.size(0), stream_of(q));
+    }
+    return;
+  }
   if (q.is_cuda()) {
     cuda::PagedAttention attention;
     attention.sizes = sizes_of(counts);
@@ -162,11 +212,9 @@ void attend(const HeadCounts& counts, const PassRows& rows, const Tensor& q, con
     attention.q = data_of(q), attention.keys = data_of(keys), attention.values = data_of(values);
     attention.out = data_of(out);
     attention.workspace = workspace.data_ptr<float>();
-    cuda::paged_attention(dtype_of(q), attention, stream_of(q));
+    cuda::paged_attention(attention, stream_of(q));
     return;
   }
-#else
-  static_cast<void>(workspace);
 #endif
   // Row by row: this is the reference for the kernel and need not be fast.
   const int64_t group = counts.query_heads / counts.kv_heads;
@@ -224,7 +272,7 @@ void draw_rows(const Tensor& logits, const DrawnHead& head, const PassRows& rows
   if (logits.is_cuda()) {
     cuda::SampleRows batch;
     batch.logits = logits.data_ptr<float>();
-    batch.vocabulary = logits.size(1);
+    batch.vocabulary = logits.size(1), batch.stride = logits.stride(0);
     batch.draws = sampled.size(0);
     batch.rows = rows.draws.data_ptr<int32_t>();
     batch.inverse_temperatures = rows.inverse_temperatures.data_ptr<float>();

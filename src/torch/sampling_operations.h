@@ -9,10 +9,18 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <memory>
 
+#include "kernels/kv_block.h"
 #include "torch/rope_table.h"
 
 namespace leeway {
+
+namespace cuda {
+class Products;
+}
+// For `project` on a device: null where it needs none.
+std::shared_ptr<cuda::Products> make_products(at::Device device);
 
 struct HeadCounts {
   int64_t query_heads = 0, kv_heads = 0, head_dim = 0;
@@ -28,16 +36,23 @@ struct PassRows {
   at::Tensor draws;                 // [N], each draw's row of the logits
   at::Tensor inverse_temperatures;  // [N], float32; 0: the most likely token
   at::Tensor uniforms;              // [N], float64
+  // The first rows are decode rows, each its sequence's last; the others are in `tiles` [T, 2],
+  // {first row, rows}: consecutive rows of one sequence, at most kAttentionTileRows.
+  int64_t decode_rows = 0;
+  at::Tensor tiles;
 };
 
 // x [R, H] = rows of `table` [V, H].
 void embed(const at::Tensor& table, const PassRows& rows, at::Tensor& x);
 
 // y [R, outputs] = x weight^T + bias; `transposed` is [inputs, outputs], bias may be undefined.
-void project(const at::Tensor& x, const at::Tensor& transposed, const at::Tensor& bias,
-             at::Tensor& y);
+// On CUDA in bf16 by `products`, so that a row's bits do not depend on the rows beside it;
+// elsewhere it may be null.
+void project(cuda::Products* products, const at::Tensor& x, const at::Tensor& transposed,
+             const at::Tensor& bias, at::Tensor& y);
 // The same in float32, whatever the type of x and the weights.
-void project_wide(const at::Tensor& x, const at::Tensor& transposed, at::Tensor& y);
+void project_wide(cuda::Products* products, const at::Tensor& x, const at::Tensor& transposed,
+                  at::Tensor& y);
 
 // x += delta, unless it is undefined; y = rms_norm(x) * weight. [R, H]
 void add_norm(at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps,
@@ -59,12 +74,13 @@ struct HeadWeights {
 void store_heads(const HeadWeights& heads, const PassRows& rows, const at::Tensor& qkv,
                  at::Tensor& q, at::Tensor& keys, at::Tensor& values);
 
-// out [R, query_heads D]: each row sees positions 0 .. its own of its sequence. `workspace` is
-// float32 [attention_workspace(counts)], used only on CUDA.
-void attend(const HeadCounts& counts, const PassRows& rows, const at::Tensor& q,
-            const at::Tensor& keys, const at::Tensor& values, const at::Tensor& workspace,
-            at::Tensor& out);
-int64_t attention_workspace_size(const HeadCounts& counts);
+// out [R, query_heads D]: each row sees positions 0 .. its own of its sequence, which has at most
+// `most_positions`. `workspace` is float32 [attention_workspace_size], used only on CUDA.
+void attend(const HeadCounts& counts, const PassRows& rows, int64_t most_positions,
+            const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+            const at::Tensor& workspace, at::Tensor& out);
+int64_t attention_workspace_size(const HeadCounts& counts, int64_t most_positions,
+                                 at::ScalarType type);
 
 // s [R, I] = silu(gate) * up from gate_up [R, 2 I].
 void swiglu_rows(const at::Tensor& gate_up, at::Tensor& s);
@@ -74,7 +90,7 @@ struct DrawnHead {
   at::Tensor hidden, weight;
 };
 // sampled int32 [N, 4]: id, the bits of raw and processed log-probability, and not 0 where the row
-// is no distribution (see cuda/sample_rows.h). logits [L, V] float32. Tokens are drawn from these;
+// is no distribution (see cuda/sample_rows.h). logits [L, V] float32; rows may be longer. Tokens are drawn from these;
 // with a head in bf16 the log-probabilities are those that a trainer computes, from logits rounded
 // to bf16 with the token's own in float32: on CUDA the same bits. Without one (undefined tensors)
 // they are those of `logits`. `workspace` is uint8 [draw_workspace_size(V, N)].

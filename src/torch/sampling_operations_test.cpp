@@ -15,7 +15,7 @@
 #include "base/rng.h"
 #include "engine/sampler.h"
 #include "kernels/rows.h"
-#include "torch/layer_rows.h"
+#include "torch/training_operations.h"
 
 namespace leeway {
 namespace {
@@ -181,6 +181,8 @@ TEST(SamplingOperations, SaysWhichRowsAreNoDistribution) {
 // ---------------------------------------------------------------------------------------------
 // Attention
 
+constexpr int64_t kMostPositions = 2048;
+
 // Rows at these positions, each of a sequence of its own with blocks all over the store.
 PassRows scattered_rows(const std::vector<int32_t>& positions, int64_t blocks, uint64_t seed) {
   std::vector<int32_t> table, starts, order(static_cast<size_t>(blocks));
@@ -198,6 +200,7 @@ PassRows scattered_rows(const std::vector<int32_t>& positions, int64_t blocks, u
   rows.positions = integers(positions);
   rows.starts = integers(starts);
   rows.blocks = integers(table);
+  rows.decode_rows = static_cast<int64_t>(positions.size());
   return rows;
 }
 
@@ -260,10 +263,11 @@ TEST(SamplingOperations, AttendsToPagesWherever) {
           Tensor keys = random(shape, 2).to(type), values = random(shape, 3).to(type);
           const Tensor expected = plain_attention(counts, rows, q, keys, values);
           const Tensor workspace =
-              at::empty({attention_workspace_size(counts)}, at::device(device).dtype(at::kFloat));
+              at::empty({attention_workspace_size(counts, kMostPositions, type)},
+                        at::device(device).dtype(at::kFloat));
           Tensor out = at::full_like(q, NAN).to(device);
-          attend(counts, moved(rows, device), q.to(device), keys.to(device), values.to(device),
-                 workspace, out);
+          attend(counts, moved(rows, device), kMostPositions, q.to(device), keys.to(device),
+                 values.to(device), workspace, out);
           EXPECT_LT(largest_difference(out, expected), type == at::kFloat ? 1e-5 : 2e-2);
         }
       }
@@ -285,10 +289,11 @@ TEST(SamplingOperations, NeverReadsKeysThatAreNotThere) {
       }
     }
     const Tensor workspace =
-        at::empty({attention_workspace_size(counts)}, at::device(device).dtype(at::kFloat));
+        at::empty({attention_workspace_size(counts, kMostPositions, at::kFloat)},
+                  at::device(device).dtype(at::kFloat));
     Tensor out = at::empty({2, 128}, at::device(device).dtype(at::kFloat));
-    attend(counts, moved(rows, device), random({2, 128}, 1).to(device), keys.to(device),
-           values.to(device), workspace, out);
+    attend(counts, moved(rows, device), kMostPositions, random({2, 128}, 1).to(device),
+           keys.to(device), values.to(device), workspace, out);
     EXPECT_LT(largest_difference(out, at::full({2, 128}, 2.0)), 1e-5);
   }
 }
@@ -342,10 +347,9 @@ TEST(SamplingOperations, StoresHeadsNormedAndTurned) {
             written[block][position % 16] = turned(all.narrow(0, 4, 2), key_norm, position);
             written_values[block][position % 16] = all.narrow(0, 6, 2);
           }
-          Tensor trained = qkv.to(device).view({4, 8, head_dim}).narrow(1, 0, 4).contiguous();
-          if (normed) trained = rms_norm(trained, heads.query_norm, 1e-6);
           const std::vector<int32_t> known{3, 0, 17, 40};
-          trained = rope(trained, integers(known).to(device), heads.rope).flatten(1);
+          const Tensor trained =
+              pack_heads(heads, integers(known).to(device), qkv.to(device)).q.flatten(1);
           for (const int64_t row : {0, 2, 3}) {
             EXPECT_EQ(largest_difference(q[row], trained[row]), 0.0) << "as in training";
           }
@@ -421,7 +425,7 @@ TEST(SamplingOperations, LogitsAreFloat32) {
     const Tensor x = random({3, 64}, 1).to(at::kBFloat16);
     const Tensor weight = random({100, 64}, 2).to(at::kBFloat16);
     Tensor y = at::empty({3, 100}, at::device(device).dtype(at::kFloat));
-    project_wide(x.to(device), weight.to(device).t(), y);
+    project_wide(make_products(device).get(), x.to(device), weight.to(device).t(), y);
     const Tensor expected = at::mm(x.to(at::kDouble), weight.to(at::kDouble).t());
     EXPECT_LT(largest_difference(y, expected), 1e-4);
   }

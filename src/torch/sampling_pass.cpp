@@ -1,7 +1,10 @@
 #include "torch/sampling_pass.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <functional>
+#include <vector>
 
 #include "leeway/error.h"
 
@@ -14,8 +17,8 @@ namespace {
 // Layout of the parts. The draws' float64 numbers come first, where they are aligned; block tables
 // come last.
 struct PassLayout {
-  int64_t uniforms, inverse_temperatures, draws, logit_rows, tokens, positions, starts, blocks,
-      size;
+  int64_t uniforms, inverse_temperatures, draws, logit_rows, tokens, positions, starts, tiles,
+      blocks, size;
   explicit PassLayout(const PassShape& shape)
       : uniforms(0),
         inverse_temperatures(2 * shape.draws),
@@ -24,7 +27,8 @@ struct PassLayout {
         tokens(logit_rows + shape.logit_rows),
         positions(tokens + shape.rows),
         starts(positions + shape.rows),
-        blocks(starts + shape.rows),
+        tiles(starts + shape.rows),
+        blocks(tiles + 2 * shape.tiles),
         size(blocks + shape.blocks) {}
 };
 
@@ -46,11 +50,16 @@ PassShape shape_of(const StepRows& pass, bool fill_decode) {
   shape.rows = static_cast<int64_t>(pass.tokens.size());
   shape.logit_rows = static_cast<int64_t>(pass.logit_rows.size());
   shape.draws = static_cast<int64_t>(pass.draws.size());
-  for (const SequenceRows& sequence : pass.sequences) shape.blocks += blocks_of(sequence);
+  shape.decode_rows = pass.decode_rows;
+  for (const SequenceRows& sequence : pass.sequences) {
+    shape.blocks += blocks_of(sequence);
+    if (sequence.first_row < pass.decode_rows) continue;
+    shape.tiles += (sequence.rows + kAttentionTileRows - 1) / kAttentionTileRows;
+  }
   if (fill_decode && pass.prompt_rows == 0) {
     LEEWAY_CHECK(shape.logit_rows == shape.rows && shape.draws == shape.rows,
                  "each decode row has its draw");
-    shape.rows = shape.logit_rows = shape.draws = filled_up(shape.rows);
+    shape.rows = shape.logit_rows = shape.draws = shape.decode_rows = filled_up(shape.rows);
     shape.decode = true;
   }
   return shape;
@@ -72,7 +81,14 @@ void PassIntegers::send(const StepRows& pass, const PassShape& shape) {
   std::copy(pass.tokens.begin(), pass.tokens.end(), integers + layout.tokens);
   std::fill(integers + layout.positions, integers + layout.starts, -1);
   int64_t start = 0;
+  std::vector<std::array<int32_t, 3>> tiles;  // last position, first row, rows
   for (const SequenceRows& sequence : pass.sequences) {
+    for (int64_t i = 0; sequence.first_row >= pass.decode_rows && i < sequence.rows;
+         i += kAttentionTileRows) {
+      const int64_t rows = std::min(kAttentionTileRows, sequence.rows - i);
+      tiles.push_back({static_cast<int32_t>(sequence.first_position + i + rows - 1),
+                       static_cast<int32_t>(sequence.first_row + i), static_cast<int32_t>(rows)});
+    }
     for (int64_t i = 0; i < sequence.rows; ++i) {
       const int64_t row = sequence.first_row + i;
       integers[layout.positions + row] = static_cast<int32_t>(sequence.first_position + i);
@@ -82,6 +98,10 @@ void PassIntegers::send(const StepRows& pass, const PassShape& shape) {
     std::copy(sequence.blocks, sequence.blocks + count, integers + layout.blocks + start);
     start += count;
   }
+  // The longest begin first, so that none is left over at the end.
+  std::ranges::sort(tiles, std::ranges::greater());
+  int32_t* to = integers + layout.tiles;
+  for (const auto& [last, first_row, rows] : tiles) *to++ = first_row, *to++ = rows;
   std::copy(pass.logit_rows.begin(), pass.logit_rows.end(), integers + layout.logit_rows);
   for (size_t i = 0; i < pass.draws.size(); ++i) {
     const Draw& draw = pass.draws[i];
@@ -108,6 +128,8 @@ PassRows PassIntegers::rows(const PassShape& shape) const {
   rows.logit_rows = part(layout.logit_rows, shape.logit_rows);
   rows.draws = part(layout.draws, shape.draws);
   rows.inverse_temperatures = part(layout.inverse_temperatures, shape.draws).view(at::kFloat);
+  rows.decode_rows = shape.decode_rows;
+  if (shape.tiles > 0) rows.tiles = part(layout.tiles, 2 * shape.tiles).view({shape.tiles, 2});
   rows.uniforms = part(layout.uniforms, 2 * shape.draws).view(at::kDouble);
   return rows;
 }

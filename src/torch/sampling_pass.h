@@ -14,7 +14,8 @@ namespace leeway {
 // How many of each a pass has; what exceeds the engine's plan is padding.
 struct PassShape {
   int64_t rows = 0, logit_rows = 0, draws = 0;
-  int64_t blocks = 0;   // entries of block tables
+  int64_t decode_rows = 0, tiles = 0;  // of PassRows
+  int64_t blocks = 0;                  // entries of block tables
   bool decode = false;  // one draw for each row, in order: all else follows from `rows`
 };
 

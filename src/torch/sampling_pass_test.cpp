@@ -68,6 +68,8 @@ TEST_F(Passes, LaysOutRowsAndTables) {
   EXPECT_EQ(numbers(rows.positions), (Numbers{17, 3, 15, 16, 17}));
   EXPECT_EQ(numbers(rows.starts), (Numbers{0, 2, 3, 3, 3}));
   EXPECT_EQ(numbers(rows.blocks), (Numbers{9, 4, 2, 5, 6}));
+  EXPECT_EQ(rows.decode_rows, 2);
+  EXPECT_EQ(numbers(rows.tiles.flatten()), (Numbers{2, 3}));
   EXPECT_EQ(numbers(rows.logit_rows), (Numbers{0, 1}));
   EXPECT_EQ(numbers(rows.draws), (Numbers{0, 1}));
   EXPECT_EQ(rows.inverse_temperatures[1].item<float>(), 2.0f);
@@ -81,6 +83,7 @@ TEST_F(Passes, LaysOutRowsAndTables) {
 TEST_F(Passes, FillsDecodePassesWithRowsThatAreNowhere) {
   pass_.tokens.push_back(3);
   pass_.sequences.push_back({2, 1, 16, prompt_});
+  pass_.decode_rows = 3;
   pass_.logit_rows.push_back(2);
   request_.request.sampling.temperature = 0.0f;
   pass_.draws.push_back({&request_, &request_.samples[0], 2});
@@ -94,9 +97,26 @@ TEST_F(Passes, FillsDecodePassesWithRowsThatAreNowhere) {
   integers.send(pass_, shape);
   const PassRows rows = integers.rows(shape);
   EXPECT_EQ(numbers(rows.tokens), (Numbers{7, 8, 3, 0}));
+  EXPECT_EQ(rows.decode_rows, 4);
+  EXPECT_FALSE(rows.tiles.defined());
   EXPECT_EQ(numbers(rows.positions), (Numbers{17, 3, 16, -1}));
   EXPECT_EQ(numbers(rows.draws), (Numbers{0, 1, 2, 0}));
   EXPECT_EQ(rows.inverse_temperatures[0].item<float>(), 0.0f);
+}
+
+TEST_F(Passes, CutsPromptsIntoTilesLongestFirst) {
+  std::vector<int32_t> blocks(20);
+  pass_.tokens.insert(pass_.tokens.end(), 150 + 10, 1);
+  pass_.sequences.push_back({2, 150, 0, blocks.data()});
+  pass_.sequences.push_back({152, 10, 300, blocks.data()});
+  pass_.prompt_rows = 160;
+  const PassShape shape = shape_of(pass_, true);
+  EXPECT_EQ(shape.tiles, 4);
+  PassIntegers integers(at::kCPU);
+  integers.reserve(shape);
+  integers.send(pass_, shape);
+  EXPECT_EQ(numbers(integers.rows(shape).tiles.flatten()),
+            (Numbers{152, 10, 130, 22, 66, 64, 2, 64}));
 }
 
 }  // namespace

@@ -57,6 +57,12 @@ cuda::HeadTensors cuda_head(const HeadOnDevice& head) {
   return {head.hidden, head.weight, head.on.targets, head.on.rows, head.on.temperature};
 }
 
+cuda::HeadOptions options_of(const HeadOnDevice& head) {
+  cuda::HeadOptions options;
+  options.products = head.products;
+  return options;
+}
+
 HeadLoss cuda_head_loss(const HeadOnDevice& head, const LossSpec& spec, bool prox_is_pi,
                         std::optional<double> denominator, const Tensor& d_weight, bool is_new) {
   const BatchOnDevice& on = head.on;
@@ -77,8 +83,8 @@ HeadLoss cuda_head_loss(const HeadOnDevice& head, const LossSpec& spec, bool pro
   out.d_hidden = at::empty_like(head.hidden);
   out.kept = at::empty({head.hidden.size(0)}, head.hidden.options().dtype(at::kByte));
   batch.kept = out.kept;
-  const cuda::HeadLoss loss =
-      cuda::head_loss(tensors, spec, batch, denominator, out.d_hidden, d_weight, {}, is_new);
+  const cuda::HeadLoss loss = cuda::head_loss(tensors, spec, batch, denominator, out.d_hidden,
+                                              d_weight, options_of(head), is_new);
   out.loss = loss.loss;
   out.metrics = loss.metrics;
   out.values = {loss.logprobs, loss.entropy};
@@ -110,7 +116,7 @@ BatchOnDevice::BatchOnDevice(const MicroBatch& host, torch::Device device, bool 
 HeadValues head_logprobs(ThreadPool& pool, const HeadOnDevice& head) {
 #ifdef LEEWAY_CUDA
   if (head.hidden.is_cuda()) {
-    const auto [logprobs, entropy] = cuda::head_logprobs(cuda_head(head), {});
+    const auto [logprobs, entropy] = cuda::head_logprobs(cuda_head(head), options_of(head));
     return {logprobs, entropy};
   }
 #endif
@@ -127,7 +133,7 @@ Tensor head_backward(ThreadPool& pool, const HeadOnDevice& head, std::span<const
     const torch::Device device = head.hidden.device();
     const Tensor d_hidden = at::empty_like(head.hidden);
     cuda::head_backward(cuda_head(head), vector_on(g, device), vector_on(g_entropy, device),
-                        d_hidden, d_weight, {}, is_new);
+                        d_hidden, d_weight, options_of(head), is_new);
     return d_hidden;
   }
 #endif

@@ -16,6 +16,10 @@
 
 namespace leeway {
 
+namespace cuda {
+class Products;
+}
+
 // A micro-batch on a device. The batch must outlive this.
 struct BatchOnDevice {
   // `with_loss`: what the loss reads is copied too.
@@ -33,6 +37,7 @@ struct BatchOnDevice {
 struct HeadOnDevice {
   const BatchOnDevice& on;
   torch::Tensor hidden, weight;
+  cuda::Products* products = nullptr;  // makes the logits of bf16 on CUDA; null: cuBLAS chooses
 };
 
 // float32 [N], on the device.

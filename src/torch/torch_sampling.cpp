@@ -82,6 +82,7 @@ class TorchSampling final : public SamplingBackend {
   };
   std::map<int64_t, Graph> graphs_;  // by the number of rows
 #endif
+  const std::shared_ptr<cuda::Products> products_;
 
   std::optional<SamplingWeights> weights_;  // made with the tensors that follow
   Tensor kv_;                               // [2 layers, blocks, 16, kv_heads, head_dim]
@@ -142,6 +143,7 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
       block_bytes_(2 * config.num_hidden_layers * kBlockKeys * counts_.kv_heads * counts_.head_dim *
                    static_cast<int64_t>(c10::elementSize(compute))),
       blocks_(block_count(options, block_bytes_, most_blocks)),
+      products_(make_products(device)),
       integers_(device) {
   check_device(device, compute, config);
 #ifdef LEEWAY_CUDA
@@ -166,7 +168,9 @@ void TorchSampling::make_tensors() {
       {2 * config_.num_hidden_layers, blocks_, kBlockKeys, counts_.kv_heads, counts_.head_dim},
       of_type(compute_));
   pages_ = kv_.unbind(0);
-  attention_space_ = at::empty({attention_workspace_size(counts_)}, of_type(at::kFloat));
+  attention_space_ =
+      at::empty({attention_workspace_size(counts_, config_.max_position_embeddings, compute_)},
+                of_type(at::kFloat));
 }
 
 void TorchSampling::load(const PolicySnapshot& weights) {
@@ -211,7 +215,9 @@ void TorchSampling::reserve(const PassShape& shape) {
     draws_room_ = room(draws_room_, draws, most_draws_);
     last_ = logits_ = draw_space_ = sampled_ = host_sampled_ = Tensor();
     last_ = at::empty({draws_room_, config_.hidden_size}, of_type(compute_));
-    logits_ = at::empty({draws_room_, config_.vocab_size}, of_type(at::kFloat));
+    // Rows are aligned as those of a trainer's head.
+    logits_ = at::empty({draws_room_, (config_.vocab_size + 63) / 64 * 64}, of_type(at::kFloat))
+                  .narrow(1, 0, config_.vocab_size);
     draw_space_ =
         at::empty({draw_workspace_size(config_.vocab_size, draws_room_)}, of_type(at::kByte));
     sampled_ = at::empty({draws_room_, 4}, of_type(at::kInt));
@@ -241,20 +247,21 @@ void TorchSampling::forward(const PassShape& shape) {
     const SamplingLayer& layer = weights_->layers[i];
     Tensor &keys = pages_[2 * i], &values = pages_[2 * i + 1];
     add_norm(x, i == 0 ? Tensor() : delta, layer.input_norm, eps, h);
-    project(h, layer.qkv_t, layer.qkv_bias, qkv);
+    project(products_.get(), h, layer.qkv_t, layer.qkv_bias, qkv);
     store_heads(layer.heads, rows, qkv, q, keys, values);
-    attend(counts_, rows, q, keys, values, attention_space_, attention);
-    project(attention, layer.o_t, layer.o_bias, delta);
+    attend(counts_, rows, config_.max_position_embeddings, q, keys, values, attention_space_,
+           attention);
+    project(products_.get(), attention, layer.o_t, layer.o_bias, delta);
     add_norm(x, delta, layer.post_norm, eps, h);
-    project(h, layer.gate_up_t, Tensor(), gate_up);
+    project(products_.get(), h, layer.gate_up_t, Tensor(), gate_up);
     swiglu_rows(gate_up, s);
-    project(s, layer.down_t, Tensor(), delta);
+    project(products_.get(), s, layer.down_t, Tensor(), delta);
   }
   if (shape.logit_rows == 0) return;
   Tensor last = first(last_, shape.logit_rows), logits = first(logits_, shape.logit_rows);
   Tensor sampled = first(sampled_, shape.draws);
   add_norm_of_logit_rows(x, delta, rows, weights_->final_norm, eps, last);
-  project_wide(last, weights_->head_t, logits);
+  project_wide(products_.get(), last, weights_->head_t, logits);
   const DrawnHead head = compute_ == at::kBFloat16 ? DrawnHead{last, weights_->head} : DrawnHead{};
   draw_rows(logits, head, rows, draw_space_, sampled);
 }

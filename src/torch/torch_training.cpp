@@ -58,6 +58,8 @@ struct Network {
     return trunk ? trunk->forward(tokens, cu_seqlens) : decoder.forward(tokens, cu_seqlens, false);
   }
 
+  cuda::Products* products() const { return trunk ? trunk->products() : nullptr; }
+
   TorchDecoder decoder;
   std::optional<Trunk> trunk;  // views of the decoder's weights
 };
@@ -138,7 +140,7 @@ class TorchTrainingBackend : public TrainingBackend {
       const Network& network = network_of(policy);
       const BatchOnDevice on(batch, device_, false);
       const Tensor hidden = network.forward(on.tokens, batch.cu_seqlens);
-      const HeadOnDevice head{on, hidden, network.decoder.head_weight()};
+      const HeadOnDevice head{on, hidden, network.decoder.head_weight(), network.products()};
       values.logprobs = floats_of(fetch({head_logprobs(pool_, head).logprobs}));
       values.entropy.clear();
     });
@@ -307,7 +309,7 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   HeadOnDevice head_of(const BatchOnDevice& on, const RecordedPass& pass) const {
-    return {on, pass.hidden.detach(), policy_.decoder.head_weight().detach()};
+    return {on, pass.hidden.detach(), policy_.decoder.head_weight().detach(), policy_.products()};
   }
 
   double loss_on_device(const HeadOnDevice& head, RecordedPass&& forward, const LossPass& pass,

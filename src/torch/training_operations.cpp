@@ -10,6 +10,7 @@
 #ifdef LEEWAY_CUDA
 #include <ATen/cuda/CUDAContext.h>
 
+#include "cuda/attention.h"
 #include "cuda/layer_gradients.h"
 #include "cuda/take_rows.h"
 #include "torch/cuda_tensors.h"
@@ -323,9 +324,26 @@ Tensor heads_backward(const HeadWeights& heads, const Tensor& positions, const T
 
 Attended attention(const PackedSequences& sequences, const Tensor& q, const Tensor& k,
                    const Tensor& v) {
-  if (!at_once(q)) return plain_attention(sequences, q, k, v);
-  const auto [out, lse] = packed_attention_forward(q, k, v, sequences.offsets, sequences.longest);
-  return {out, lse};
+#ifdef LEEWAY_CUDA
+  if (q.is_cuda() && q.scalar_type() == at::kBFloat16) {
+    const Attended attended{at::empty_like(q),
+                            at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat))};
+    cuda::Attention attention;
+    attention.sizes = {q.size(1), k.size(1), q.size(2)};
+    attention.places.rows = q.size(0);
+    attention.places.positions = sequences.positions.data_ptr<int32_t>();
+    attention.q = data_of(q), attention.q_stride = q.stride(0);
+    attention.keys = data_of(k), attention.key_stride = k.stride(0);
+    attention.values = data_of(v), attention.value_stride = v.stride(0);
+    attention.out = data_of(attended.out);
+    attention.lse = attended.lse.data_ptr<float>();
+    attention.lse_row = 1, attention.lse_head = q.size(0);
+    cuda::attend_tiles(attention, static_cast<cuda::AttentionTile*>(data_of(sequences.tiles)),
+                       sequences.tiles.size(0), stream_of(q));
+    return attended;
+  }
+#endif
+  return plain_attention(sequences, q, k, v);
 }
 
 HeadGradients attention_backward(const PackedSequences& sequences, const Tensor& q, const Tensor& k,

@@ -11,19 +11,18 @@ namespace leeway {
 
 using at::Tensor;
 
-namespace {
+Trunk::Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope)
+    : config_(config),
+      weights_(std::move(weights)),
+      rope_(rope),
+      products_(make_products(weights_.embedding.device())) {}
 
 // x weight^T + bias.
-Tensor product(const Tensor& x, const Tensor& weight, const Tensor& bias = {}) {
+Tensor Trunk::product(const Tensor& x, const Tensor& weight, const Tensor& bias) const {
   Tensor y = at::empty({x.size(0), weight.size(0)}, x.options());
-  project(x, weight.t(), bias, y);
+  project(products_.get(), x, weight.t(), bias, y);
   return y;
 }
-
-}  // namespace
-
-Trunk::Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope)
-    : config_(config), weights_(std::move(weights)), rope_(rope) {}
 
 HeadWeights Trunk::heads_of(const LayerTensors& layer) const {
   return {{config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim},

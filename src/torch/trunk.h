@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -52,12 +53,15 @@ class Trunk {
                 bool are_new = false) const;
 
   const at::Tensor& head_weight() const { return weights_.head; }
+  cuda::Products* products() const { return products_.get(); }
 
  private:
   struct LayerPass {
     TrunkRecord::Layer kept;
     at::Tensor delta;  // what the layer adds to kept.y
   };
+  at::Tensor product(const at::Tensor& x, const at::Tensor& weight,
+                     const at::Tensor& bias = {}) const;
   HeadWeights heads_of(const LayerTensors& layer) const;
   LayerPass layer_forward(const LayerTensors& layer, const PackedSequences& sequences,
                           const at::Tensor& x, const at::Tensor& delta) const;
@@ -68,6 +72,7 @@ class Trunk {
   ModelConfig config_;
   NetworkTensors weights_;
   TorchRopeTable rope_;
+  std::shared_ptr<cuda::Products> products_;
 };
 
 }  // namespace leeway

@@ -1,0 +1,56 @@
+// Causal attention in bf16 on a CUDA device, by tensor cores: each row sees positions 0 .. its own
+// of its sequence. Training's packed rows, prompts over a paged KV cache and decode rows over it
+// are computed by one text, so that a row's result has the same bits in all three, whatever is
+// computed beside it:
+//
+// - A warp holds 16 rows and takes keys in tiles of 64, which begin at multiples of 64
+// positions,
+//   in order. Scores are mma products over the head's dimensions in order; a tile's weights are
+//   exp2 of scores less the largest so far, rounded to bf16 for the product with the values.
+// - 512 keys are a chunk, which begins with nothing; chunks are joined in order. Decode rows with
+//   long contexts are split at chunks, never within.
+// - A tile that a row sees nothing of changes none of its bits.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/kv_pages.h"
+
+namespace leeway::cuda {
+
+// Arrays are bf16 and 16-byte aligned, and strides are multiples of 8.
+struct Attention {
+  HeadSizes sizes;
+  // Where rows sit. Without pages (`starts` null) keys and values are packed as the rows are:
+  // position p of row r's sequence is row r - positions[r] + p of them.
+  RowPlaces places;
+  const void* q = nullptr;                        // [rows, query_heads, head_dim], not scaled
+  int64_t q_stride = 0;                           // numbers from row to row
+  const void *keys = nullptr, *values = nullptr;  // [.., kv_heads, head_dim]
+  int64_t key_stride = 0, value_stride = 0;       // numbers from position to position
+  void* out = nullptr;  // [rows, query_heads, head_dim], contiguous; zeros for padding rows
+  // log of the sum of exp(score), natural; of row r and head h at r * lse_row + h * lse_head. May
+  // be null.
+  float* lse = nullptr;
+  int64_t lse_row = 0, lse_head = 0;
+};
+
+// Consecutive rows of one sequence, at most kAttentionTileRows.
+struct AttentionTile {
+  int32_t first_row, rows;
+};
+
+// The rows of `count` tiles; best in order of falling last positions.
+void attend_tiles(const Attention& attention, const AttentionTile* tiles, int64_t count,
+                  cudaStream_t stream);
+
+// Rows 0 .. rows - 1, each its own sequence's last, over pages. The grid depends on `rows` alone,
+// so that a captured graph stays valid. `workspace` has decode_workspace floats for the same
+// `most_positions`, the longest that a sequence can be.
+void attend_decode_rows(const Attention& attention, int64_t rows, int64_t most_positions,
+                        float* workspace, cudaStream_t stream);
+int64_t decode_workspace(const HeadSizes& sizes, int64_t most_positions);
+
+}  // namespace leeway::cuda
