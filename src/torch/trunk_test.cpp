@@ -162,10 +162,11 @@ TEST(Trunk, AttentionOfLongSequencesHasTheGradientOfTheFormula) {
   const torch::Device device(at::kCUDA, 0);
   ModelConfig config = small_config(Family::llama);
   config.max_position_embeddings = 4096;
-  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{2048, 1500, 700, 130, 1},
-                                              {2048, 2048, 2048},
-                                              {3000},
-                                              {1200, 1250, 1190, 1280, 1153, 1160, 1279, 1}}) {
+  for (const std::vector<int64_t>& lengths :
+       {std::vector<int64_t>{2048, 1500, 700, 130, 1},
+        {2048, 2048, 2048},
+        {3000},
+        {1153, 1160, 1190, 1200, 1250, 1408, 1270, 1279, 1280, 1281, 1300, 1350}}) {
     const std::vector<int64_t> offsets = offsets_of(lengths);
     const PackedSequences sequences(config, offsets, offsets.back(), device);
     at::manual_seed(3);
