@@ -49,7 +49,9 @@ class Checks {
     require(on_gpu || t.precision != TrainingPrecision::bf16, {"trainer.precision", "model.device"},
             "the CPU trains in float32 only; leave trainer.precision out, or set model.device = "
             "\"cuda\"");
-    require(!on_gpu || run_.rollout.precision != Precision::int8,
+    require(!on_gpu || t.numerics == Numerics::exact, {"trainer.numerics", "model.device"},
+            "fast works on the CPU only; with model.device = \"cuda\" leave trainer.numerics out");
+    require(!on_gpu || run_.rollout.precision != RolloutPrecision::int8,
             {"rollout.precision", "model.device"},
             "int8 works on the CPU only; with model.device = \"cuda\" use bf16 or float32");
   }

@@ -207,10 +207,9 @@ std::vector<Field> trainer_fields(TrainerTable& t, Device device) {
                  "others.")),
       number("entropy_bonus", t.entropy_bonus, kNotNegative,
              "Entropy coefficient: this times the mean entropy is subtracted from the loss."),
-      inert_if(on_gpu, "model.device", of_cpu,
-               choice("numerics", t.numerics,
-                      "CPU only: exact reproduces the sampler's bits however tokens are batched; "
-                      "fast uses the BLAS.")),
+      choice("numerics", t.numerics,
+             "exact reproduces the sampler's bits however tokens are batched: in float32 on the "
+             "CPU, in bf16 on cuda. fast, on the CPU only, uses the BLAS."),
       choice("precision", t.precision,
              "Dtype of the trainer's forward and backward passes; weights and optimizer state "
              "are float32. auto is bf16 on cuda and float32 on cpu, which supports only float32."),
@@ -312,7 +311,9 @@ std::vector<Field> rollout_fields(RolloutTable& t, InferencePool pool) {
       number("min_p", t.min_p, kShare,
              "Sample from tokens with at least this fraction of the largest probability; "
              "training requires 0."),
-      of_engine(choice("precision", t.precision, "Dtype of the sampler's weights.")),
+      of_engine(choice("precision", t.precision,
+                       "Dtype of the sampler's weights. auto is the trainer's: bf16 on cuda, "
+                       "float32 on cpu.")),
       of_engine(
           choice("kv_after_swap", t.kv_after_swap,
                  "What happens to the KV cache of unfinished rollouts when the weights change.")),
@@ -563,6 +564,25 @@ Section describe(EnvironmentTable& t, size_t index) {
                               "all of them are killed when there are more. 0 means no limit.")),
   };
   return section;
+}
+
+Precision rollout_precision(const RunConfig& run) {
+  switch (run.rollout.precision) {
+    case RolloutPrecision::float32: return Precision::float32;
+    case RolloutPrecision::bf16: return Precision::bf16;
+    case RolloutPrecision::int8: return Precision::int8;
+    case RolloutPrecision::automatic: break;
+  }
+  const bool half = run.model.device == Device::cuda &&
+                    run.trainer.precision != TrainingPrecision::float32;
+  return half ? Precision::bf16 : Precision::float32;
+}
+
+bool rollouts_are_exact(const RunConfig& run) {
+  if (run.trainer.numerics != Numerics::exact) return false;
+  if (run.model.device == Device::cpu) return rollout_precision(run) == Precision::float32;
+  return run.trainer.precision != TrainingPrecision::float32 &&
+         rollout_precision(run) == Precision::bf16;
 }
 
 }  // namespace leeway

@@ -132,7 +132,7 @@ struct RolloutTable {
   int64_t top_k = 0;
   double top_p = 1.0;
   double min_p = 0.0;
-  Precision precision = Precision::float32;
+  RolloutPrecision precision = RolloutPrecision::automatic;
   KvAfterSwap kv_after_swap = KvAfterSwap::keep;
   std::string stop;  // its last token ends a completion; empty: by renderer and model
   int64_t kv_bytes = int64_t{1} << 30;
@@ -222,5 +222,11 @@ struct RunConfig {
   CheckpointTable checkpoint;
   std::vector<EnvironmentTable> environments;
 };
+
+// What rollout.precision comes to: `auto` is the trainer's own, so that rollouts have the bits of
+// training: bf16 on a GPU, unless it trains in float32.
+Precision rollout_precision(const RunConfig& run);
+// Whether sampled log-probabilities have the trainer's bits when the weights are the same.
+bool rollouts_are_exact(const RunConfig& run);
 
 }  // namespace leeway

@@ -38,6 +38,11 @@ enum class TrainingPrecision { automatic, float32, bf16 };
 template <>
 inline constexpr std::array kNames<TrainingPrecision>{"auto", "float32", "bf16"};
 
+// rollout.precision: of the sampler's weights, and of its passes on a GPU.
+enum class RolloutPrecision { automatic, float32, bf16, int8 };
+template <>
+inline constexpr std::array kNames<RolloutPrecision>{"auto", "float32", "bf16", "int8"};
+
 // orchestrator.schedule: whether sampling waits for the trainer, so that runs repeat bit for bit,
 // or runs ahead of it.
 enum class RolloutSchedule { lockstep, free };

@@ -79,7 +79,7 @@ MakeSamplingBackend sampling_backend(Device device, Precision precision) {
 }
 
 MakeSamplingBackend sampling_backend(const RunConfig& run) {
-  return sampling_backend(run.model.device, run.rollout.precision);
+  return sampling_backend(run.model.device, rollout_precision(run));
 }
 
 MakeTrainingBackend training_backend(Device device, TrainingPrecision precision) {

@@ -89,7 +89,7 @@ std::vector<std::string> child_options(const RunSetup& setup) {
                               ? run.rollout.threads
                               : std::max<int64_t>(1, cores / setup.spawn_servers);
   return {"--device",          name_of(run.model.device),
-          "--precision",       name_of(run.rollout.precision),
+          "--precision",       name_of(rollout_precision(run)),
           "--kv-after-swap",   name_of(run.rollout.kv_after_swap),
           "--kv-bytes",        std::to_string(run.rollout.kv_bytes),
           "--max-sequences",   std::to_string(run.rollout.max_sequences),

@@ -177,7 +177,7 @@ void RunSetup::read_demonstrations() {
 EngineOptions RunSetup::engine_options(int threads) const {
   const RolloutTable& table = config.run.rollout;
   EngineOptions options;
-  options.precision = table.precision;
+  options.precision = rollout_precision(config.run);
   options.threads = table.threads > 0 ? static_cast<int>(table.threads) : threads;
   options.kv_bytes = table.kv_bytes;
   options.max_sequences = table.max_sequences;

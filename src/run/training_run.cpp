@@ -224,10 +224,8 @@ class Run {
   }
 
   void say_what_is_inert() {
-    // Only on the CPU do sampling and training run the same code.
     const bool on_policy =
-        run_.orchestrator.max_off_policy_steps == 0 && run_.model.device == Device::cpu &&
-        run_.trainer.numerics == Numerics::exact && run_.rollout.precision == Precision::float32;
+        run_.orchestrator.max_off_policy_steps == 0 && rollouts_are_exact(run_);
     for (const std::string& part : inert_parts(setup_.config.loss_spec, run_.trainer, on_policy)) {
       progress_.note("note: " + part);
     }

@@ -15,6 +15,7 @@
 #include "base/rng.h"
 #include "engine/sampler.h"
 #include "kernels/rows.h"
+#include "torch/layer_rows.h"
 #include "torch/training_operations.h"
 
 namespace leeway {
