@@ -6,6 +6,7 @@
 #include <ATen/cuda/CUDAEvent.h>
 
 #include <cstdio>
+#include <memory>
 
 #include "torch/flat_adamw.h"
 #include "torch/training_operations.h"
@@ -70,6 +71,7 @@ void run() {
   const std::vector<int64_t> even(8, 2048);
   const PackedSequences sequences(config, offsets_of(even), kRows, device);
 
+  const std::shared_ptr<cuda::Products> products = make_products(device);
   struct Matrix {
     const char* name;
     int64_t outputs, inputs;
@@ -81,7 +83,7 @@ void run() {
     const Tensor d_y = at::randn({kRows, outputs}, half), d_w = at::zeros({outputs, inputs}, full);
     Tensor y = at::empty({kRows, outputs}, half);
     const std::string label = std::string("product, ") + name;
-    report(label.c_str(), kLayers, [&] { project(x, w.t(), Tensor(), y); });
+    report(label.c_str(), kLayers, [&] { project(products.get(), x, w.t(), Tensor(), y); });
     report((label + ", gradient of x").c_str(), kLayers, [&] { at::mm(d_y, w); });
     report((label + ", gradient of w").c_str(), kLayers,
            [&] { weight_gradient(d_y, x, d_w, true); });

@@ -6,11 +6,12 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kParts = 1024;  // blocks that rows are dealt to, each with a sum of its own
-constexpr int kMostTwos = kMostHeadDim / 4 / kWarp;  // of a half head, for each lane
+// Blocks that rows are dealt to, each with a sum of its own.
+constexpr int kParts = 1024;
+constexpr int kHeadParts = 768;
 
-__host__ __device__ inline int64_t rows_of_part(int64_t rows) {
-  return (rows + kParts - 1) / kParts;
+__host__ __device__ inline int64_t rows_of_part(int64_t rows, int parts) {
+  return (rows + parts - 1) / parts;
 }
 
 // Adjacent rows are one block's. A thread has eight columns.
@@ -25,7 +26,7 @@ __global__ void norm_backward_kernel(RmsNormBackward norm, int warps) {
   T* d_x = static_cast<T*>(norm.d_x) + column;
   float weights[8] = {}, d_weights[8] = {};
   if (there) load<8>(static_cast<const T*>(norm.weight) + column, weights);
-  const int64_t part = rows_of_part(norm.rows), first = blockIdx.x * part;
+  const int64_t part = rows_of_part(norm.rows, kParts), first = blockIdx.x * part;
   const int64_t end = first + part < norm.rows ? first + part : norm.rows;
   for (int64_t row = first; row < end; ++row) {
     float values[8] = {}, gradients[8] = {}, others[8] = {};
@@ -61,52 +62,67 @@ __global__ void norm_backward_kernel(RmsNormBackward norm, int warps) {
   if (there) store<8>(d_weights, norm.workspace + blockIdx.x * width + column);
 }
 
-// d_weight[column] += the sum of parts[.., column], kWarp columns a block.
-__global__ void add_parts_kernel(const float* parts, int64_t count, int64_t stride, int64_t width,
-                                 float* d_weight) {
+// Where sums over rows go: columns before `width` to the first, as many more to the second.
+struct SummedWeights {
+  float *first, *second;  // the second may be null
+  int64_t width;
+};
+
+// weights[column] += the sum of parts[.., column], kWarp columns a block.
+__global__ void add_parts_kernel(const float* __restrict__ parts, int64_t count, int64_t columns,
+                                 SummedWeights weights) {
   __shared__ float sums[kWarp][kWarp];
   const int64_t column = int64_t{blockIdx.x} * kWarp + threadIdx.x;
   float sum = 0.0f;
-  if (column < width) {
-    for (int64_t i = threadIdx.y; i < count; i += kWarp) sum += parts[i * stride + column];
+  if (column < columns) {
+#pragma unroll 8
+    for (int64_t i = threadIdx.y; i < count; i += kWarp) sum += parts[i * columns + column];
   }
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y > 0 || column >= width) return;
+  if (threadIdx.y > 0 || column >= columns) return;
   sum = 0.0f;
+#pragma unroll
   for (int i = 0; i < kWarp; ++i) sum += sums[i][threadIdx.x];
-  d_weight[column] += sum;
+  if (column < weights.width) {
+    weights.first[column] += sum;
+  } else {
+    weights.second[column - weights.width] += sum;
+  }
 }
 
-void add_parts(const float* parts, int64_t count, int64_t stride, int64_t width, float* d_weight,
+void add_parts(const float* parts, int64_t count, const SummedWeights& weights,
                cudaStream_t stream) {
-  add_parts_kernel<<<blocks_for(width, kWarp), dim3(kWarp, kWarp), 0, stream>>>(
-      parts, count, stride, width, d_weight);
+  const int64_t columns = weights.second == nullptr ? weights.width : 2 * weights.width;
+  add_parts_kernel<<<blocks_for(columns, kWarp), dim3(kWarp, kWarp), 0, stream>>>(parts, count,
+                                                                                  columns, weights);
   check_launch("the sum over rows");
 }
 
-// One warp for a head. Lanes have pairs side by side, two at a time; d_norm [2 kMostTwos * 2] is
-// the lane's share of the norm's gradient.
-template <class T>
-__device__ void head_backward(const T* x, const T* d_out, const T* norm, float eps,
-                              const float* cosines, const float* sines, int head_dim, T* d_x,
-                              float* d_norm) {
+// One warp for a head. Lanes have pairs side by side, two at a time; d_norm [4 kTwos] is the lane's
+// share of the norm's gradient.
+template <int kTwos, class T>
+__device__ __forceinline__ void head_backward(const T* __restrict__ x, const T* __restrict__ d_out,
+                                              const T* __restrict__ norm, float eps,
+                                              const float* __restrict__ cosines,
+                                              const float* __restrict__ sines, int head_dim,
+                                              T* __restrict__ d_x, float* d_norm) {
   const int half = head_dim / 2, lane = threadIdx.x % kWarp;
-  float a[2 * kMostTwos] = {}, b[2 * kMostTwos] = {};      // the head
-  float d_a[2 * kMostTwos] = {}, d_b[2 * kMostTwos] = {};  // its gradient
-  float w_a[2 * kMostTwos] = {}, w_b[2 * kMostTwos] = {};
+  float a[2 * kTwos] = {}, b[2 * kTwos] = {};      // the head
+  float d_a[2 * kTwos] = {}, d_b[2 * kTwos] = {};  // its gradient
+  float w_a[2 * kTwos] = {}, w_b[2 * kTwos] = {};
   float squares = 0.0f, products = 0.0f;
 #pragma unroll
-  for (int n = 0; n < kMostTwos; ++n) {
+  for (int n = 0; n < kTwos; ++n) {
     const int i = (lane + n * kWarp) * 2;
     if (i >= half) continue;
     float c[2], s[2];
     load<2>(d_out + i, d_a + 2 * n), load<2>(d_out + half + i, d_b + 2 * n);
-    load<2>(cosines + i, c), load<2>(sines + i, s);
     if (norm != nullptr) {
       load<2>(x + i, a + 2 * n), load<2>(x + half + i, b + 2 * n);
       load<2>(norm + i, w_a + 2 * n), load<2>(norm + half + i, w_b + 2 * n);
     }
+    load<2>(cosines + i, c), load<2>(sines + i, s);
 #pragma unroll
     for (int k = 2 * n; k < 2 * n + 2; ++k) {
       turn(d_a[k], d_b[k], c[k - 2 * n], -s[k - 2 * n]);
@@ -118,7 +134,7 @@ __device__ void head_backward(const T* x, const T* d_out, const T* norm, float e
     const float inverse = inverse_norm(warp_sum(squares), head_dim, eps);
     const float mean = warp_sum(products) * inverse / static_cast<float>(head_dim);
 #pragma unroll
-    for (int k = 0; k < 2 * kMostTwos; ++k) {
+    for (int k = 0; k < 2 * kTwos; ++k) {
       const float unit_a = a[k] * inverse, unit_b = b[k] * inverse;
       d_norm[2 * k] += d_a[k] * unit_a;
       d_norm[2 * k + 1] += d_b[k] * unit_b;
@@ -127,17 +143,19 @@ __device__ void head_backward(const T* x, const T* d_out, const T* norm, float e
     }
   }
 #pragma unroll
-  for (int n = 0; n < kMostTwos; ++n) {
+  for (int n = 0; n < kTwos; ++n) {
     const int i = (lane + n * kWarp) * 2;
     if (i >= half) continue;
     store<2>(d_a + 2 * n, d_x + i), store<2>(d_b + 2 * n, d_x + half + i);
   }
 }
 
-// Adjacent rows are one block's, and a row's heads are dealt to its warps.
-template <class T>
-__global__ void heads_backward_kernel(HeadsBackward heads) {
-  __shared__ float sums[kWarps][2 * kMostHeadDim];
+// Adjacent rows are one block's, and a row's heads are dealt to its warps. kTwos is enough for half
+// a head.
+template <int kTwos, class T>
+__global__ void __launch_bounds__(kThreads, kTwos == 1 ? 6 : 4)
+    heads_backward_kernel(HeadsBackward heads) {
+  __shared__ float sums[kWarps][8 * kTwos * kWarp];
   const PackedHeads& forward = heads.forward;
   const int head_dim = static_cast<int>(forward.sizes.head_dim), half = head_dim / 2;
   const int query_heads = static_cast<int>(forward.sizes.query_heads);
@@ -146,8 +164,8 @@ __global__ void heads_backward_kernel(HeadsBackward heads) {
   const int lane = threadIdx.x % kWarp;
   const auto* query_norm = static_cast<const T*>(forward.query_norm);
   const auto* key_norm = static_cast<const T*>(forward.key_norm);
-  float d_query_norm[4 * kMostTwos] = {}, d_key_norm[4 * kMostTwos] = {};
-  const int64_t part = rows_of_part(forward.rows), first = blockIdx.x * part;
+  float d_query_norm[4 * kTwos] = {}, d_key_norm[4 * kTwos] = {};
+  const int64_t part = rows_of_part(forward.rows, kHeadParts), first = blockIdx.x * part;
   const int64_t end = first + part < forward.rows ? first + part : forward.rows;
   for (int64_t row = first; row < end; ++row) {
     const int64_t angle = static_cast<int64_t>(forward.positions[row]) * half;
@@ -158,28 +176,26 @@ __global__ void heads_backward_kernel(HeadsBackward heads) {
     const T* d_q = static_cast<const T*>(heads.d_q) + row * query_heads * head_dim;
     const T* d_k = static_cast<const T*>(heads.d_k) + row * kv_heads * head_dim;
     const T* d_v = static_cast<const T*>(heads.d_v) + row * kv_heads * head_dim;
-    for (int head = warp; head < all; head += kWarps) {
-      const T* x = qkv + head * head_dim;
-      T* d_x = d_qkv + head * head_dim;
-      if (head < query_heads) {
-        head_backward(x, d_q + head * head_dim, query_norm, forward.eps, cosines, sines, head_dim,
-                      d_x, d_query_norm);
-      } else if (head < query_heads + kv_heads) {
-        head_backward(x, d_k + (head - query_heads) * head_dim, key_norm, forward.eps, cosines,
-                      sines, head_dim, d_x, d_key_norm);
-      } else {
-        const T* from = d_v + (head - query_heads - kv_heads) * head_dim;
-        for (int i = lane * 2; i < head_dim; i += kWarp * 2) {
-          float two[2];
-          load<2>(from + i, two);
-          store<2>(two, d_x + i);
-        }
-      }
+#pragma unroll 2
+    for (int head = warp; head < query_heads; head += kWarps) {
+      head_backward<kTwos>(qkv + head * head_dim, d_q + head * head_dim, query_norm, forward.eps,
+                           cosines, sines, head_dim, d_qkv + head * head_dim, d_query_norm);
+    }
+    for (int head = warp; head < kv_heads; head += kWarps) {
+      const int place = (query_heads + head) * head_dim;
+      head_backward<kTwos>(qkv + place, d_k + head * head_dim, key_norm, forward.eps, cosines,
+                           sines, head_dim, d_qkv + place, d_key_norm);
+    }
+    T* values = d_qkv + (query_heads + kv_heads) * head_dim;
+    for (int i = threadIdx.x * 8; i < kv_heads * head_dim; i += kThreads * 8) {
+      float eight[8];
+      load<8>(d_v + i, eight);
+      store<8>(eight, values + i);
     }
   }
   if (query_norm == nullptr) return;
 #pragma unroll
-  for (int k = 0; k < 2 * kMostTwos; ++k) {
+  for (int k = 0; k < 2 * kTwos; ++k) {
     const int i = (lane + k / 2 * kWarp) * 2 + k % 2;
     if (i >= half) continue;
     sums[warp][i] = d_query_norm[2 * k];
@@ -248,27 +264,30 @@ int64_t row_sum_workspace(int64_t width) { return kParts * width; }
 void rms_norm_backward(Dtype dtype, const RmsNormBackward& norm, cudaStream_t stream) {
   if (norm.rows == 0) return;
   const int warps = static_cast<int>((norm.width / 8 + kWarp - 1) / kWarp);
-  const unsigned blocks = blocks_for(norm.rows, rows_of_part(norm.rows));
+  const unsigned blocks = blocks_for(norm.rows, rows_of_part(norm.rows, kParts));
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
     norm_backward_kernel<T><<<blocks, warps * kWarp, 0, stream>>>(norm, warps);
   });
   check_launch("rms_norm_backward");
-  add_parts(norm.workspace, blocks, norm.width, norm.width, norm.d_weight, stream);
+  add_parts(norm.workspace, blocks, {norm.d_weight, nullptr, norm.width}, stream);
 }
 
 void heads_backward(Dtype dtype, const HeadsBackward& heads, cudaStream_t stream) {
   const int64_t rows = heads.forward.rows, head_dim = heads.forward.sizes.head_dim;
   if (rows == 0) return;
-  const unsigned blocks = blocks_for(rows, rows_of_part(rows));
+  const unsigned blocks = blocks_for(rows, rows_of_part(rows, kHeadParts));
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    heads_backward_kernel<T><<<blocks, kThreads, 0, stream>>>(heads);
+    if (head_dim <= kMostHeadDim / 2) {
+      heads_backward_kernel<1, T><<<blocks, kThreads, 0, stream>>>(heads);
+    } else {
+      heads_backward_kernel<2, T><<<blocks, kThreads, 0, stream>>>(heads);
+    }
   });
   check_launch("heads_backward");
   if (heads.forward.query_norm == nullptr) return;
-  add_parts(heads.workspace, blocks, 2 * head_dim, head_dim, heads.d_query_norm, stream);
-  add_parts(heads.workspace + head_dim, blocks, 2 * head_dim, head_dim, heads.d_key_norm, stream);
+  add_parts(heads.workspace, blocks, {heads.d_query_norm, heads.d_key_norm, head_dim}, stream);
 }
 
 void swiglu_rows_backward(Dtype dtype, const void* gate_up, const void* d_s, int64_t rows,

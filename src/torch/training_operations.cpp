@@ -110,10 +110,15 @@ bool at_once(const Tensor& q) {
   return has_packed_attention(q.device(), q.scalar_type(), q.size(2));
 }
 
-// Whether sequences are long enough for what cuDNN costs before the first of a shape.
+// Whether cuDNN pays: sequences are long enough for what it costs before the first of a shape, and
+// groups have enough of them to fill the device. With a sequence or two each it is no faster than
+// the kernel for packed sequences.
 bool in_groups(const PackedSequences& sequences, const Tensor& q) {
   constexpr int64_t kLeastScores = int64_t{1} << 22;  // of a head
-  return q.size(0) * sequences.longest >= kLeastScores && has_batched_attention(q.size(2));
+  constexpr size_t kLeastSequences = 4;               // of a group, on average
+  const size_t groups = sequences.groups.size();
+  return q.size(0) * sequences.longest >= kLeastScores && has_batched_attention(q.size(2)) &&
+         (groups == 1 || groups * kLeastSequences <= sequences.lengths.size());
 }
 
 // x [N, ..] with each row at its padded place, zeros in between; and back.

@@ -124,13 +124,13 @@ TEST(Trunk, GivesTheHiddenStatesAndGradientsOfTheDecoder) {
       const Found expected = by_autograd(decoder, c, tokens);
       for (const bool are_new : {false, true}) {
         expect_near(by_trunk(decoder, c, tokens, are_new), expected, decoder.layout(),
-                    device.is_cpu() ? 1e-11 : 2e-5, device.str() + ", " + c.name());
+                    device.is_cpu() ? 1e-11 : 1e-4, device.str() + ", " + c.name());
       }
     }
   }
 }
 
-// In bf16 both round, each in its own places: both are set beside float32.
+// In bf16 both round, each in its own places: errors are those against float32.
 TEST(Trunk, IsInHalfPrecisionAsCloseAsTheDecoder) {
   for (const torch::Device& device : devices()) {
     for (const Case& c : cases()) {
@@ -139,8 +139,19 @@ TEST(Trunk, IsInHalfPrecisionAsCloseAsTheDecoder) {
       const TorchDecoder exact(parameters, device, at::kFloat);
       const TorchDecoder half(parameters, device, at::kBFloat16);
       const Tensor tokens = random_tokens(config, offsets_of(c.lengths).back(), 6).to(device);
-      expect_near(by_trunk(half, c, tokens, false), by_autograd(exact, c, tokens), exact.layout(),
-                  0.06, device.str() + ", " + c.name());
+      const Found expected = by_autograd(exact, c, tokens);
+      const Found got = by_trunk(half, c, tokens, false), other = by_autograd(half, c, tokens);
+      const auto error = [](const Tensor& x, const Tensor& y) {
+        return relative_difference(x.to(at::kDouble), y.to(at::kDouble));
+      };
+      EXPECT_LT(error(got.hidden, expected.hidden),
+                2.0 * error(other.hidden, expected.hidden) + 1e-3);
+      for (size_t i = 0; i < expected.gradients.size(); ++i) {
+        if (!expected.gradients[i].defined()) continue;  // the head's
+        EXPECT_LT(error(got.gradients[i], expected.gradients[i]),
+                  2.0 * error(other.gradients[i], expected.gradients[i]) + 0.01)
+            << device.str() << ", " << c.name() << ", " << exact.layout().table[i].name;
+      }
     }
   }
 }
@@ -152,7 +163,10 @@ TEST(Trunk, AttentionOfLongSequencesHasTheGradientOfTheFormula) {
   ModelConfig config = small_config(Family::llama);
   config.max_position_embeddings = 4096;
   for (const std::vector<int64_t>& lengths :
-       {std::vector<int64_t>{2048, 1500, 700, 130, 1}, {2048, 2048, 2048}, {3000}}) {
+       {std::vector<int64_t>{2048, 1500, 700, 130, 1},
+        {2048, 2048, 2048},
+        {3000},
+        {1153, 1160, 1190, 1200, 1250, 1408, 1270, 1279, 1280, 1281, 1300, 1350}}) {
     const std::vector<int64_t> offsets = offsets_of(lengths);
     const PackedSequences sequences(config, offsets, offsets.back(), device);
     at::manual_seed(3);
