@@ -5,7 +5,6 @@
 // An operation is measured over all layers, captured as one CUDA graph and replayed, so that its
 // time is the device's and each layer's weights come from memory as they do in a step.
 
-#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -164,10 +163,6 @@ class Pass {
         "draw", [&](size_t) { draw(); }, false);
     const double whole = device_ms([&] { all(); });
     print("pass", count_, {{"step_ms", whole}});
-    Pass halves[2] = {half(0, count_ / 2), half(count_ / 2, count_ / 2)};
-    cudaDeviceSynchronize();
-    const c10::cuda::CUDAStream other = c10::cuda::getStreamFromPool();
-    print("pass in halves", count_, {{"step_ms", device_ms([&] { two_halves(halves, other); })}});
   }
 
  private:
@@ -217,40 +212,9 @@ class Pass {
     finish();
   }
 
-  // Rows `first` .. of this pass; they share its memory, not its workspace.
-  Pass half(int64_t first, int64_t count) const {
-    Pass part = *this;
-    for (Tensor* tensor :
-         {&part.x_, &part.h_, &part.delta_, &part.qkv_, &part.q_, &part.attention_, &part.gate_up_,
-          &part.s_, &part.rows_.tokens, &part.rows_.positions, &part.rows_.starts}) {
-      *tensor = tensor->narrow(0, first, count);
-    }
-    part.rows_.decode_rows = count;
-    part.space_ = at::empty_like(space_);
-    part.products_ = make_products(at::kCUDA);
-    return part;
-  }
-  // The layers in two halves of the rows beside each other, so that one's attention, which waits
-  // for memory, and the other's products, which wait for themselves, overlap.
-  void two_halves(Pass (&halves)[2], const c10::cuda::CUDAStream& other) {
-    embed_rows();
-    at::cuda::CUDAEvent begun, done;
-    begun.record();
-    begun.block(other);
-    const c10::cuda::CUDAStream here = c10::cuda::getCurrentCUDAStream();
-    for (size_t i = 0; i < weights_.layers.size(); ++i) {
-      halves[0].layer(i);
-      const c10::cuda::CUDAStreamGuard guard(other);
-      halves[1].layer(i);
-    }
-    done.record(other);
-    done.block(here);
-    finish();
-  }
-
   const ModelConfig& config_;
   const SamplingWeights& weights_;
-  int64_t count_;
+  const int64_t count_;
   HeadCounts counts_;
   Tensor kv_, x_, h_, delta_, last_, qkv_, q_, attention_, gate_up_, s_, logits_, sampled_, space_,
       draw_space_;
