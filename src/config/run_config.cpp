@@ -583,8 +583,8 @@ Precision rollout_precision(const RunConfig& run) {
     case RolloutPrecision::int8: return Precision::int8;
     case RolloutPrecision::automatic: break;
   }
-  const bool half = run.model.device == Device::cuda &&
-                    run.trainer.precision != TrainingPrecision::float32;
+  const bool half =
+      run.model.device == Device::cuda && run.trainer.precision != TrainingPrecision::float32;
   return half ? Precision::bf16 : Precision::float32;
 }
 

@@ -1,8 +1,8 @@
 // Products with a model's matrices on a CUDA device, by cuBLASLt. A row of a result has the same
 // bits however many rows are computed with it and whatever its result's type is rounded from:
 // elements are sums over the inputs in one order, in float32, rounded once. cuBLAS holds to that as
-// long as it does not split the inputs among blocks, so algorithms that do are excluded; and as long
-// as `inputs` and `outputs` are multiples of 8, beside which it has kernels of another order.
+// long as it does not split the inputs among blocks, so algorithms that do are excluded; and as
+// long as `inputs` and `outputs` are multiples of 8, beside which it has kernels of another order.
 //
 // An instance belongs to one thread at a time and to one stream, which its workspace is ordered by.
 #pragma once

@@ -225,8 +225,7 @@ class Run {
   }
 
   void say_what_is_inert() {
-    const bool on_policy =
-        run_.orchestrator.max_off_policy_steps == 0 && rollouts_are_exact(run_);
+    const bool on_policy = run_.orchestrator.max_off_policy_steps == 0 && rollouts_are_exact(run_);
     for (const std::string& part : inert_parts(setup_.config.loss_spec, run_.trainer, on_policy)) {
       progress_.note("note: " + part);
     }

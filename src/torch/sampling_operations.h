@@ -90,10 +90,11 @@ struct DrawnHead {
   at::Tensor hidden, weight;
 };
 // sampled int32 [N, 4]: id, the bits of raw and processed log-probability, and not 0 where the row
-// is no distribution (see cuda/sample_rows.h). logits [L, V] float32; rows may be longer. Tokens are drawn from these;
-// with a head in bf16 the log-probabilities are those that a trainer computes, from logits rounded
-// to bf16 with the token's own in float32: on CUDA the same bits. Without one (undefined tensors)
-// they are those of `logits`. `workspace` is uint8 [draw_workspace_size(V, N)].
+// is no distribution (see cuda/sample_rows.h). logits [L, V] float32; rows may be longer. Tokens
+// are drawn from these; with a head in bf16 the log-probabilities are those that a trainer
+// computes, from logits rounded to bf16 with the token's own in float32: on CUDA the same bits.
+// Without one (undefined tensors) they are those of `logits`. `workspace` is uint8
+// [draw_workspace_size(V, N)].
 void draw_rows(const at::Tensor& logits, const DrawnHead& head, const PassRows& rows,
                const at::Tensor& workspace, at::Tensor& sampled);
 int64_t draw_workspace_size(int64_t vocabulary, int64_t draws);  // 1 on the CPU
