@@ -106,12 +106,34 @@ TEST(RunChecks, ADeviceHasItsPrecisionsAndItsKeys) {
        {"[trainer]\nprecision = \"bf16\"\n",
         {"line 2", "trainer.precision", "float32", "model.device = \"cuda\""}},
        {cuda + "[rollout]\nprecision = \"int8\"\n", {"line 4", "rollout.precision", "bf16"}},
-       {cuda + "[trainer]\nnumerics = \"exact\"\n", {"line 4", "trainer.numerics", "inert"}},
+       {cuda + "[trainer]\nnumerics = \"fast\"\n", {"line 4", "trainer.numerics", "CPU only"}},
        {cuda + "[trainer]\nthreads = 2\n", {"line 4", "trainer.threads", "inert"}}});
   expect_taken({cuda, cuda + "[trainer]\nprecision = \"bf16\"\n[rollout]\nprecision = \"bf16\"\n",
                 cuda + "[trainer]\nprecision = \"float32\"\n",
+                cuda + "[trainer]\nnumerics = \"exact\"\n[rollout]\nprecision = \"auto\"\n",
                 "[trainer]\nprecision = \"float32\"\n",
                 "[model]\ndevice = \"cpu\"\n[rollout]\nprecision = \"int8\"\n"});
+}
+
+TEST(RunChecks, RolloutsHaveTheTrainersPrecisionUnlessToldOtherwise) {
+  RunConfig run;
+  EXPECT_EQ(rollout_precision(run), Precision::float32);
+  EXPECT_TRUE(rollouts_are_exact(run));
+  run.rollout.precision = RolloutPrecision::bf16;  // other weights than the CPU trains
+  EXPECT_EQ(rollout_precision(run), Precision::bf16);
+  EXPECT_FALSE(rollouts_are_exact(run));
+
+  run.model.device = Device::cuda;
+  EXPECT_TRUE(rollouts_are_exact(run));
+  run.rollout.precision = RolloutPrecision::automatic;
+  EXPECT_EQ(rollout_precision(run), Precision::bf16);
+  EXPECT_TRUE(rollouts_are_exact(run));
+  run.trainer.precision = TrainingPrecision::float32;
+  EXPECT_EQ(rollout_precision(run), Precision::float32);
+  EXPECT_FALSE(rollouts_are_exact(run));
+  run.model.device = Device::cpu, run.trainer.precision = TrainingPrecision::automatic;
+  run.trainer.numerics = Numerics::fast;
+  EXPECT_FALSE(rollouts_are_exact(run));
 }
 
 TEST(RunChecks, AFinalRateNeedsASchedule) {
