@@ -39,8 +39,8 @@ class PoolSampler : public Sampler {
 
   int64_t submit(Request request) override;
   void cancel(int64_t request) override;
-  // Throws Error if there is no hope for an answer any more: after outage_timeout, or when all
-  // processes that were started as servers have ended for good.
+  // Throws Error with the servers' reasons when no server has been ready for outage_timeout, or
+  // when all processes that were started as servers have ended and are not started again.
   std::vector<SampledSequence> poll(double seconds) override;
   // Throws Error if the weights cannot be written.
   void update_weights(std::shared_ptr<const PolicySnapshot> weights,
