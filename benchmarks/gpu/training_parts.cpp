@@ -42,16 +42,16 @@ std::vector<int64_t> offsets_of(const std::vector<int64_t>& lengths) {
   return offsets;
 }
 
-void attention_parts(const ModelConfig& config, const char* name,
-                     const std::vector<int64_t>& lengths, const Tensor& q, const Tensor& k,
-                     const Tensor& v) {
+void attention_parts(cuda::AttentionGradients* prepared, const ModelConfig& config,
+                     const char* name, const std::vector<int64_t>& lengths, const Tensor& q,
+                     const Tensor& k, const Tensor& v) {
   const PackedSequences sequences(config, offsets_of(lengths), kRows, q.device());
   const Attended attended = attention(sequences, q, k, v);
   const Tensor d_out = at::randn_like(q);
   const std::string label = std::string("attention, ") + name;
   report(label.c_str(), kLayers, [&] { attention(sequences, q, k, v); });
   report((label + ", gradient").c_str(), kLayers,
-         [&] { attention_backward(sequences, q, k, v, attended, d_out); });
+         [&] { attention_backward(prepared, sequences, q, k, v, attended, d_out); });
 }
 
 void run() {
@@ -99,17 +99,17 @@ void run() {
   report("rows, heads", 2 * kLayers, [&] { pack_heads(heads, sequences.positions, qkv); });
   report("rows, heads, gradient", kLayers,
          [&] { heads_backward(heads, sequences.positions, qkv, d_heads, d_norm, d_norm); });
-  attention_parts(config, "even lengths", even, q, k, v);
-  attention_parts(config, "uneven lengths", {512, 950, 1389, 1828, 2268, 2707, 3146, 3584}, q, k,
-                  v);
+  const auto prepared = make_attention_gradients(device);
+  const std::vector<int64_t> uneven = {512, 950, 1389, 1828, 2268, 2707, 3146, 3584};
+  attention_parts(prepared.get(), config, "even lengths", even, q, k, v);
+  attention_parts(prepared.get(), config, "uneven lengths", uneven, q, k, v);
 
   const Tensor x = at::randn({kRows, kHidden}, half), delta = at::randn({kRows, kHidden}, half);
   const Tensor weight = at::ones({kHidden}, half), d_weight = at::zeros({kHidden}, full);
   Tensor h = at::empty_like(x), d = at::randn_like(x);
   report("rows, norm of a sum", 2 * kLayers, [&] { sum_and_norm(x, delta, weight, 1e-6, h); });
-  report("rows, norm", 2 * kLayers, [&] { sum_and_norm(x, Tensor(), weight, 1e-6, h); });
-  report("rows, norm, gradient", 2 * kLayers,
-         [&] { norm_backward(x, weight, 1e-6, delta, d, d_weight); });
+  report("rows, norm again and its gradient", 2 * kLayers,
+         [&] { norm_backward(x, weight, 1e-6, delta, d, d_weight, h); });
   const Tensor gate_up = at::randn({kRows, 2 * kInner}, half);
   Tensor s = at::empty({kRows, kInner}, half);
   report("rows, swiglu", kLayers, [&] { swiglu_rows(gate_up, s); });

@@ -24,6 +24,7 @@ __global__ void norm_backward_kernel(RmsNormBackward norm, int warps) {
   const T* d_y = static_cast<const T*>(norm.d_y) + column;
   const T* add = static_cast<const T*>(norm.add);
   T* d_x = static_cast<T*>(norm.d_x) + column;
+  T* y = static_cast<T*>(norm.y);
   float weights[8] = {}, d_weights[8] = {};
   if (there) load<8>(static_cast<const T*>(norm.weight) + column, weights);
   const int64_t part = rows_of_part(norm.rows, kParts), first = blockIdx.x * part;
@@ -56,8 +57,12 @@ __global__ void norm_backward_kernel(RmsNormBackward norm, int warps) {
       const float unit = values[k] * inverse;
       d_weights[k] += gradients[k] * unit;
       others[k] += inverse * (gradients[k] * weights[k] - unit * mean);
+      values[k] = normed<T>(values[k], inverse, weights[k]);
     }
-    if (there) store<8>(others, d_x + row * width);
+    if (there) {
+      store<8>(others, d_x + row * width);
+      if (y != nullptr) store<8>(values, y + row * width + column);
+    }
   }
   if (there) store<8>(d_weights, norm.workspace + blockIdx.x * width + column);
 }

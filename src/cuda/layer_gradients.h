@@ -17,12 +17,13 @@ inline constexpr int64_t kMostNormWidth = 8192;  // of a norm's row
 int64_t row_sum_workspace(int64_t width);
 
 // From d_y, the gradient of y = rms_norm(x) * weight: d_x = add + that of x; d_weight += that of
-// weight. All [rows, width]; add may be null, and d_x may be add or d_y.
+// weight; and y again, unless it is null. All [rows, width]; add may be null, d_x may be add, and y
+// may be d_y.
 struct RmsNormBackward {
   int64_t rows = 0, width = 0;
   const void *x = nullptr, *weight = nullptr, *d_y = nullptr, *add = nullptr;
   float eps = 0.0f;
-  void* d_x = nullptr;
+  void *d_x = nullptr, *y = nullptr;
   float* d_weight = nullptr;   // [width]
   float* workspace = nullptr;  // [row_sum_workspace(width)]
 };

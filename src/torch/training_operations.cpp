@@ -1,6 +1,7 @@
 #include "torch/training_operations.h"
 
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "leeway/error.h"
@@ -11,6 +12,9 @@
 #include <ATen/cuda/CUDAContext.h>
 
 #include "cuda/attention.h"
+#ifdef LEEWAY_CUDNN
+#include "cuda/attention_gradient.h"
+#endif
 #include "cuda/layer_gradients.h"
 #include "cuda/take_rows.h"
 #include "torch/cuda_tensors.h"
@@ -110,14 +114,18 @@ bool at_once(const Tensor& q) {
   return has_packed_attention(q.device(), q.scalar_type(), q.size(2));
 }
 
-// Whether cuDNN pays: sequences are long enough for what it costs before the first of a shape, and
-// groups have enough of them to fill the device. With a sequence or two each it is no faster than
-// the kernel for packed sequences.
-bool in_groups(const PackedSequences& sequences, const Tensor& q) {
+// Whether sequences are long enough for what cuDNN costs before the first of a shape.
+bool pays_to_prepare(const PackedSequences& sequences, const Tensor& q) {
   constexpr int64_t kLeastScores = int64_t{1} << 22;  // of a head
-  constexpr size_t kLeastSequences = 4;               // of a group, on average
+  return q.size(0) * sequences.longest >= kLeastScores;
+}
+
+// Whether cuDNN by way of PyTorch pays: groups have enough sequences to fill the device. With a
+// sequence or two each it is no faster than the kernel for packed sequences.
+bool in_groups(const PackedSequences& sequences, const Tensor& q) {
+  constexpr size_t kLeastSequences = 4;  // of a group, on average
   const size_t groups = sequences.groups.size();
-  return q.size(0) * sequences.longest >= kLeastScores && has_batched_attention(q.size(2)) &&
+  return pays_to_prepare(sequences, q) && has_batched_attention(q.size(2)) &&
          (groups == 1 || groups * kLeastSequences <= sequences.lengths.size());
 }
 
@@ -194,6 +202,35 @@ cuda::PackedHeads packed_heads(const HeadWeights& heads, const Tensor& positions
   return step;
 }
 
+#ifdef LEEWAY_CUDNN
+
+// Nothing where cuDNN has no plan for such sizes.
+std::optional<HeadGradients> attention_backward_by(cuda::AttentionGradients& prepared,
+                                                   const PackedSequences& sequences,
+                                                   const Tensor& q, const Tensor& k,
+                                                   const Tensor& v, const Attended& attended,
+                                                   const Tensor& d_out) {
+  cuda::AttentionGradient problem;
+  problem.sizes = {q.size(1), k.size(1), q.size(2)};
+  problem.rows = q.size(0), problem.longest = sequences.longest;
+  problem.sequences = static_cast<int64_t>(sequences.lengths.size());
+  problem.v_stride = v.stride(0);
+  const std::optional<int64_t> bytes = prepared.workspace_bytes(problem);
+  if (!bytes) return std::nullopt;
+  const HeadGradients d{at::empty_like(q), at::empty_like(k), at::empty_like(k)};
+  const Tensor workspace = at::empty({*bytes}, q.options().dtype(at::kByte));
+  const Tensor lse = attended.lse.t().contiguous();
+  problem.offsets = sequences.offsets.data_ptr<int32_t>();
+  problem.q = data_of(q), problem.k = data_of(k), problem.v = data_of(v);
+  problem.out = data_of(attended.out), problem.d_out = data_of(d_out);
+  problem.lse = lse.data_ptr<float>();
+  problem.d_q = data_of(d.q), problem.d_k = data_of(d.k), problem.d_v = data_of(d.v);
+  prepared.run(problem, data_of(workspace), stream_of(q));
+  return d;
+}
+
+#endif
+
 // C (+)= A^T B in float32, row-major: the columns of what cuBLAS calls m are B's.
 void add_product(const Tensor& a, const Tensor& b, const Tensor& c, bool is_new) {
   const float alpha = 1.0f, beta = is_new ? 0.0f : 1.0f;
@@ -243,7 +280,7 @@ Tensor sum_and_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, 
 }
 
 Tensor norm_backward(const Tensor& x, const Tensor& weight, double eps, const Tensor& d_y,
-                     const Tensor& add, const Tensor& d_weight) {
+                     const Tensor& add, const Tensor& d_weight, const Tensor& h) {
 #ifdef LEEWAY_CUDA
   if (x.is_cuda()) {
     const Tensor workspace = row_sum_workspace(x, x.size(1));
@@ -252,6 +289,7 @@ Tensor norm_backward(const Tensor& x, const Tensor& weight, double eps, const Te
     norm.rows = x.size(0), norm.width = x.size(1);
     norm.x = data_of(x), norm.weight = data_of(weight), norm.d_y = data_of(d_y);
     norm.add = data_of(add), norm.eps = static_cast<float>(eps);
+    norm.y = data_of(h);
     norm.d_x = data_of(d_x), norm.d_weight = floats_of(d_weight);
     norm.workspace = floats_of(workspace);
     cuda::rms_norm_backward(dtype_of(x), norm, stream_of(x));
@@ -260,6 +298,7 @@ Tensor norm_backward(const Tensor& x, const Tensor& weight, double eps, const Te
 #endif
   const NormGradient gradient = plain_norm_backward(x, weight, eps, d_y);
   d_weight.add_(gradient.d_weight);
+  if (h.defined()) h.copy_(plain_rms_norm(x, weight, eps));
   const Tensor d_x = gradient.d_x.to(x.scalar_type());
   return add.defined() ? add + d_x : d_x;
 }
@@ -351,9 +390,24 @@ Attended attention(const PackedSequences& sequences, const Tensor& q, const Tens
   return plain_attention(sequences, q, k, v);
 }
 
-HeadGradients attention_backward(const PackedSequences& sequences, const Tensor& q, const Tensor& k,
+std::shared_ptr<cuda::AttentionGradients> make_attention_gradients(
+    [[maybe_unused]] at::Device device) {
+#ifdef LEEWAY_CUDNN
+  if (device.is_cuda()) return std::make_shared<cuda::AttentionGradients>();
+#endif
+  return nullptr;
+}
+
+HeadGradients attention_backward([[maybe_unused]] cuda::AttentionGradients* prepared,
+                                 const PackedSequences& sequences, const Tensor& q, const Tensor& k,
                                  const Tensor& v, const Attended& attended, const Tensor& d_out) {
   if (!at_once(q)) return plain_attention_backward(sequences, q, k, v, attended, d_out);
+#ifdef LEEWAY_CUDNN
+  if (prepared != nullptr && pays_to_prepare(sequences, q)) {
+    const auto by_cudnn = attention_backward_by(*prepared, sequences, q, k, v, attended, d_out);
+    if (by_cudnn) return *by_cudnn;
+  }
+#endif
   if (in_groups(sequences, q)) {
     return grouped_attention_backward(sequences, q, k, v, attended, d_out);
   }

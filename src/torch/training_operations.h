@@ -9,12 +9,17 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "torch/packed_sequences.h"
 #include "torch/sampling_operations.h"
 
 namespace leeway {
+
+namespace cuda {
+class AttentionGradients;
+}
 
 // Whether there are kernels for a model's sizes, in this type.
 bool has_training_kernels(const ModelConfig& config, at::Device device, at::ScalarType type);
@@ -23,9 +28,11 @@ bool has_training_kernels(const ModelConfig& config, at::Device device, at::Scal
 at::Tensor sum_and_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight,
                         double eps, at::Tensor& h);
 // From the gradient d_y of the norm: returns `add`, which may be undefined, plus that of x, and
-// adds to d_weight. The memory of `add` may be the result's.
+// adds to d_weight. The memory of `add` may be the result's. Where it is defined h receives the
+// norm again; it may be d_y.
 at::Tensor norm_backward(const at::Tensor& x, const at::Tensor& weight, double eps,
-                         const at::Tensor& d_y, const at::Tensor& add, const at::Tensor& d_weight);
+                         const at::Tensor& d_y, const at::Tensor& add, const at::Tensor& d_weight,
+                         const at::Tensor& h = {});
 
 // Queries and keys of qkv, normed and turned: [N, heads, D].
 struct QueriesAndKeys {
@@ -52,7 +59,10 @@ struct Attended {
 };
 Attended attention(const PackedSequences& sequences, const at::Tensor& q, const at::Tensor& k,
                    const at::Tensor& v);
-HeadGradients attention_backward(const PackedSequences& sequences, const at::Tensor& q,
+// What its gradient is prepared with, kept from pass to pass; null where cuDNN is not.
+std::shared_ptr<cuda::AttentionGradients> make_attention_gradients(at::Device device);
+HeadGradients attention_backward(cuda::AttentionGradients* prepared,
+                                 const PackedSequences& sequences, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const Attended& attended,
                                  const at::Tensor& d_out);
 

@@ -15,7 +15,8 @@ Trunk::Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeT
     : config_(config),
       weights_(std::move(weights)),
       rope_(rope),
-      products_(make_products(weights_.embedding.device())) {}
+      products_(make_products(weights_.embedding.device())),
+      attention_gradients_(make_attention_gradients(weights_.embedding.device())) {}
 
 // x weight^T + bias.
 Tensor Trunk::product(const Tensor& x, const Tensor& weight, const Tensor& bias) const {
@@ -61,15 +62,13 @@ Tensor Trunk::layer_backward(const LayerTensors& layer, const PackedSequences& s
                              bool are_new) const {
   const double eps = config_.rms_norm_eps;
   const HeadWeights heads = heads_of(layer);
-  Tensor h = at::empty_like(kept.x);
   {  // The MLP.
     const auto [d_gate_up, s] = swiglu_backward(kept.gate_up, at::mm(d, layer.down));
     kept.gate_up = Tensor();
     weight_gradient(d, s, gradients.down, are_new);
-    sum_and_norm(kept.y, Tensor(), layer.post_norm, eps, h);
+    const Tensor h = at::mm(d_gate_up, layer.gate_up);  // its gradient, at first
+    d = norm_backward(kept.y, layer.post_norm, eps, h, d, gradients.post_norm, h);
     weight_gradient(d_gate_up, h, gradients.gate_up, are_new);
-    const Tensor d_h = at::mm(d_gate_up, layer.gate_up);
-    d = norm_backward(kept.y, layer.post_norm, eps, d_h, d, gradients.post_norm);
     kept.y = Tensor();
   }
   // Attention.
@@ -78,15 +77,16 @@ Tensor Trunk::layer_backward(const LayerTensors& layer, const PackedSequences& s
   bias_gradient(d, gradients.o_bias);
   const Tensor d_attended = at::mm(d, layer.o).view(kept.attended.sizes());
   const auto [q, k] = pack_heads(heads, sequences.positions, kept.qkv);
-  const HeadGradients d_heads = attention_backward(sequences, q, k, values_of(heads, kept.qkv),
-                                                   {kept.attended, kept.lse}, d_attended);
+  const HeadGradients d_heads =
+      attention_backward(attention_gradients_.get(), sequences, q, k, values_of(heads, kept.qkv),
+                         {kept.attended, kept.lse}, d_attended);
   const Tensor d_qkv = heads_backward(heads, sequences.positions, kept.qkv, d_heads,
                                       gradients.q_norm, gradients.k_norm);
-  sum_and_norm(kept.x, Tensor(), layer.input_norm, eps, h);
+  const Tensor h = at::mm(d_qkv, layer.qkv);  // its gradient, at first
+  d = norm_backward(kept.x, layer.input_norm, eps, h, d, gradients.input_norm, h);
   weight_gradient(d_qkv, h, gradients.qkv, are_new);
   bias_gradient(d_qkv, gradients.qkv_bias);
-  const Tensor d_h = at::mm(d_qkv, layer.qkv);
-  return norm_backward(kept.x, layer.input_norm, eps, d_h, d, gradients.input_norm);
+  return d;
 }
 
 Tensor Trunk::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,

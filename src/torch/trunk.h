@@ -19,6 +19,10 @@
 
 namespace leeway {
 
+namespace cuda {
+class AttentionGradients;
+}
+
 // What a forward pass keeps for the backward pass.
 struct TrunkRecord {
   struct Layer {
@@ -73,6 +77,7 @@ class Trunk {
   NetworkTensors weights_;
   TorchRopeTable rope_;
   std::shared_ptr<cuda::Products> products_;
+  std::shared_ptr<cuda::AttentionGradients> attention_gradients_;
 };
 
 }  // namespace leeway
