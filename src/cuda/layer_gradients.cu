@@ -1,5 +1,5 @@
 #include "cuda/layer_gradients.h"
-#include "cuda/row_math.cuh"
+#include "cuda/warp_head.cuh"
 
 namespace leeway::cuda {
 namespace {
@@ -9,40 +9,54 @@ constexpr int kWarps = kThreads / kWarp;
 // Blocks that rows are dealt to, each with a sum of its own.
 constexpr int kParts = 1024;
 constexpr int kHeadParts = 768;
+constexpr int kHeads = 4;  // of a warp at a time: their loads hide each other's latency
 
 __host__ __device__ inline int64_t rows_of_part(int64_t rows, int parts) {
   return (rows + parts - 1) / parts;
 }
 
-// Adjacent rows are one block's. A thread has eight columns.
+// Eight numbers of x, d_y and add, as they are loaded: floats of two rows would not fit a thread's
+// registers.
 template <class T>
-__global__ void norm_backward_kernel(RmsNormBackward norm, int warps) {
+struct NormInputs {
+  Eight<T> x, d_y, add;
+
+  __device__ __forceinline__ void load_at(const RmsNormBackward& norm, int64_t at) {
+    x = load_eight(static_cast<const T*>(norm.x) + at);
+    d_y = load_eight(static_cast<const T*>(norm.d_y) + at);
+    if (norm.add != nullptr) add = load_eight(static_cast<const T*>(norm.add) + at);
+  }
+};
+
+// Adjacent rows are one block's, and the next is on its way while one is computed. A thread has
+// eight columns.
+template <class T>
+__global__ void __launch_bounds__(kMostNormWidth / 8)
+    norm_backward_kernel(RmsNormBackward norm, int warps) {
   __shared__ float2 sums[2][kWarp];  // by turns, so that a row synchronizes once
-  const int64_t width = norm.width, column = int64_t{threadIdx.x} * 8;
+  const int width = static_cast<int>(norm.width), column = static_cast<int>(threadIdx.x) * 8;
   const bool there = column < width;
-  const T* x = static_cast<const T*>(norm.x) + column;
-  const T* d_y = static_cast<const T*>(norm.d_y) + column;
-  const T* add = static_cast<const T*>(norm.add);
-  T* d_x = static_cast<T*>(norm.d_x) + column;
-  T* y = static_cast<T*>(norm.y);
-  float weights[8] = {}, d_weights[8] = {};
-  if (there) load<8>(static_cast<const T*>(norm.weight) + column, weights);
   const int64_t part = rows_of_part(norm.rows, kParts), first = blockIdx.x * part;
-  const int64_t end = first + part < norm.rows ? first + part : norm.rows;
-  for (int64_t row = first; row < end; ++row) {
-    float values[8] = {}, gradients[8] = {}, others[8] = {};
-    if (there) {
-      load<8>(x + row * width, values);
-      load<8>(d_y + row * width, gradients);
-      if (add != nullptr) load<8>(add + row * width + column, others);
-    }
+  const int rows = static_cast<int>(first + part < norm.rows ? part : norm.rows - first);
+  int64_t at = first * width + column;
+  float d_weights[8] = {};
+  Eight<T> weights = eight_zeros<T>();
+  NormInputs<T> next{weights, weights, weights};
+  if (there) {
+    weights = load_eight(static_cast<const T*>(norm.weight) + column);
+    next.load_at(norm, at);
+  }
+  for (int row = 0; row < rows; ++row) {
+    const NormInputs<T> now = next;
+    if (there && row + 1 < rows) next.load_at(norm, at + width);
     float squares = 0.0f, products = 0.0f;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      squares += values[k] * values[k];
-      products += gradients[k] * weights[k] * values[k];
+      const float x = wide(now.x.values[k]);
+      squares += x * x;
+      products += wide(now.d_y.values[k]) * wide(weights.values[k]) * x;
     }
-    float2* shared = sums[(row - first) % 2];
+    float2* shared = sums[row % 2];
     squares = warp_sum(squares), products = warp_sum(products);
     if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = make_float2(squares, products);
     __syncthreads();
@@ -52,19 +66,22 @@ __global__ void norm_backward_kernel(RmsNormBackward norm, int warps) {
     }
     const float inverse = inverse_norm(squares, width, norm.eps);
     const float mean = products * inverse / static_cast<float>(width);
+    float d_x[8], y[8];
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      const float unit = values[k] * inverse;
-      d_weights[k] += gradients[k] * unit;
-      others[k] += inverse * (gradients[k] * weights[k] - unit * mean);
-      values[k] = normed<T>(values[k], inverse, weights[k]);
+      const float x = wide(now.x.values[k]), d_y = wide(now.d_y.values[k]);
+      const float weight = wide(weights.values[k]), unit = x * inverse;
+      d_weights[k] += d_y * unit;
+      d_x[k] = wide(now.add.values[k]) + inverse * (d_y * weight - unit * mean);
+      y[k] = normed<T>(x, inverse, weight);
     }
     if (there) {
-      store<8>(others, d_x + row * width);
-      if (y != nullptr) store<8>(values, y + row * width + column);
+      store<8>(d_x, static_cast<T*>(norm.d_x) + at);
+      if (norm.y != nullptr) store<8>(y, static_cast<T*>(norm.y) + at);
     }
+    at += width;
   }
-  if (there) store<8>(d_weights, norm.workspace + blockIdx.x * width + column);
+  if (there) store<8>(d_weights, norm.workspace + int64_t{blockIdx.x} * width + column);
 }
 
 // Where sums over rows go: columns before `width` to the first, as many more to the second.
@@ -104,61 +121,52 @@ void add_parts(const float* parts, int64_t count, const SummedWeights& weights,
   check_launch("the sum over rows");
 }
 
-// One warp for a head. Lanes have pairs side by side, two at a time; d_norm [4 kTwos] is the lane's
-// share of the norm's gradient.
+// The gradient of kHeads heads of a row from that of what WarpHead makes of them; the heads at x
+// and d_x lie side by side, as do those at d_out, `count` of them. d_norm is the lane's share of
+// the norm's gradient.
 template <int kTwos, class T>
-__device__ __forceinline__ void head_backward(const T* __restrict__ x, const T* __restrict__ d_out,
-                                              const T* __restrict__ norm, float eps,
-                                              const float* __restrict__ cosines,
-                                              const float* __restrict__ sines, int head_dim,
-                                              T* __restrict__ d_x, float* d_norm) {
-  const int half = head_dim / 2, lane = threadIdx.x % kWarp;
-  float a[2 * kTwos] = {}, b[2 * kTwos] = {};      // the head
-  float d_a[2 * kTwos] = {}, d_b[2 * kTwos] = {};  // its gradient
-  float w_a[2 * kTwos] = {}, w_b[2 * kTwos] = {};
-  float squares = 0.0f, products = 0.0f;
+__device__ __forceinline__ void heads_backward_of(const T* x, const T* d_out, int count,
+                                                  const T* norm, const PackedHeads& forward,
+                                                  int64_t position, T* d_x,
+                                                  WarpHead<kTwos>& d_norm) {
+  const int head_dim = static_cast<int>(forward.sizes.head_dim), half = head_dim / 2;
+  WarpHead<kTwos> d[kHeads], head[kHeads], weights;
 #pragma unroll
-  for (int n = 0; n < kTwos; ++n) {
-    const int i = (lane + n * kWarp) * 2;
-    if (i >= half) continue;
-    float c[2], s[2];
-    load<2>(d_out + i, d_a + 2 * n), load<2>(d_out + half + i, d_b + 2 * n);
+  for (int h = 0; h < kHeads; ++h) {
+    if (h >= count) continue;
+    d[h].load_head(d_out + h * head_dim, half);
+    if (norm != nullptr) head[h].load_head(x + h * head_dim, half);
+  }
+  const WarpHead<kTwos> angles = angles_at<kTwos>(forward.angles, position, half);
+  if (norm != nullptr) weights.load_head(norm, half);
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (h >= count) continue;
+    d[h].turn_by(angles, -1.0f);
     if (norm != nullptr) {
-      load<2>(x + i, a + 2 * n), load<2>(x + half + i, b + 2 * n);
-      load<2>(norm + i, w_a + 2 * n), load<2>(norm + half + i, w_b + 2 * n);
-    }
-    load<2>(cosines + i, c), load<2>(sines + i, s);
+      float products = 0.0f;
 #pragma unroll
-    for (int k = 2 * n; k < 2 * n + 2; ++k) {
-      turn(d_a[k], d_b[k], c[k - 2 * n], -s[k - 2 * n]);
-      squares += a[k] * a[k] + b[k] * b[k];
-      products += d_a[k] * w_a[k] * a[k] + d_b[k] * w_b[k] * b[k];
-    }
-  }
-  if (norm != nullptr) {
-    const float inverse = inverse_norm(warp_sum(squares), head_dim, eps);
-    const float mean = warp_sum(products) * inverse / static_cast<float>(head_dim);
+      for (int k = 0; k < 2 * kTwos; ++k) {
+        products += d[h].a[k] * weights.a[k] * head[h].a[k];
+        products += d[h].b[k] * weights.b[k] * head[h].b[k];
+      }
+      const float inverse = inverse_norm(warp_sum(head[h].squares()), head_dim, forward.eps);
+      const float mean = warp_sum(products) * inverse / static_cast<float>(head_dim);
 #pragma unroll
-    for (int k = 0; k < 2 * kTwos; ++k) {
-      const float unit_a = a[k] * inverse, unit_b = b[k] * inverse;
-      d_norm[2 * k] += d_a[k] * unit_a;
-      d_norm[2 * k + 1] += d_b[k] * unit_b;
-      d_a[k] = inverse * (d_a[k] * w_a[k] - unit_a * mean);
-      d_b[k] = inverse * (d_b[k] * w_b[k] - unit_b * mean);
+      for (int k = 0; k < 2 * kTwos; ++k) {
+        const float unit_a = head[h].a[k] * inverse, unit_b = head[h].b[k] * inverse;
+        d_norm.a[k] += d[h].a[k] * unit_a, d_norm.b[k] += d[h].b[k] * unit_b;
+        d[h].a[k] = inverse * (d[h].a[k] * weights.a[k] - unit_a * mean);
+        d[h].b[k] = inverse * (d[h].b[k] * weights.b[k] - unit_b * mean);
+      }
     }
-  }
-#pragma unroll
-  for (int n = 0; n < kTwos; ++n) {
-    const int i = (lane + n * kWarp) * 2;
-    if (i >= half) continue;
-    store<2>(d_a + 2 * n, d_x + i), store<2>(d_b + 2 * n, d_x + half + i);
+    d[h].store_head(d_x + h * head_dim, half);
   }
 }
 
-// Adjacent rows are one block's, and a row's heads are dealt to its warps. kTwos is enough for half
-// a head.
+// Adjacent rows are one block's. A warp takes kHeads queries, keys or values of a row at a time.
 template <int kTwos, class T>
-__global__ void __launch_bounds__(kThreads, kTwos == 1 ? 6 : 4)
+__global__ void __launch_bounds__(kThreads, kTwos == 1 ? 3 : 2)
     heads_backward_kernel(HeadsBackward heads) {
   __shared__ float sums[kWarps][8 * kTwos * kWarp];
   const PackedHeads& forward = heads.forward;
@@ -167,32 +175,38 @@ __global__ void __launch_bounds__(kThreads, kTwos == 1 ? 6 : 4)
   const int kv_heads = static_cast<int>(forward.sizes.kv_heads);
   const int all = query_heads + 2 * kv_heads, warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
+  const int query_parts = (query_heads + kHeads - 1) / kHeads;
+  const int kv_parts = (kv_heads + kHeads - 1) / kHeads, parts = query_parts + 2 * kv_parts;
   const auto* query_norm = static_cast<const T*>(forward.query_norm);
   const auto* key_norm = static_cast<const T*>(forward.key_norm);
-  float d_query_norm[4 * kTwos] = {}, d_key_norm[4 * kTwos] = {};
-  const int64_t part = rows_of_part(forward.rows, kHeadParts), first = blockIdx.x * part;
-  const int64_t end = first + part < forward.rows ? first + part : forward.rows;
-  for (int64_t row = first; row < end; ++row) {
-    const int64_t angle = static_cast<int64_t>(forward.positions[row]) * half;
-    const float* cosines = forward.angles.cosines + angle;
-    const float* sines = forward.angles.sines + angle;
+  WarpHead<kTwos> d_query_norm = {}, d_key_norm = {};
+  const int64_t rows = rows_of_part(forward.rows, kHeadParts), first = blockIdx.x * rows;
+  const int64_t end = first + rows < forward.rows ? first + rows : forward.rows;
+  for (int64_t at = first * parts + warp; at < end * parts; at += kWarps) {
+    const int64_t row = at / parts;
+    int head = static_cast<int>(at % parts) * kHeads;
     const T* qkv = static_cast<const T*>(forward.qkv) + row * all * head_dim;
     T* d_qkv = static_cast<T*>(heads.d_qkv) + row * all * head_dim;
-    const T* d_q = static_cast<const T*>(heads.d_q) + row * query_heads * head_dim;
-    const T* d_k = static_cast<const T*>(heads.d_k) + row * kv_heads * head_dim;
-    const T* d_v = static_cast<const T*>(heads.d_v) + row * kv_heads * head_dim;
-#pragma unroll 2
-    for (int head = warp; head < query_heads; head += kWarps) {
-      head_backward<kTwos>(qkv + head * head_dim, d_q + head * head_dim, query_norm, forward.eps,
-                           cosines, sines, head_dim, d_qkv + head * head_dim, d_query_norm);
+    if (head < query_parts * kHeads) {
+      const T* d_q = static_cast<const T*>(heads.d_q) + row * query_heads * head_dim;
+      heads_backward_of(qkv + head * head_dim, d_q + head * head_dim, query_heads - head,
+                        query_norm, forward, forward.positions[row], d_qkv + head * head_dim,
+                        d_query_norm);
+      continue;
     }
-    for (int head = warp; head < kv_heads; head += kWarps) {
+    head -= query_parts * kHeads;
+    if (head < kv_parts * kHeads) {
+      const T* d_k = static_cast<const T*>(heads.d_k) + row * kv_heads * head_dim;
       const int place = (query_heads + head) * head_dim;
-      head_backward<kTwos>(qkv + place, d_k + head * head_dim, key_norm, forward.eps, cosines,
-                           sines, head_dim, d_qkv + place, d_key_norm);
+      heads_backward_of(qkv + place, d_k + head * head_dim, kv_heads - head, key_norm, forward,
+                        forward.positions[row], d_qkv + place, d_key_norm);
+      continue;
     }
-    T* values = d_qkv + (query_heads + kv_heads) * head_dim;
-    for (int i = threadIdx.x * 8; i < kv_heads * head_dim; i += kThreads * 8) {
+    head -= kv_parts * kHeads;
+    const int count = kv_heads - head < kHeads ? kv_heads - head : kHeads;
+    const T* d_v = static_cast<const T*>(heads.d_v) + (row * kv_heads + head) * head_dim;
+    T* values = d_qkv + (query_heads + kv_heads + head) * head_dim;
+    for (int i = lane * 8; i < count * head_dim; i += kWarp * 8) {
       float eight[8];
       load<8>(d_v + i, eight);
       store<8>(eight, values + i);
@@ -201,12 +215,12 @@ __global__ void __launch_bounds__(kThreads, kTwos == 1 ? 6 : 4)
   if (query_norm == nullptr) return;
 #pragma unroll
   for (int k = 0; k < 2 * kTwos; ++k) {
-    const int i = (lane + k / 2 * kWarp) * 2 + k % 2;
+    const int i = d_query_norm.place(k / 2) + k % 2;
     if (i >= half) continue;
-    sums[warp][i] = d_query_norm[2 * k];
-    sums[warp][half + i] = d_query_norm[2 * k + 1];
-    sums[warp][head_dim + i] = d_key_norm[2 * k];
-    sums[warp][head_dim + half + i] = d_key_norm[2 * k + 1];
+    sums[warp][i] = d_query_norm.a[k];
+    sums[warp][half + i] = d_query_norm.b[k];
+    sums[warp][head_dim + i] = d_key_norm.a[k];
+    sums[warp][head_dim + half + i] = d_key_norm.b[k];
   }
   __syncthreads();
   for (int i = threadIdx.x; i < 2 * head_dim; i += kThreads) {
@@ -284,11 +298,9 @@ void heads_backward(Dtype dtype, const HeadsBackward& heads, cudaStream_t stream
   const unsigned blocks = blocks_for(rows, rows_of_part(rows, kHeadParts));
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (head_dim <= kMostHeadDim / 2) {
-      heads_backward_kernel<1, T><<<blocks, kThreads, 0, stream>>>(heads);
-    } else {
-      heads_backward_kernel<2, T><<<blocks, kThreads, 0, stream>>>(heads);
-    }
+    with_twos(head_dim, [&](auto twos) {
+      heads_backward_kernel<decltype(twos)::value, T><<<blocks, kThreads, 0, stream>>>(heads);
+    });
   });
   check_launch("heads_backward");
   if (heads.forward.query_norm == nullptr) return;
