@@ -183,7 +183,8 @@ void AttentionGradients::run(const AttentionGradient& p, void* workspace, cudaSt
   LEEWAY_CHECK(plan != nullptr, "a shape that has a workspace");
   Arena arena(workspace);
   const Workspace work = lay_out(p, plan->shape, plan->graph_bytes, arena);
-  make_ragged_offsets(p.offsets, p.sequences, plan->shape.sequences, work.offsets, stream);
+  make_ragged_offsets({p.first_rows, p.lengths, p.sequences, p.rows}, plan->shape.sequences,
+                      work.offsets, stream);
   const auto starts = [&](int kind) {
     return work.offsets.starts + kind * (plan->shape.sequences + 1);
   };

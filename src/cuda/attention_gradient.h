@@ -22,7 +22,8 @@ namespace leeway::cuda {
 struct AttentionGradient {
   HeadSizes sizes;
   int64_t rows = 0, sequences = 0, longest = 0;
-  const int32_t* offsets = nullptr;       // [sequences + 1] on the device: where sequences begin
+  // [sequences], on the device: the first row and the rows of each; best the longest first.
+  const int32_t *first_rows = nullptr, *lengths = nullptr;
   const void *q = nullptr, *k = nullptr;  // [rows, heads, head_dim]
   const void* v = nullptr;
   int64_t v_stride = 0;                                 // numbers from row to row, a multiple of 8

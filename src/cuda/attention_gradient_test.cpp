@@ -26,17 +26,19 @@ Numbers random_numbers(int64_t count, Rng& rng) {
 // Values lie among other numbers, as in the product of queries, keys and values.
 struct Problem {
   HeadSizes sizes;
-  std::vector<int32_t> offsets = {0};
+  std::vector<int32_t> first_rows, lengths;
   int64_t rows = 0, longest = 0, v_stride = 0;
   Numbers q, k, v, d_out, out;
   std::vector<float> lse;
   std::vector<double> d_q, d_k, d_v;
 
-  Problem(const HeadSizes& of, const std::vector<int>& lengths) : sizes(of) {
-    for (const int length : lengths) {
-      rows += length;
-      longest = std::max<int64_t>(longest, length);
-      offsets.push_back(static_cast<int32_t>(rows));
+  // Sequences are listed in another order than they lie in.
+  Problem(const HeadSizes& of, std::vector<int32_t> of_lengths)
+      : sizes(of), lengths(std::move(of_lengths)) {
+    for (size_t s = lengths.size(); s-- > 0;) {
+      first_rows.insert(first_rows.begin(), static_cast<int32_t>(rows));
+      rows += lengths[s];
+      longest = std::max<int64_t>(longest, lengths[s]);
     }
     Rng rng(4);
     const auto& [heads, kv_heads, head_dim] = sizes;
@@ -50,7 +52,7 @@ struct Problem {
     d_q.resize(q.size()), d_k.resize(k.size()), d_v.resize(k.size());
     for (size_t s = 0; s < lengths.size(); ++s) {
       for (int i = 0; i < lengths[s]; ++i) {
-        for (int64_t head = 0; head < heads; ++head) add_row(offsets[s], i, head);
+        for (int64_t head = 0; head < heads; ++head) add_row(first_rows[s], i, head);
       }
     }
   }
@@ -105,14 +107,14 @@ TEST(AttentionGradient, IsThatOfTheFormula) {
   for (const Problem& p :
        {Problem({4, 2, 64}, {1, 7, 64, 129, 200}), Problem({16, 8, 128}, {2, 65, 100, 1}),
         Problem({9, 3, 64}, {40, 128, 5, 1, 1, 1, 3, 2, 70}), Problem({4, 4, 16}, {40, 128})}) {
-    const DeviceArray<int32_t> offsets(p.offsets);
+    const DeviceArray<int32_t> first_rows(p.first_rows), lengths(p.lengths);
     const DeviceArray<__nv_bfloat16> q(p.q), k(p.k), v(p.v), out(p.out), d_out(p.d_out);
     const DeviceArray<__nv_bfloat16> d_q(p.q.size()), d_k(p.k.size()), d_v(p.k.size());
     const DeviceArray<float> lse(p.lse);
     AttentionGradient problem;
     problem.sizes = p.sizes, problem.rows = p.rows, problem.longest = p.longest;
-    problem.sequences = static_cast<int64_t>(p.offsets.size()) - 1;
-    problem.offsets = offsets.data();
+    problem.sequences = static_cast<int64_t>(p.lengths.size());
+    problem.first_rows = first_rows.data(), problem.lengths = lengths.data();
     problem.q = q.data(), problem.k = k.data(), problem.v = v.data();
     problem.v_stride = p.v_stride;
     problem.out = out.data(), problem.d_out = d_out.data(), problem.lse = lse.data();

@@ -1,4 +1,4 @@
-// Where sequences begin, as cuDNN takes it.
+// Where packed sequences lie, as cuDNN takes it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,8 +15,12 @@ struct RaggedOffsets {
   int32_t* lengths = nullptr;   // [count]
 };
 
-// From offsets [sequences + 1], sequences <= count.
-void make_ragged_offsets(const int32_t* offsets, int64_t sequences, int64_t count,
-                         const RaggedOffsets& to, cudaStream_t stream);
+// The first row and the rows of each sequence, on the device.
+struct RaggedSequences {
+  const int32_t *first_rows = nullptr, *lengths = nullptr;  // [count]
+  int64_t count = 0, rows = 0;                              // of all sequences
+};
+void make_ragged_offsets(const RaggedSequences& sequences, int64_t count, const RaggedOffsets& to,
+                         cudaStream_t stream);
 
 }  // namespace leeway::cuda

@@ -53,6 +53,18 @@ std::vector<int32_t> tiles_of(std::span<const int64_t> cu_seqlens) {
   return numbers;
 }
 
+std::vector<int32_t> longest_first_of(std::span<const int64_t> cu_seqlens) {
+  std::vector<std::pair<int64_t, int64_t>> sequences;  // lengths, first rows
+  for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
+    sequences.emplace_back(cu_seqlens[s + 1] - cu_seqlens[s], cu_seqlens[s]);
+  }
+  std::ranges::sort(sequences, std::ranges::greater());
+  std::vector<int32_t> numbers;
+  for (const auto& [length, row] : sequences) numbers.push_back(static_cast<int32_t>(row));
+  for (const auto& [length, row] : sequences) numbers.push_back(static_cast<int32_t>(length));
+  return numbers;
+}
+
 }  // namespace
 
 PackedSequences::PackedSequences(const ModelConfig& config, std::span<const int64_t> cu_seqlens,
@@ -66,6 +78,7 @@ PackedSequences::PackedSequences(const ModelConfig& config, std::span<const int6
     for (int64_t t = 0; t < length; ++t) places.push_back(static_cast<int32_t>(t));
   }
   tiles = on_device(tiles_of(cu_seqlens), device).view({-1, 2});
+  longest_first = on_device(longest_first_of(cu_seqlens), device).view({2, -1});
   offsets = on_device({cu_seqlens.begin(), cu_seqlens.end()}, device);
   positions = on_device(places, device);
   LengthGroups padded = group_lengths(lengths);

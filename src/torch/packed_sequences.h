@@ -25,6 +25,7 @@ struct PackedSequences {
   // int32 [T, 2], {first row, rows}: consecutive rows of one sequence, at most kAttentionTileRows;
   // those with the last positions first.
   at::Tensor tiles;
+  at::Tensor longest_first;  // int32 [2, sequences]: first rows and lengths, the longest first
 
   // The same padded to groups of one length; its integers on the device, int32.
   std::vector<LengthGroups::Group> groups;

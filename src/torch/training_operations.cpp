@@ -120,6 +120,10 @@ bool pays_to_prepare(const PackedSequences& sequences, const Tensor& q) {
   return q.size(0) * sequences.longest >= kLeastScores;
 }
 
+bool of_one_length(const PackedSequences& sequences) {
+  return sequences.groups.size() == 1 && !sequences.padded_rows.defined();
+}
+
 // Whether cuDNN by way of PyTorch pays: groups have enough sequences to fill the device. With a
 // sequence or two each it is no faster than the kernel for packed sequences.
 bool in_groups(const PackedSequences& sequences, const Tensor& q) {
@@ -220,7 +224,8 @@ std::optional<HeadGradients> attention_backward_by(cuda::AttentionGradients& pre
   const HeadGradients d{at::empty_like(q), at::empty_like(k), at::empty_like(k)};
   const Tensor workspace = at::empty({*bytes}, q.options().dtype(at::kByte));
   const Tensor lse = attended.lse.t().contiguous();
-  problem.offsets = sequences.offsets.data_ptr<int32_t>();
+  problem.first_rows = sequences.longest_first.data_ptr<int32_t>();
+  problem.lengths = problem.first_rows + problem.sequences;
   problem.q = data_of(q), problem.k = data_of(k), problem.v = data_of(v);
   problem.out = data_of(attended.out), problem.d_out = data_of(d_out);
   problem.lse = lse.data_ptr<float>();
@@ -403,7 +408,7 @@ HeadGradients attention_backward([[maybe_unused]] cuda::AttentionGradients* prep
                                  const Tensor& v, const Attended& attended, const Tensor& d_out) {
   if (!at_once(q)) return plain_attention_backward(sequences, q, k, v, attended, d_out);
 #ifdef LEEWAY_CUDNN
-  if (prepared != nullptr && pays_to_prepare(sequences, q)) {
+  if (prepared != nullptr && !of_one_length(sequences) && pays_to_prepare(sequences, q)) {
     const auto by_cudnn = attention_backward_by(*prepared, sequences, q, k, v, attended, d_out);
     if (by_cudnn) return *by_cudnn;
   }
