@@ -81,10 +81,11 @@ void run() {
         Matrix{"gate_up", 2 * kInner, kHidden}, Matrix{"down", kHidden, kInner}}) {
     const Tensor x = at::randn({kRows, inputs}, half), w = at::randn({outputs, inputs}, half);
     const Tensor d_y = at::randn({kRows, outputs}, half), d_w = at::zeros({outputs, inputs}, full);
-    Tensor y = at::empty({kRows, outputs}, half);
+    Tensor y = at::empty({kRows, outputs}, half), d_x = at::empty({kRows, inputs}, half);
     const std::string label = std::string("product, ") + name;
     report(label.c_str(), kLayers, [&] { project(products.get(), x, w.t(), Tensor(), y); });
-    report((label + ", gradient of x").c_str(), kLayers, [&] { at::mm(d_y, w); });
+    report((label + ", gradient of x").c_str(), kLayers,
+           [&] { project(products.get(), d_y, w, Tensor(), d_x); });
     report((label + ", gradient of w").c_str(), kLayers,
            [&] { weight_gradient(d_y, x, d_w, true); });
     report((label + ", gradient of w, added").c_str(), kLayers,

@@ -15,6 +15,8 @@ namespace {
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kMostAlignment = 256;  // bytes; more makes no difference
 constexpr int kCandidates = 16;
+constexpr int64_t kTriedRows = 2048;  // the least that algorithms are tried for
+constexpr size_t kMostTried = 8;
 
 void check(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -46,6 +48,14 @@ bool keeps_order(const cublasLtMatmulAlgo_t& algorithm) {
          attribute_of<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) ==
              CUBLASLT_REDUCTION_SCHEME_NONE;
 }
+
+struct Event {
+  Event() { check_cuda(cudaEventCreate(&event), "an event"); }
+  ~Event() { cudaEventDestroy(event); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  cudaEvent_t event = nullptr;
+};
 
 }  // namespace
 
@@ -80,7 +90,7 @@ Products::~Products() {
 }
 
 // cuBLAS counts columns first: y^T [outputs, rows] = weight [outputs, inputs] x^T.
-const Products::Plan& Products::plan_of(const Projection& p) {
+const Products::Plan& Products::plan_of(const Projection& p, cudaStream_t stream) {
   const int aligned[4] = {alignment_of(p.weight), alignment_of(p.x), alignment_of(p.y),
                           alignment_of(p.bias)};
   const Key key{static_cast<int>(p.type),
@@ -90,6 +100,7 @@ const Products::Plan& Products::plan_of(const Projection& p) {
                 p.outputs,
                 stride_of(p),
                 p.bias != nullptr,
+                p.weight_by_inputs,
                 aligned[0],
                 aligned[1],
                 aligned[2],
@@ -103,7 +114,7 @@ const Products::Plan& Products::plan_of(const Projection& p) {
       check(cublasLtMatmulDescSetAttribute(plan.operation, name, &value, sizeof value),
             "a product's attribute");
     };
-    set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+    set(CUBLASLT_MATMUL_DESC_TRANSA, p.weight_by_inputs ? CUBLAS_OP_N : CUBLAS_OP_T);
     if (p.bias != nullptr) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.y_type));
@@ -115,9 +126,14 @@ const Products::Plan& Products::plan_of(const Projection& p) {
                                        static_cast<uint64_t>(width), stride),
             "a matrix");
     };
-    layout(&plan.weight, p.type, p.inputs, p.outputs, p.inputs);
+    if (p.weight_by_inputs) {
+      layout(&plan.weight, p.type, p.outputs, p.inputs, p.outputs);
+    } else {
+      layout(&plan.weight, p.type, p.inputs, p.outputs, p.inputs);
+    }
     layout(&plan.x, p.type, p.inputs, p.rows, p.inputs);
     layout(&plan.y, p.y_type, p.outputs, p.rows, stride_of(p));
+    if (choose_tried(key, p, plan)) return plan;
 
     cublasLtMatmulPreference_t preference = nullptr;
     check(cublasLtMatmulPreferenceCreate(&preference), "a preference");
@@ -145,21 +161,73 @@ const Products::Plan& Products::plan_of(const Projection& p) {
     cublasLtMatmulPreferenceDestroy(preference);
     check(status, "algorithms for a product");
     found.resize(static_cast<size_t>(count));
-    const auto chosen = std::find_if(found.begin(), found.end(), [](const auto& candidate) {
-      return candidate.state == CUBLAS_STATUS_SUCCESS && keeps_order(candidate.algo);
-    });
-    if (chosen == found.end()) {
+    std::vector<cublasLtMatmulAlgo_t> in_order;
+    for (const auto& candidate : found) {
+      if (candidate.state == CUBLAS_STATUS_SUCCESS && keeps_order(candidate.algo)) {
+        in_order.push_back(candidate.algo);
+      }
+    }
+    if (in_order.empty()) {
       throw Error(fmt::format(
           "cuBLASLt has no algorithm for a product of [{}, {}] and [{}, {}] that keeps the order "
           "of its sums",
           p.rows, p.inputs, p.inputs, p.outputs));
     }
-    plan.algorithm = chosen->algo;
+    plan.algorithm = in_order.front();
+    try_algorithms(key, in_order, p, plan, stream);
   } catch (...) {
     plans_.erase(at);
     throw;
   }
   return plan;
+}
+
+namespace {
+
+// The same key for all rows that share a trial.
+template <class Key>
+Key key_of_trial(Key key) {
+  auto& rows = std::get<2>(key);
+  rows = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows)));
+  return key;
+}
+
+}  // namespace
+
+bool Products::choose_tried(const Key& key, const Projection& p, Plan& plan) {
+  const auto known = tried_.find(key_of_trial(key));
+  if (known == tried_.end() || p.rows < kTriedRows) return false;
+  cublasLtMatmulHeuristicResult_t result{};
+  const cublasStatus_t status = cublasLtMatmulAlgoCheck(
+      handle_, plan.operation, plan.weight, plan.x, plan.y, plan.y, &known->second, &result);
+  if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > kWorkspaceBytes) return false;
+  plan.algorithm = known->second;
+  return true;
+}
+
+// Each of them makes the product, with the same bits. Not while a graph is captured.
+void Products::try_algorithms(const Key& key, const std::vector<cublasLtMatmulAlgo_t>& algorithms,
+                              const Projection& p, Plan& plan, cudaStream_t stream) {
+  constexpr int kRounds = 2;
+  constexpr float kGain = 0.98f;  // less is noise
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream, &capture), "a stream");
+  if (p.rows < kTriedRows || capture != cudaStreamCaptureStatusNone) return;
+  const Event begin, end;
+  float least = 0.0f;
+  for (size_t i = 0; i < std::min(kMostTried, algorithms.size()); ++i) {
+    run(plan, algorithms[i], p, stream);
+    check_cuda(cudaEventRecord(begin.event, stream), "an event");
+    for (int round = 0; round < kRounds; ++round) run(plan, algorithms[i], p, stream);
+    check_cuda(cudaEventRecord(end.event, stream), "an event");
+    check_cuda(cudaEventSynchronize(end.event), "products on trial");
+    float time = 0.0f;
+    check_cuda(cudaEventElapsedTime(&time, begin.event, end.event), "an event");
+    if (i > 0 && time >= kGain * least) continue;
+    least = time;
+    plan.algorithm = algorithms[i];
+  }
+  tried_[key_of_trial(key)] = plan.algorithm;
 }
 
 // For a single row cuBLAS may sum in another order than for more, so it is computed as one of two.
@@ -187,7 +255,12 @@ void Products::project(const Projection& p, cudaStream_t stream) {
 }
 
 void Products::multiply(const Projection& p, cudaStream_t stream) {
-  const Plan& plan = plan_of(p);
+  const Plan& plan = plan_of(p, stream);
+  run(plan, plan.algorithm, p, stream);
+}
+
+void Products::run(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Projection& p,
+                   cudaStream_t stream) {
   if (p.bias != nullptr) {
     check(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias,
                                          sizeof p.bias),
@@ -196,7 +269,7 @@ void Products::multiply(const Projection& p, cudaStream_t stream) {
   const float one = 1.0f, zero = 0.0f;
   const cublasStatus_t status =
       cublasLtMatmul(handle_, plan.operation, &one, p.weight, plan.weight, p.x, plan.x, &zero, p.y,
-                     plan.y, p.y, plan.y, &plan.algorithm, workspace_, kWorkspaceBytes, stream);
+                     plan.y, p.y, plan.y, &algorithm, workspace_, kWorkspaceBytes, stream);
   if (status != CUBLAS_STATUS_SUCCESS) {
     throw Error(fmt::format("cuBLASLt: a product of [{}, {}] and [{}, {}]: {}", p.rows, p.inputs,
                             p.inputs, p.outputs, cublasGetStatusString(status)));

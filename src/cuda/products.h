@@ -3,6 +3,8 @@
 // elements are sums over the inputs in one order, in float32, rounded once. cuBLAS holds to that as
 // long as it does not split the inputs among blocks, so algorithms that do are excluded; and as
 // long as `inputs` and `outputs` are multiples of 8, beside which it has kernels of another order.
+// Among the algorithms that are left, all of which give the same bits, the fastest of a few is
+// taken for large products, by a trial before the first of a size.
 //
 // An instance belongs to one thread at a time and to one stream, which its workspace is ordered by.
 #pragma once
@@ -13,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <tuple>
+#include <vector>
 
 #include "cuda/dtype.h"
 
@@ -23,8 +26,9 @@ struct Projection {
   Dtype type = Dtype::bf16, y_type = Dtype::bf16;
   int64_t rows = 0, inputs = 0, outputs = 0;
   const void* x = nullptr;
-  const void* weight = nullptr;  // [outputs, inputs]
-  const void* bias = nullptr;    // [outputs]; may be null
+  const void* weight = nullptr;  // [outputs, inputs]; [inputs, outputs] if weight_by_inputs
+  bool weight_by_inputs = false;
+  const void* bias = nullptr;  // [outputs]; may be null
   void* y = nullptr;
   int64_t y_stride = 0;  // numbers from row to row; 0: `outputs`
 };
@@ -42,15 +46,23 @@ class Products {
  private:
   struct Plan;
   void multiply(const Projection& projection, cudaStream_t stream);
-  // Types, sizes, y's stride, whether there is a bias, and the alignment of the four arrays.
-  using Key = std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, bool, int, int, int, int>;
-  const Plan& plan_of(const Projection& projection);
+  // Types, sizes, y's stride, whether there is a bias, the weight's layout, and the alignment of
+  // the four arrays. Algorithms are tried once for rows up to a power of two.
+  using Key =
+      std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, bool, bool, int, int, int, int>;
+  const Plan& plan_of(const Projection& projection, cudaStream_t stream);
+  void run(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Projection& projection,
+           cudaStream_t stream);
+  bool choose_tried(const Key& key, const Projection& projection, Plan& plan);
+  void try_algorithms(const Key& key, const std::vector<cublasLtMatmulAlgo_t>& algorithms,
+                      const Projection& projection, Plan& plan, cudaStream_t stream);
 
   cublasLtHandle_t handle_ = nullptr;
   void* workspace_ = nullptr;
   void* pair_ = nullptr;  // two rows of x and of y
   size_t pair_bytes_ = 0;
   std::map<Key, Plan> plans_;
+  std::map<Key, cublasLtMatmulAlgo_t> tried_;  // the fastest; rows are a power of two
 };
 
 }  // namespace leeway::cuda

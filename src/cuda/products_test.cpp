@@ -35,7 +35,7 @@ constexpr int64_t kMostRows = 4096;
 template <class T>
 std::vector<T> project(Products& products, const Numbers& x, int64_t rows, const Shape& shape,
                        const DeviceArray<__nv_bfloat16>& weight,
-                       const DeviceArray<__nv_bfloat16>* bias) {
+                       const DeviceArray<__nv_bfloat16>* bias, bool weight_by_inputs = false) {
   const std::span<const __nv_bfloat16> rows_of_x(x.data(),
                                                  static_cast<size_t>(rows * shape.inputs));
   const DeviceArray<__nv_bfloat16> some(rows_of_x);
@@ -44,6 +44,7 @@ std::vector<T> project(Products& products, const Numbers& x, int64_t rows, const
   p.y_type = sizeof(T) == 4 ? Dtype::float32 : Dtype::bf16;
   p.rows = rows, p.inputs = shape.inputs, p.outputs = shape.outputs;
   p.x = some.data(), p.weight = weight.data(), p.y = y.data();
+  p.weight_by_inputs = weight_by_inputs;
   if (bias != nullptr) p.bias = bias->data();
   products.project(p, nullptr);
   return y.values();
@@ -61,8 +62,8 @@ TEST(Products, ARowHasTheSameBitsWithAnyNumberOfRows) {
     for (const bool biased : {false, true}) {
       const auto* with = biased ? &bias : nullptr;
       const Numbers all = project<__nv_bfloat16>(products, x, kMostRows, shape, weight, with);
-      for (const int64_t rows : {1,  2,  3,  4,  7,  8,   16,  17,  24,  32,  33,  40,
-                                 47, 48, 56, 64, 96, 128, 200, 256, 300, 512, 700, 1024}) {
+      for (const int64_t rows : {1,  2,  3,  4,  7,   8,   16,  17,  24,  32,  33,   40,  47,
+                                 48, 56, 64, 96, 128, 200, 256, 300, 512, 700, 1024, 3000}) {
         const Numbers some = project<__nv_bfloat16>(products, x, rows, shape, weight, with);
         EXPECT_EQ(std::memcmp(some.data(), all.data(), some.size() * 2), 0)
             << rows << " rows of [" << shape.outputs << ", " << shape.inputs << "]"
@@ -85,6 +86,33 @@ TEST(Products, ARowHasTheSameBitsWithAnyNumberOfRows) {
     }
   }
   std::printf("%lld rows compared\n", static_cast<long long>(compared));
+}
+
+// As gradients by inputs are made.
+TEST(Products, WithTheWeightByInputsHaveTheBitsOfItsTranspose) {
+  LEEWAY_NEEDS_GPU();
+  Products products;
+  for (const Shape& shape : {Shape{1024, 4096}, Shape{2048, 1024}, Shape{3072, 1024}, {24, 40}}) {
+    Rng rng(3);
+    const Numbers x = random_numbers(kMostRows * shape.inputs, rng);
+    const Numbers weight = random_numbers(shape.outputs * shape.inputs, rng);
+    Numbers turned(weight.size());
+    for (int64_t o = 0; o < shape.outputs; ++o) {
+      for (int64_t i = 0; i < shape.inputs; ++i) {
+        turned[static_cast<size_t>(i * shape.outputs + o)] =
+            weight[static_cast<size_t>(o * shape.inputs + i)];
+      }
+    }
+    const DeviceArray<__nv_bfloat16> by_outputs(weight), by_inputs(turned);
+    for (const int64_t rows : {int64_t{1}, int64_t{300}, kMostRows}) {
+      const Numbers expected =
+          project<__nv_bfloat16>(products, x, rows, shape, by_outputs, nullptr);
+      const Numbers got =
+          project<__nv_bfloat16>(products, x, rows, shape, by_inputs, nullptr, true);
+      EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * 2), 0)
+          << rows << " rows of [" << shape.outputs << ", " << shape.inputs << "]";
+    }
+  }
 }
 
 TEST(Products, EqualADotProductInDouble) {

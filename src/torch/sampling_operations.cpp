@@ -54,6 +54,7 @@ bool project_by(cuda::Products* products, const Tensor& x, const Tensor& transpo
   projection.rows = x.size(0), projection.inputs = x.size(1);
   projection.outputs = transposed.size(1);
   projection.x = data_of(x), projection.weight = data_of(transposed);
+  projection.weight_by_inputs = transposed.stride(1) == 1;
   projection.bias = data_of(bias);
   projection.y = data_of(y), projection.y_stride = y.stride(0);
   products->project(projection, stream_of(x));

@@ -63,10 +63,10 @@ Tensor Trunk::layer_backward(const LayerTensors& layer, const PackedSequences& s
   const double eps = config_.rms_norm_eps;
   const HeadWeights heads = heads_of(layer);
   {  // The MLP.
-    const auto [d_gate_up, s] = swiglu_backward(kept.gate_up, at::mm(d, layer.down));
+    const auto [d_gate_up, s] = swiglu_backward(kept.gate_up, product(d, layer.down.t()));
     kept.gate_up = Tensor();
     weight_gradient(d, s, gradients.down, are_new);
-    const Tensor h = at::mm(d_gate_up, layer.gate_up);  // its gradient, at first
+    const Tensor h = product(d_gate_up, layer.gate_up.t());  // its gradient, at first
     d = norm_backward(kept.y, layer.post_norm, eps, h, d, gradients.post_norm, h);
     weight_gradient(d_gate_up, h, gradients.gate_up, are_new);
     kept.y = Tensor();
@@ -75,14 +75,14 @@ Tensor Trunk::layer_backward(const LayerTensors& layer, const PackedSequences& s
   const Tensor attended = kept.attended.flatten(1);
   weight_gradient(d, attended, gradients.o, are_new);
   bias_gradient(d, gradients.o_bias);
-  const Tensor d_attended = at::mm(d, layer.o).view(kept.attended.sizes());
+  const Tensor d_attended = product(d, layer.o.t()).view(kept.attended.sizes());
   const auto [q, k] = pack_heads(heads, sequences.positions, kept.qkv);
   const HeadGradients d_heads =
       attention_backward(attention_gradients_.get(), sequences, q, k, values_of(heads, kept.qkv),
                          {kept.attended, kept.lse}, d_attended);
   const Tensor d_qkv = heads_backward(heads, sequences.positions, kept.qkv, d_heads,
                                       gradients.q_norm, gradients.k_norm);
-  const Tensor h = at::mm(d_qkv, layer.qkv);  // its gradient, at first
+  const Tensor h = product(d_qkv, layer.qkv.t());  // its gradient, at first
   d = norm_backward(kept.x, layer.input_norm, eps, h, d, gradients.input_norm, h);
   weight_gradient(d_qkv, h, gradients.qkv, are_new);
   bias_gradient(d_qkv, gradients.qkv_bias);
