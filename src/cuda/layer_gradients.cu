@@ -1,5 +1,5 @@
+#include "cuda/head_lanes.cuh"
 #include "cuda/layer_gradients.h"
-#include "cuda/warp_head.cuh"
 
 namespace leeway::cuda {
 namespace {
@@ -9,7 +9,6 @@ constexpr int kWarps = kThreads / kWarp;
 // Blocks that rows are dealt to, each with a sum of its own.
 constexpr int kParts = 1024;
 constexpr int kHeadParts = 768;
-constexpr int kHeads = 4;  // of a warp at a time: their loads hide each other's latency
 
 __host__ __device__ inline int64_t rows_of_part(int64_t rows, int parts) {
   return (rows + parts - 1) / parts;
@@ -121,112 +120,93 @@ void add_parts(const float* parts, int64_t count, const SummedWeights& weights,
   check_launch("the sum over rows");
 }
 
-// The gradient of kHeads heads of a row from that of what WarpHead makes of them; the heads at x
-// and d_x lie side by side, as do those at d_out, `count` of them. d_norm is the lane's share of
-// the norm's gradient.
-template <int kTwos, class T>
-__device__ __forceinline__ void heads_backward_of(const T* x, const T* d_out, int count,
-                                                  const T* norm, const PackedHeads& forward,
-                                                  int64_t position, T* d_x,
-                                                  WarpHead<kTwos>& d_norm) {
-  const int head_dim = static_cast<int>(forward.sizes.head_dim), half = head_dim / 2;
-  WarpHead<kTwos> d[kHeads], head[kHeads], weights;
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    if (h >= count) continue;
-    d[h].load_head(d_out + h * head_dim, half);
-    if (norm != nullptr) head[h].load_head(x + h * head_dim, half);
-  }
-  const WarpHead<kTwos> angles = angles_at<kTwos>(forward.angles, position, half);
-  if (norm != nullptr) weights.load_head(norm, half);
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    if (h >= count) continue;
-    d[h].turn_by(angles, -1.0f);
-    if (norm != nullptr) {
-      float products = 0.0f;
-#pragma unroll
-      for (int k = 0; k < 2 * kTwos; ++k) {
-        products += d[h].a[k] * weights.a[k] * head[h].a[k];
-        products += d[h].b[k] * weights.b[k] * head[h].b[k];
-      }
-      const float inverse = inverse_norm(warp_sum(head[h].squares()), head_dim, forward.eps);
-      const float mean = warp_sum(products) * inverse / static_cast<float>(head_dim);
-#pragma unroll
-      for (int k = 0; k < 2 * kTwos; ++k) {
-        const float unit_a = head[h].a[k] * inverse, unit_b = head[h].b[k] * inverse;
-        d_norm.a[k] += d[h].a[k] * unit_a, d_norm.b[k] += d[h].b[k] * unit_b;
-        d[h].a[k] = inverse * (d[h].a[k] * weights.a[k] - unit_a * mean);
-        d[h].b[k] = inverse * (d[h].b[k] * weights.b[k] - unit_b * mean);
-      }
-    }
-    d[h].store_head(d_x + h * head_dim, half);
-  }
-}
+// What a warp of heads_backward_kernel goes over: the queries of rows, their keys or their values.
+struct HeadKind {
+  int heads, first;  // of a row; the first is that of qkv
+  const void *d_out, *norm;
+};
 
-// Adjacent rows are one block's. A warp takes kHeads queries, keys or values of a row at a time.
-template <int kTwos, class T>
-__global__ void __launch_bounds__(kThreads, kTwos == 1 ? 3 : 2)
-    heads_backward_kernel(HeadsBackward heads) {
-  __shared__ float sums[kWarps][8 * kTwos * kWarp];
+// Adjacent rows are one block's, and as many heads of a row as a warp holds are its warps'. The
+// kind is blockIdx.y.
+template <int kCount, class T>
+__global__ void __launch_bounds__(kThreads, 2)
+    heads_backward_kernel(HeadsBackward heads, HeadLanes in_warp) {
+  __shared__ float sums[kWarps][kWarp][2 * kCount + 1];
   const PackedHeads& forward = heads.forward;
   const int head_dim = static_cast<int>(forward.sizes.head_dim), half = head_dim / 2;
   const int query_heads = static_cast<int>(forward.sizes.query_heads);
   const int kv_heads = static_cast<int>(forward.sizes.kv_heads);
-  const int all = query_heads + 2 * kv_heads, warp = threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp;
-  const int query_parts = (query_heads + kHeads - 1) / kHeads;
-  const int kv_parts = (kv_heads + kHeads - 1) / kHeads, parts = query_parts + 2 * kv_parts;
-  const auto* query_norm = static_cast<const T*>(forward.query_norm);
-  const auto* key_norm = static_cast<const T*>(forward.key_norm);
-  WarpHead<kTwos> d_query_norm = {}, d_key_norm = {};
+  const int all = query_heads + 2 * kv_heads;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  HeadKind kind{query_heads, 0, heads.d_q, forward.query_norm};
+  if (blockIdx.y == 1) kind = {kv_heads, query_heads, heads.d_k, forward.key_norm};
+  if (blockIdx.y == 2) kind = {kv_heads, query_heads + kv_heads, heads.d_v, nullptr};
+  const bool turns = blockIdx.y < 2;
+  const T* norm = static_cast<const T*>(kind.norm);
+  const int i = lane % in_warp.lanes * kCount;
+  const bool inside = i < half;
+  HeadPart<kCount> d_norm;
+
+  const int parts = (kind.heads + in_warp.heads - 1) / in_warp.heads;
   const int64_t rows = rows_of_part(forward.rows, kHeadParts), first = blockIdx.x * rows;
-  const int64_t end = first + rows < forward.rows ? first + rows : forward.rows;
-  for (int64_t at = first * parts + warp; at < end * parts; at += kWarps) {
-    const int64_t row = at / parts;
-    int head = static_cast<int>(at % parts) * kHeads;
-    const T* qkv = static_cast<const T*>(forward.qkv) + row * all * head_dim;
-    T* d_qkv = static_cast<T*>(heads.d_qkv) + row * all * head_dim;
-    if (head < query_parts * kHeads) {
-      const T* d_q = static_cast<const T*>(heads.d_q) + row * query_heads * head_dim;
-      heads_backward_of(qkv + head * head_dim, d_q + head * head_dim, query_heads - head,
-                        query_norm, forward, forward.positions[row], d_qkv + head * head_dim,
-                        d_query_norm);
-      continue;
+  const int count = static_cast<int>(first + rows < forward.rows ? rows : forward.rows - first);
+  for (int at = warp; at < count * parts; at += kWarps) {
+    const int64_t row = first + at / parts;
+    const int head = at % parts * in_warp.heads + lane / in_warp.lanes;
+    const bool there = inside && head < kind.heads;
+    const int64_t place = (row * all + kind.first + head) * head_dim + i;
+    HeadPart<kCount> d, x, angles;
+    if (there) {
+      const T* from = static_cast<const T*>(kind.d_out) + (row * kind.heads + head) * head_dim + i;
+      d.load_halves(from, from + half);
+      const T* qkv = static_cast<const T*>(forward.qkv) + place;
+      if (norm != nullptr) x.load_halves(qkv, qkv + half);
     }
-    head -= query_parts * kHeads;
-    if (head < kv_parts * kHeads) {
-      const T* d_k = static_cast<const T*>(heads.d_k) + row * kv_heads * head_dim;
-      const int place = (query_heads + head) * head_dim;
-      heads_backward_of(qkv + place, d_k + head * head_dim, kv_heads - head, key_norm, forward,
-                        forward.positions[row], d_qkv + place, d_key_norm);
-      continue;
-    }
-    head -= kv_parts * kHeads;
-    const int count = kv_heads - head < kHeads ? kv_heads - head : kHeads;
-    const T* d_v = static_cast<const T*>(heads.d_v) + (row * kv_heads + head) * head_dim;
-    T* values = d_qkv + (query_heads + kv_heads + head) * head_dim;
-    for (int i = lane * 8; i < count * head_dim; i += kWarp * 8) {
-      float eight[8];
-      load<8>(d_v + i, eight);
-      store<8>(eight, values + i);
-    }
-  }
-  if (query_norm == nullptr) return;
+    if (turns && inside) {
+      const int64_t angle = static_cast<int64_t>(forward.positions[row]) * half + i;
+      angles.load_halves(forward.angles.cosines + angle, forward.angles.sines + angle);
 #pragma unroll
-  for (int k = 0; k < 2 * kTwos; ++k) {
-    const int i = d_query_norm.place(k / 2) + k % 2;
-    if (i >= half) continue;
-    sums[warp][i] = d_query_norm.a[k];
-    sums[warp][half + i] = d_query_norm.b[k];
-    sums[warp][head_dim + i] = d_key_norm.a[k];
-    sums[warp][head_dim + half + i] = d_key_norm.b[k];
+      for (int k = 0; k < kCount; ++k) turn(d.a[k], d.b[k], angles.a[k], -angles.b[k]);
+    }
+    if (norm != nullptr) {
+      HeadPart<kCount> weights;
+      if (inside) weights.load_halves(norm + i, norm + half + i);
+      float squares = 0.0f, products = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        squares += x.a[k] * x.a[k] + x.b[k] * x.b[k];
+        products += d.a[k] * weights.a[k] * x.a[k] + d.b[k] * weights.b[k] * x.b[k];
+      }
+      const float inverse = inverse_norm(lanes_sum(squares, in_warp.lanes), head_dim, forward.eps);
+      const float mean =
+          lanes_sum(products, in_warp.lanes) * inverse / static_cast<float>(head_dim);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const float unit_a = x.a[k] * inverse, unit_b = x.b[k] * inverse;
+        d_norm.a[k] += d.a[k] * unit_a, d_norm.b[k] += d.b[k] * unit_b;
+        d.a[k] = inverse * (d.a[k] * weights.a[k] - unit_a * mean);
+        d.b[k] = inverse * (d.b[k] * weights.b[k] - unit_b * mean);
+      }
+    }
+    T* to = static_cast<T*>(heads.d_qkv) + place;
+    if (there) d.store_halves(to, to + half);
+  }
+  if (norm == nullptr) return;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    sums[warp][lane][k] = d_norm.a[k], sums[warp][lane][kCount + k] = d_norm.b[k];
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < 2 * head_dim; i += kThreads) {
+  float* to = heads.workspace + (int64_t{blockIdx.x} * 2 + blockIdx.y) * head_dim;
+  for (int column = threadIdx.x; column < head_dim; column += kThreads) {
+    const int in_half = column % half;
+    const int k = in_half % kCount + (column < half ? 0 : kCount);
     float sum = 0.0f;
-    for (int w = 0; w < kWarps; ++w) sum += sums[w][i];
-    heads.workspace[int64_t{blockIdx.x} * 2 * head_dim + i] = sum;
+    for (int w = 0; w < kWarps; ++w) {
+      for (int l = in_half / kCount; l < kWarp; l += in_warp.lanes) sum += sums[w][l][k];
+    }
+    to[column] = sum;
   }
 }
 
@@ -298,9 +278,17 @@ void heads_backward(Dtype dtype, const HeadsBackward& heads, cudaStream_t stream
   const unsigned blocks = blocks_for(rows, rows_of_part(rows, kHeadParts));
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    with_twos(head_dim, [&](auto twos) {
-      heads_backward_kernel<decltype(twos)::value, T><<<blocks, kThreads, 0, stream>>>(heads);
-    });
+    // Half a head is a multiple of 4, since the whole is one of 8.
+    const auto launch = [&](auto numbers) {
+      constexpr int kCount = decltype(numbers)::value;
+      heads_backward_kernel<kCount, T>
+          <<<dim3(blocks, 3), kThreads, 0, stream>>>(heads, head_lanes<kCount>(head_dim));
+    };
+    if (head_dim % 16 == 0) {
+      launch(std::integral_constant<int, 8>());
+    } else {
+      launch(std::integral_constant<int, 4>());
+    }
   });
   check_launch("heads_backward");
   if (heads.forward.query_norm == nullptr) return;

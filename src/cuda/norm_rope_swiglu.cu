@@ -1,5 +1,6 @@
 #include "cuda/norm_rope_swiglu.h"
 
+#include "cuda/pack_heads.h"
 #include "cuda/row_math.cuh"
 
 namespace leeway::cuda {
@@ -213,6 +214,26 @@ __global__ void store_heads_kernel(HeadStep step) {
   }
 }
 
+// The same with queries and keys of a row side by side.
+template <class T>
+__global__ void pack_heads_kernel(PackedHeads step) {
+  const int head_dim = static_cast<int>(step.sizes.head_dim);
+  const int query_heads = static_cast<int>(step.sizes.query_heads);
+  const int kv_heads = static_cast<int>(step.sizes.kv_heads);
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  const int64_t row = at / (query_heads + kv_heads);
+  const int head = static_cast<int>(at % (query_heads + kv_heads));
+  if (row >= step.rows) return;
+  const bool query = head < query_heads;
+  const int64_t angle = static_cast<int64_t>(step.positions[row]) * (head_dim / 2);
+  store_head(
+      static_cast<const T*>(step.qkv) + (row * (query_heads + 2 * kv_heads) + head) * head_dim,
+      static_cast<const T*>(query ? step.query_norm : step.key_norm), step.eps,
+      step.angles.cosines + angle, step.angles.sines + angle, head_dim,
+      query ? static_cast<T*>(step.q) + (row * query_heads + head) * head_dim
+            : static_cast<T*>(step.k) + (row * kv_heads + head - query_heads) * head_dim);
+}
+
 // One thread for kCount numbers; `parts` of them in a row, `count` in all.
 template <int kCount, class T>
 __global__ void swiglu_kernel(const T* gate, const T* up, int64_t stride, int64_t parts,
@@ -314,6 +335,20 @@ void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream) {
     store_heads_kernel<T><<<blocks_for(heads, kWarps), kThreads, 0, stream>>>(step);
   });
   check_launch("store_heads");
+}
+
+void pack_heads(Dtype dtype, const PackedHeads& step, cudaStream_t stream) {
+  if (step.rows == 0) return;
+  if (packs_side_by_side(step.sizes.head_dim)) {
+    pack_heads_side_by_side(dtype, step, stream);
+    return check_launch("pack_heads");
+  }
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t heads = step.rows * (step.sizes.query_heads + step.sizes.kv_heads);
+    pack_heads_kernel<T><<<blocks_for(heads, kWarps), kThreads, 0, stream>>>(step);
+  });
+  check_launch("pack_heads");
 }
 
 void swiglu(Dtype dtype, const void* gate, const void* up, int64_t stride, int64_t rows,

@@ -1,68 +1,97 @@
-#include "cuda/norm_rope_swiglu.h"
-#include "cuda/warp_head.cuh"
+#include "cuda/pack_heads.h"
+
+#include <bit>
+
+#include "cuda/head_lanes.cuh"
 
 namespace leeway::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kHeads = 8;  // of a warp: their loads hide each other's latency
+constexpr int kCount = 8;
 
-int64_t parts_of(int64_t heads) { return (heads + kHeads - 1) / kHeads; }
+// The sum of squares in the order of a warp whose lane l has numbers 2l and 2l + 1 of either half:
+// each lane here has what four such lanes have, and joins them when they would be.
+__device__ __forceinline__ float squares_of(const HeadPart<kCount>& head, int lanes) {
+  float sums[4];
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    sums[t] = 0.0f;
+    for (const float value : {head.a[2 * t], head.a[2 * t + 1], head.b[2 * t], head.b[2 * t + 1]}) {
+      sums[t] = __fmaf_rn(value, value, sums[t]);
+    }
+  }
+  for (int step = lanes / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  }
+  return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
 
-// A warp for kHeads queries or keys of a row.
-template <int kTwos, class T>
+// A warp for as many queries or keys of a row as it holds.
+template <class T>
 __global__ void __launch_bounds__(kThreads)
-    pack_heads_kernel(PackedHeads step, int query_parts, int parts) {
+    pack_heads_kernel(PackedHeads step, HeadLanes in_warp, unsigned query_parts, unsigned parts) {
   const int head_dim = static_cast<int>(step.sizes.head_dim), half = head_dim / 2;
   const int query_heads = static_cast<int>(step.sizes.query_heads);
   const int kv_heads = static_cast<int>(step.sizes.kv_heads);
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  const unsigned at = blockIdx.x * kWarps + threadIdx.x / kWarp, part = at % parts;
   const int64_t row = at / parts;
-  const int part = static_cast<int>(at % parts);
   if (row >= step.rows) return;
   const bool query = part < query_parts;
-  const int first = (query ? part : part - query_parts) * kHeads;
-  const int heads = query ? query_heads : kv_heads;
-  const T* from = static_cast<const T*>(step.qkv) +
-                  (row * (query_heads + 2 * kv_heads) + (query ? 0 : query_heads)) * head_dim;
-  T* to = static_cast<T*>(query ? step.q : step.k) + row * heads * head_dim;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, heads = query ? query_heads : kv_heads;
+  const int head =
+      static_cast<int>(query ? part : part - query_parts) * in_warp.heads + lane / in_warp.lanes;
+  const int i = lane % in_warp.lanes * kCount;
+  const bool there = head < heads;
+  const T* from =
+      static_cast<const T*>(step.qkv) +
+      (row * (query_heads + 2 * kv_heads) + (query ? 0 : query_heads) + head) * head_dim + i;
+  HeadPart<kCount> numbers;
+  if (there) numbers.load_halves(from, from + half);
   const T* norm = static_cast<const T*>(query ? step.query_norm : step.key_norm);
-
-  WarpHead<kTwos> head[kHeads], weights;
+  if (norm != nullptr) {
+    HeadPart<kCount> weights;
+    weights.load_halves(norm + i, norm + half + i);
+    const float inverse = inverse_norm(squares_of(numbers, in_warp.lanes), head_dim, step.eps);
+    const auto scaled = [&](float value, float weight) {
+      return rounded<T>(__fmul_rn(rounded<T>(__fmul_rn(value, inverse)), weight));
+    };
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    if (first + h < heads) head[h].load_head(from + (first + h) * head_dim, half);
-  }
-  const WarpHead<kTwos> angles = angles_at<kTwos>(step.angles, step.positions[row], half);
-  if (norm != nullptr) weights.load_head(norm, half);
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    if (first + h >= heads) continue;
-    if (norm != nullptr) {
-      const float squares = warp_sum(head[h].squares());
-      head[h].template norm_by<T>(inverse_norm(squares, head_dim, step.eps), weights);
+    for (int k = 0; k < kCount; ++k) {
+      numbers.a[k] = scaled(numbers.a[k], weights.a[k]);
+      numbers.b[k] = scaled(numbers.b[k], weights.b[k]);
     }
-    head[h].turn_by(angles);
-    head[h].store_head(to + (first + h) * head_dim, half);
   }
+  HeadPart<kCount> angles;
+  const int64_t angle = static_cast<int64_t>(step.positions[row]) * half + i;
+  angles.load_halves(step.angles.cosines + angle, step.angles.sines + angle);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) turn(numbers.a[k], numbers.b[k], angles.a[k], angles.b[k]);
+  T* to = static_cast<T*>(query ? step.q : step.k) + (row * heads + head) * head_dim + i;
+  if (there) numbers.store_halves(to, to + half);
 }
 
 }  // namespace
 
-void pack_heads(Dtype dtype, const PackedHeads& step, cudaStream_t stream) {
-  if (step.rows == 0) return;
-  const int64_t query_parts = parts_of(step.sizes.query_heads);
-  const int64_t parts = query_parts + parts_of(step.sizes.kv_heads);
+bool packs_side_by_side(int64_t head_dim) {
+  return head_dim >= 2 * kCount && head_dim <= 4 * kWarp &&
+         std::has_single_bit(static_cast<uint64_t>(head_dim));
+}
+
+void pack_heads_side_by_side(Dtype dtype, const PackedHeads& step, cudaStream_t stream) {
+  const HeadLanes in_warp = head_lanes<kCount>(step.sizes.head_dim);
+  const auto parts_of = [&](int64_t heads) {
+    return static_cast<unsigned>((heads + in_warp.heads - 1) / in_warp.heads);
+  };
+  const unsigned query_parts = parts_of(step.sizes.query_heads);
+  const unsigned parts = query_parts + parts_of(step.sizes.kv_heads);
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    with_twos(step.sizes.head_dim, [&](auto twos) {
-      pack_heads_kernel<decltype(twos)::value, T>
-          <<<blocks_for(step.rows * parts, kWarps), kThreads, 0, stream>>>(
-              step, static_cast<int>(query_parts), static_cast<int>(parts));
-    });
+    pack_heads_kernel<T><<<blocks_for(step.rows * parts, kWarps), kThreads, 0, stream>>>(
+        step, in_warp, query_parts, parts);
   });
-  check_launch("pack_heads");
 }
 
 }  // namespace leeway::cuda

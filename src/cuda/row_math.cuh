@@ -11,14 +11,23 @@ template <class T>
 struct alignas(2 * sizeof(T)) Two {
   T first, second;
 };
+template <class T>
+struct alignas(4 * sizeof(T)) Four {
+  T values[4];
+};
 
-// kCount numbers side by side as float32; kCount is 8, 16-byte aligned, 2, aligned as they, or 1.
+// kCount numbers side by side as float32; kCount is 8, 16-byte aligned, 4 or 2, aligned as they, or
+// 1.
 template <int kCount, class T>
 __device__ inline void load(const T* from, float* to) {
   if constexpr (kCount == 8) {
     const Eight<T> loaded = load_eight(from);
 #pragma unroll
     for (int i = 0; i < 8; ++i) to[i] = wide(loaded.values[i]);
+  } else if constexpr (kCount == 4) {
+    const Four<T> loaded = *reinterpret_cast<const Four<T>*>(from);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = wide(loaded.values[i]);
   } else if constexpr (kCount == 2) {
     const Two<T> loaded = *reinterpret_cast<const Two<T>*>(from);
     to[0] = wide(loaded.first), to[1] = wide(loaded.second);
@@ -36,6 +45,11 @@ __device__ inline void store(const float* from, T* to) {
     auto* target = reinterpret_cast<uint4*>(to);
 #pragma unroll
     for (unsigned i = 0; i < sizeof(stored) / sizeof(uint4); ++i) target[i] = source[i];
+  } else if constexpr (kCount == 4) {
+    Four<T> stored;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) stored.values[i] = narrow<T>(from[i]);
+    *reinterpret_cast<Four<T>*>(to) = stored;
   } else if constexpr (kCount == 2) {
     *reinterpret_cast<Two<T>*>(to) = {narrow<T>(from[0]), narrow<T>(from[1])};
   } else {

@@ -120,10 +120,6 @@ bool pays_to_prepare(const PackedSequences& sequences, const Tensor& q) {
   return q.size(0) * sequences.longest >= kLeastScores;
 }
 
-bool of_one_length(const PackedSequences& sequences) {
-  return sequences.groups.size() == 1 && !sequences.padded_rows.defined();
-}
-
 // Whether cuDNN by way of PyTorch pays: groups have enough sequences to fill the device. With a
 // sequence or two each it is no faster than the kernel for packed sequences.
 bool in_groups(const PackedSequences& sequences, const Tensor& q) {
@@ -207,6 +203,10 @@ cuda::PackedHeads packed_heads(const HeadWeights& heads, const Tensor& positions
 }
 
 #ifdef LEEWAY_CUDNN
+
+bool of_one_length(const PackedSequences& sequences) {
+  return sequences.groups.size() == 1 && !sequences.padded_rows.defined();
+}
 
 // Nothing where cuDNN has no plan for such sizes.
 std::optional<HeadGradients> attention_backward_by(cuda::AttentionGradients& prepared,
