@@ -4,7 +4,8 @@
 set(python_packages ${TORCH_INSTALL_PREFIX}/..)
 find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${python_packages}/nvidia/cudnn/include)
 find_path(CUDNN_FRONTEND_INCLUDE_DIR cudnn_frontend.h HINTS ${python_packages}/include)
-find_library(CUDNN_LIBRARY NAMES cudnn libcudnn.so.9 HINTS ${python_packages}/nvidia/cudnn/lib)
+find_library(CUDNN_LIBRARY NAMES cudnn libcudnn.so.9 NAMES_PER_DIR
+             HINTS ${python_packages}/nvidia/cudnn/lib)
 if(CUDNN_INCLUDE_DIR AND CUDNN_FRONTEND_INCLUDE_DIR AND CUDNN_LIBRARY AND TARGET CUDA::nvrtc)
   add_library(leeway_cudnn INTERFACE)
   target_include_directories(leeway_cudnn SYSTEM INTERFACE
