@@ -6,11 +6,13 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-// Blocks that rows are dealt to, at most, each with a sum of its own.
+// Blocks that rows are dealt to, each with a sum of its own.
 constexpr int kParts = 1024;
 constexpr int kHeadParts = 768;
-// Numbers of half a head that a lane has: the half is a multiple, since a head is one of 8.
-constexpr int kCount = 4;
+
+__host__ __device__ inline int64_t rows_of_part(int64_t rows, int parts) {
+  return (rows + parts - 1) / parts;
+}
 
 // Eight numbers of x, d_y and add, as they are loaded: floats of two rows would not fit a thread's
 // registers.
@@ -25,16 +27,17 @@ struct NormInputs {
   }
 };
 
-// Rows are dealt to blocks in turn, and a block's next is on its way while one is computed. A
-// thread has eight columns.
+// Adjacent rows are one block's, and the next is on its way while one is computed. A thread has
+// eight columns.
 template <class T>
 __global__ void __launch_bounds__(kMostNormWidth / 8)
     norm_backward_kernel(RmsNormBackward norm, int warps) {
   __shared__ float2 sums[2][kWarp];  // by turns, so that a row synchronizes once
   const int width = static_cast<int>(norm.width), column = static_cast<int>(threadIdx.x) * 8;
   const bool there = column < width;
-  const int64_t stride = int64_t{gridDim.x} * width;
-  int64_t at = int64_t{blockIdx.x} * width + column;
+  const int64_t part = rows_of_part(norm.rows, kParts), first = blockIdx.x * part;
+  const int rows = static_cast<int>(first + part < norm.rows ? part : norm.rows - first);
+  int64_t at = first * width + column;
   float d_weights[8] = {};
   Eight<T> weights = eight_zeros<T>();
   NormInputs<T> next{weights, weights, weights};
@@ -42,10 +45,9 @@ __global__ void __launch_bounds__(kMostNormWidth / 8)
     weights = load_eight(static_cast<const T*>(norm.weight) + column);
     next.load_at(norm, at);
   }
-  int parity = 0;
-  for (int64_t row = blockIdx.x; row < norm.rows; row += gridDim.x) {
+  for (int row = 0; row < rows; ++row) {
     const NormInputs<T> now = next;
-    if (there && row + gridDim.x < norm.rows) next.load_at(norm, at + stride);
+    if (there && row + 1 < rows) next.load_at(norm, at + width);
     float squares = 0.0f, products = 0.0f;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
@@ -53,7 +55,7 @@ __global__ void __launch_bounds__(kMostNormWidth / 8)
       squares += x * x;
       products += wide(now.d_y.values[k]) * wide(weights.values[k]) * x;
     }
-    float2* shared = sums[parity ^= 1];
+    float2* shared = sums[row % 2];
     squares = warp_sum(squares), products = warp_sum(products);
     if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = make_float2(squares, products);
     __syncthreads();
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(kMostNormWidth / 8)
       store<8>(d_x, static_cast<T*>(norm.d_x) + at);
       if (norm.y != nullptr) store<8>(y, static_cast<T*>(norm.y) + at);
     }
-    at += stride;
+    at += width;
   }
   if (there) store<8>(d_weights, norm.workspace + int64_t{blockIdx.x} * width + column);
 }
@@ -124,10 +126,10 @@ struct HeadKind {
   const void *d_out, *norm;
 };
 
-// Rows are dealt to blocks in turn, and as many heads of a row as a warp holds to their warps. The
+// Adjacent rows are one block's, and as many heads of a row as a warp holds are its warps'. The
 // kind is blockIdx.y.
-template <class T>
-__global__ void __launch_bounds__(kThreads, 4)
+template <int kCount, class T>
+__global__ void __launch_bounds__(kThreads, 2)
     heads_backward_kernel(HeadsBackward heads, HeadLanes in_warp) {
   __shared__ float sums[kWarps][kWarp][2 * kCount + 1];
   const PackedHeads& forward = heads.forward;
@@ -147,10 +149,10 @@ __global__ void __launch_bounds__(kThreads, 4)
   HeadPart<kCount> d_norm;
 
   const int parts = (kind.heads + in_warp.heads - 1) / in_warp.heads;
-  const int blocks = static_cast<int>(gridDim.x), first = static_cast<int>(blockIdx.x);
-  const int count = (static_cast<int>(forward.rows) - first + blocks - 1) / blocks;
+  const int64_t rows = rows_of_part(forward.rows, kHeadParts), first = blockIdx.x * rows;
+  const int count = static_cast<int>(first + rows < forward.rows ? rows : forward.rows - first);
   for (int at = warp; at < count * parts; at += kWarps) {
-    const int64_t row = first + int64_t{at / parts} * blocks;
+    const int64_t row = first + at / parts;
     const int head = at % parts * in_warp.heads + lane / in_warp.lanes;
     const bool there = inside && head < kind.heads;
     const int64_t place = (row * all + kind.first + head) * head_dim + i;
@@ -261,7 +263,7 @@ int64_t row_sum_workspace(int64_t width) { return kParts * width; }
 void rms_norm_backward(Dtype dtype, const RmsNormBackward& norm, cudaStream_t stream) {
   if (norm.rows == 0) return;
   const int warps = static_cast<int>((norm.width / 8 + kWarp - 1) / kWarp);
-  const auto blocks = static_cast<unsigned>(norm.rows < kParts ? norm.rows : kParts);
+  const unsigned blocks = blocks_for(norm.rows, rows_of_part(norm.rows, kParts));
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
     norm_backward_kernel<T><<<blocks, warps * kWarp, 0, stream>>>(norm, warps);
@@ -273,11 +275,20 @@ void rms_norm_backward(Dtype dtype, const RmsNormBackward& norm, cudaStream_t st
 void heads_backward(Dtype dtype, const HeadsBackward& heads, cudaStream_t stream) {
   const int64_t rows = heads.forward.rows, head_dim = heads.forward.sizes.head_dim;
   if (rows == 0) return;
-  const auto blocks = static_cast<unsigned>(rows < kHeadParts ? rows : kHeadParts);
+  const unsigned blocks = blocks_for(rows, rows_of_part(rows, kHeadParts));
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    heads_backward_kernel<T>
-        <<<dim3(blocks, 3), kThreads, 0, stream>>>(heads, head_lanes<kCount>(head_dim));
+    // Half a head is a multiple of 4, since the whole is one of 8.
+    const auto launch = [&](auto numbers) {
+      constexpr int kCount = decltype(numbers)::value;
+      heads_backward_kernel<kCount, T>
+          <<<dim3(blocks, 3), kThreads, 0, stream>>>(heads, head_lanes<kCount>(head_dim));
+    };
+    if (head_dim % 16 == 0) {
+      launch(std::integral_constant<int, 8>());
+    } else {
+      launch(std::integral_constant<int, 4>());
+    }
   });
   check_launch("heads_backward");
   if (heads.forward.query_norm == nullptr) return;

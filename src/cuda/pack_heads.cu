@@ -9,14 +9,14 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kCount = 4;
+constexpr int kCount = 8;
 
 // The sum of squares in the order of a warp whose lane l has numbers 2l and 2l + 1 of either half:
-// each lane here has what kCount / 2 such lanes have, and joins them when they would be.
+// each lane here has what four such lanes have, and joins them when they would be.
 __device__ __forceinline__ float squares_of(const HeadPart<kCount>& head, int lanes) {
-  float sums[kCount / 2];
+  float sums[4];
 #pragma unroll
-  for (int t = 0; t < kCount / 2; ++t) {
+  for (int t = 0; t < 4; ++t) {
     sums[t] = 0.0f;
     for (const float value : {head.a[2 * t], head.a[2 * t + 1], head.b[2 * t], head.b[2 * t + 1]}) {
       sums[t] = __fmaf_rn(value, value, sums[t]);
@@ -26,12 +26,7 @@ __device__ __forceinline__ float squares_of(const HeadPart<kCount>& head, int la
 #pragma unroll
     for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, step);
   }
-#pragma unroll
-  for (int step = kCount / 4; step > 0; step /= 2) {
-#pragma unroll
-    for (int t = 0; t < step; ++t) sums[t] += sums[t + step];
-  }
-  return sums[0];
+  return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
 // A warp for as many queries or keys of a row as it holds.
