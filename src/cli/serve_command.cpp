@@ -35,6 +35,7 @@ struct Options {
   ModelTextOptions text;
   ServerOptions server;
   std::string key_file;
+  bool device_weights = false;
   Device device = Device::cpu;
 };
 
@@ -66,6 +67,12 @@ int serve(Options& options) {
     throw Error("--precision int8: works on the CPU only; with --device cuda use bf16 or float32");
   }
   server.api_key = api_key(options);
+  if (options.device_weights) {
+    if (options.device == Device::cpu) {
+      throw Error("--device-weights: weights in a GPU's memory need --device cuda");
+    }
+    server.sharing = weight_sharing(options.device);
+  }
   if (!server.weights_root.empty() && !path_exists(server.weights_root)) {
     throw Error(fmt::format("--weights-root {}: there is no such folder", server.weights_root));
   }
@@ -105,6 +112,10 @@ void add_options(CLI::App& command, const std::shared_ptr<Options>& options) {
                      "LEEWAY_API_KEY; without either there is none");
   command.add_option("--weights-root", server.weights_root,
                      "Folder below which new weights may be loaded; without it none are");
+  command.add_flag(
+      "--device-weights", options->device_weights,
+      "Also take new weights from the memory of the GPU, of a trainer on this machine; "
+      "needs --device cuda and a key");
   command.add_option("--name", server.name, "The model's name in requests; otherwise the folder")
       ->type_name("NAME");
   add_text_options(command, options->text);

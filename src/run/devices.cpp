@@ -91,4 +91,9 @@ MakeTrainingBackend training_backend(const RunConfig& run) {
   return training_backend(run.model.device, run.trainer.precision);
 }
 
+std::optional<WeightSharing> weight_sharing(Device device) {
+  if (device == Device::cpu) return {};
+  return cuda_backends().backends->sharing();
+}
+
 }  // namespace leeway

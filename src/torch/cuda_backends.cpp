@@ -7,6 +7,7 @@
 
 #include "torch/torch_sampling.h"
 #include "torch/torch_training.h"
+#include "torch/weight_sharing.h"
 
 namespace leeway {
 namespace {
@@ -34,12 +35,15 @@ MakeSamplingBackend cuda_sampling(bool half) {
   return make_torch_sampling(first_gpu(), type_of(half));
 }
 
+WeightSharing cuda_sharing() { return cuda_weight_sharing(first_gpu()); }
+
 }  // namespace
 }  // namespace leeway
 
 extern "C" __attribute__((visibility("default"))) const leeway::CudaBackends*
 leeway_cuda_backends() {
   static const leeway::CudaBackends backends = {LEEWAY_VERSION, leeway::why_no_cuda,
-                                                leeway::cuda_training, leeway::cuda_sampling};
+                                                leeway::cuda_training, leeway::cuda_sampling,
+                                                leeway::cuda_sharing};
   return &backends;
 }

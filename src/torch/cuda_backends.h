@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/backend.h"
+#include "model/shared_weights.h"
 #include "trainer/backend.h"
 
 namespace leeway {
@@ -18,6 +19,8 @@ struct CudaBackends {
   // On the first GPU; `half`: passes in bf16, else in float32.
   MakeTrainingBackend (*training)(bool half);
   MakeSamplingBackend (*sampling)(bool half);
+  // Weights of the first GPU, between processes.
+  WeightSharing (*sharing)();
 };
 
 // The one symbol of the library, of type CudaBackendsEntry.
