@@ -1,5 +1,6 @@
 // New weights from the memory of a GPU: what a server accepts and refuses. The memory is pretended:
 // a handle's first byte says which weights it stands for.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "leeway/error.h"

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <limits>
 
+#include "leeway/error.h"
 #include "server/api_error.h"
 #include "server/routes.h"
 
