@@ -24,7 +24,9 @@ struct HeldHead {
                                                                     : head.hidden.contiguous();
     weight = head.weight.contiguous();
     targets = head.targets.contiguous();
-    rows = contiguous(head.rows);
+    // Rows rise, so a list of as many as there are tokens is every token, which needs no gathering.
+    const bool is_every = head.rows.defined() && head.rows.size(0) == hidden.size(0);
+    if (!is_every) rows = contiguous(head.rows);
     temperature = contiguous(head.temperature);
     problem.tokens = hidden.size(0);
     problem.row_count = rows.defined() ? rows.size(0) : problem.tokens;
