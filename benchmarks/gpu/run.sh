@@ -190,7 +190,7 @@ began=$SECONDS
 for stage in "${stages[@]}"; do
   echo "---- $stage"
   case $stage in
-    head) measure head 200 "$library" ;;
+    head) measure head 300 "$library" ;;
     loss) measure loss 90 "$library" ;;
     model) measure model 480 --program "$BUILD/gpu_model_benchmark" ;;
     *) "$stage" ;;
