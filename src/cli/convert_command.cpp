@@ -24,9 +24,8 @@ struct Options {
   bool no_tokenizer = false, json = false;
 };
 
-// A regular file cannot be listed; anything else that cannot either is refused when it is opened.
 bool is_folder(const std::string& path) {
-  if (!is_present(path)) throw Error(fmt::format("{}: there is no such file or folder", path));
+  if (!is_present(path)) throw Error(fmt::format("{}: No such file or directory", path));
   return is_present(path + "/.");
 }
 

@@ -303,6 +303,7 @@ TEST(Tokenizer, a_byte_without_a_token_is_left_out_where_hardly_any_text_has_it)
   const auto without = [](uint8_t byte, const std::string& model) {
     Parts parts;
     parts.model = model;
+    parts.pre_tokenizer = R"({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false})";
     std::string entry = "\"", json = parts.json();
     append_utf8(entry, byte_level_code_point(byte));
     entry += fmt::format("\": {}, ", byte);
