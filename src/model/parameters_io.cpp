@@ -20,9 +20,6 @@
 namespace leeway {
 namespace {
 
-constexpr const char* kSingle = "/model.safetensors";
-constexpr const char* kIndex = "/model.safetensors.index.json";
-
 void check_finite(const StoredPlace& place, std::span<const float> values) {
   const std::string bad = not_finite_text(place.tensor->name, place.tensor->shape, values);
   if (bad.empty()) return;
@@ -88,7 +85,8 @@ bool is_shard_name(std::string_view name) {
 void remove_stale(const std::string& folder, const FileSums& written) {
   std::vector<std::string> stale;
   for (const std::string& name : folder_names(folder)) {
-    const bool weights = is_shard_name(name) || "/" + name == kSingle || "/" + name == kIndex;
+    const bool weights =
+        is_shard_name(name) || "/" + name == kSingleFile || "/" + name == kIndexFile;
     if (weights && !written.contains(name)) stale.push_back(name);
   }
   // The index first: without it no shard is read.
@@ -148,7 +146,7 @@ FileSums save_parameters(const Parameters& parameters, const std::string& folder
   const std::vector<Shard> shards = shards_of(parameters, shard_bytes);
   FileSums written;
   if (shards.size() == 1) {
-    written[kSingle + 1] = write_safetensors(folder + kSingle, shards[0].tensors);
+    written[kSingleFile + 1] = write_safetensors(folder + kSingleFile, shards[0].tensors);
   } else {
     std::map<std::string, std::string> weight_map;
     int64_t total = 0;
@@ -159,7 +157,8 @@ FileSums save_parameters(const Parameters& parameters, const std::string& folder
       total += shards[i].bytes;
       for (const TensorToSave& tensor : shards[i].tensors) weight_map[tensor.name] = name;
     }
-    written[kIndex + 1] = write_file_atomically(folder + kIndex, index_json(weight_map, total));
+    written[kIndexFile + 1] =
+        write_file_atomically(folder + kIndexFile, index_json(weight_map, total));
   }
   remove_stale(folder, written);
   written["config.json"] =

@@ -15,8 +15,6 @@
 namespace leeway {
 namespace {
 
-constexpr const char* kSingle = "/model.safetensors";
-constexpr const char* kIndex = "/model.safetensors.index.json";
 constexpr std::string_view kHead = "lm_head.weight";
 constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
 
@@ -122,8 +120,8 @@ std::string coordinates(const std::vector<int64_t>& shape, size_t index) {
 }
 
 StoredModel open_stored_model(const std::string& folder) {
-  if (path_exists(folder + kSingle)) return open_single(folder + kSingle);
-  if (path_exists(folder + kIndex)) return open_sharded(folder, folder + kIndex);
+  if (path_exists(folder + kSingleFile)) return open_single(folder + kSingleFile);
+  if (path_exists(folder + kIndexFile)) return open_sharded(folder, folder + kIndexFile);
   throw Error(
       fmt::format("{}: no weights: neither model.safetensors nor "
                   "model.safetensors.index.json is there{}",

@@ -12,6 +12,10 @@
 
 namespace leeway {
 
+// The names of weight files in a folder.
+inline constexpr const char* kSingleFile = "/model.safetensors";
+inline constexpr const char* kIndexFile = "/model.safetensors.index.json";
+
 struct StoredPlace {
   const std::string* path;  // of the file that contains it
   const StoredTensor* tensor;
