@@ -28,7 +28,7 @@ constexpr uint64_t kMostAlignment = 1 << 20;
 // Reads a file from its beginning in pieces. Nothing is allocated for what the file only claims.
 class HeaderCursor {
  public:
-  explicit HeaderCursor(const OpenFile& file) : file_(file) {}
+  explicit HeaderCursor(const ReadableFile& file) : file_(file) {}
 
   uint64_t at() const { return at_; }
   uint64_t left() const { return file_.size() - at_; }
@@ -91,7 +91,7 @@ class HeaderCursor {
     file_.read(at_, std::as_writable_bytes(std::span(window_)));
   }
 
-  const OpenFile& file_;
+  const ReadableFile& file_;
   uint64_t at_ = 0, window_at_ = 0;
   std::string window_;
 };
@@ -258,7 +258,7 @@ int64_t GgufTensor::rows() const {
   return rows;
 }
 
-GgufFile::GgufFile(const std::string& path) : file_(std::make_shared<const OpenFile>(path)) {
+GgufFile::GgufFile(const std::string& path) : file_(std::make_shared<const ReadableFile>(path)) {
   HeaderCursor cursor(*file_);
   version_ = read_version(cursor);
   const uint64_t counts_at = cursor.at();

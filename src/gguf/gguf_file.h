@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/open_file.h"
+#include "base/readable_file.h"
 #include "gguf/gguf_value.h"
 #include "gguf/tensor_type.h"
 
@@ -67,7 +67,7 @@ class GgufFile {
   [[noreturn]] void refuse_key(std::string_view key, const std::string& problem) const;
 
  private:
-  std::shared_ptr<const OpenFile> file_;
+  std::shared_ptr<const ReadableFile> file_;
   uint32_t version_ = 0;
   std::map<std::string, Entry, std::less<>> metadata_;
   std::vector<GgufTensor> tensors_;

@@ -11,7 +11,7 @@
 
 #include "base/half.h"
 #include "base/json.h"
-#include "base/open_file.h"
+#include "base/readable_file.h"
 #include "leeway/error.h"
 #include "model/name_text.h"
 
@@ -142,13 +142,13 @@ class HeaderReader {
 // What follows a file's header.
 class FileBytes : public TensorBytes {
  public:
-  FileBytes(std::shared_ptr<const OpenFile> file, uint64_t begin)
+  FileBytes(std::shared_ptr<const ReadableFile> file, uint64_t begin)
       : file_(std::move(file)), begin_(begin) {}
   uint64_t size() const override { return file_->size() - begin_; }
   void read(uint64_t at, std::span<std::byte> out) const override { file_->read(begin_ + at, out); }
 
  private:
-  std::shared_ptr<const OpenFile> file_;
+  std::shared_ptr<const ReadableFile> file_;
   uint64_t begin_;
 };
 
@@ -225,7 +225,7 @@ std::vector<StoredTensor> parse_safetensors_header(const std::string& path, std:
 
 struct SafetensorsFile::Impl {
   explicit Impl(std::string file_path) : path(std::move(file_path)) {
-    const auto file = std::make_shared<const OpenFile>(path);
+    const auto file = std::make_shared<const ReadableFile>(path);
     if (file->size() < kLengthBytes) {
       throw Error(
           fmt::format("{}: {} bytes are too few for a safetensors file", path, file->size()));

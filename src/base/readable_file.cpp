@@ -1,4 +1,4 @@
-#include "base/open_file.h"
+#include "base/readable_file.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -11,10 +11,11 @@
 
 namespace leeway {
 
-OpenFile::OpenFile(const std::string& path) : path_(path), fd_(open_regular_file(path, &size_)) {}
-OpenFile::~OpenFile() { ::close(fd_); }
+ReadableFile::ReadableFile(const std::string& path)
+    : path_(path), fd_(open_regular_file(path, &size_)) {}
+ReadableFile::~ReadableFile() { ::close(fd_); }
 
-void OpenFile::read(uint64_t at, std::span<std::byte> out) const {
+void ReadableFile::read(uint64_t at, std::span<std::byte> out) const {
   while (!out.empty()) {
     const ssize_t got = ::pread(fd_, out.data(), out.size(), static_cast<off_t>(at));
     if (got < 0 && errno == EINTR) continue;

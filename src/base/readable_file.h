@@ -10,12 +10,12 @@
 namespace leeway {
 
 // Every method throws Error naming the path and the reason. Thread-safe.
-class OpenFile {
+class ReadableFile {
  public:
-  explicit OpenFile(const std::string& path);
-  ~OpenFile();
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
+  explicit ReadableFile(const std::string& path);
+  ~ReadableFile();
+  ReadableFile(const ReadableFile&) = delete;
+  ReadableFile& operator=(const ReadableFile&) = delete;
 
   const std::string& path() const { return path_; }
   uint64_t size() const { return size_; }  // when it was opened
