@@ -54,6 +54,7 @@ TEST(ConvertCommand, MistakesAreNamed) {
   expect_mistake(run_program({"convert", LEEWAY_SOURCE_DIR "/README.md", out}),
                  {"README.md: at byte 0"});
   expect_mistake(run_program({"convert", file, folder.path()}), {"not an empty folder"});
+  expect_mistake(run_program({"generate", file, "--prompt", "a"}), {file, "leeway convert"});
   EXPECT_FALSE(fs::exists(out));
 }
 

@@ -123,8 +123,6 @@ bool begins_text(const OptionalFile& settings, const Json& root, const std::stri
   }
   // The template that puts it there is the only part of a post-processor that spells a token.
   if (begin.empty() || !root.HasMember("post_processor")) return false;
-  JsonWriter quoted;
-  quoted.value(begin);
   const auto holds = [&](const auto& self, const Json& value) -> bool {
     if (value.IsArray()) {
       return std::any_of(value.Begin(), value.End(), [&](const Json& v) { return self(self, v); });
