@@ -35,6 +35,7 @@ void add_config(CLI::App& app, Program& program);
 void add_tokenize(CLI::App& app, Program& program);
 void add_render(CLI::App& app, Program& program);
 void add_init(CLI::App& app, Program& program);
+void add_convert(CLI::App& app, Program& program);
 void add_logprobs(CLI::App& app, Program& program);
 void add_generate(CLI::App& app, Program& program);
 void add_serve(CLI::App& app, Program& program);
