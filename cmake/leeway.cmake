@@ -54,7 +54,7 @@ set(computing_layers kernels core model engine trainer)
 
 # leeway_precompile(TARGET HEADERS ..): a cold build reads the headers once for all files of the target.
 function(leeway_precompile target)
-  if(LEEWAY_COLD_BUILD)
+  if(LEEWAY_COLD_BUILD AND TARGET ${target})
     target_precompile_headers(${target} PRIVATE ${ARGN})
   endif()
 endfunction()
@@ -83,6 +83,9 @@ endfunction()
 # SERIAL: they run while no other test does.
 function(leeway_test name)
   cmake_parse_arguments(ARG "SERIAL" "" "SOURCES;LINKS" ${ARGN})
+  if(LEEWAY_OPS_ONLY)
+    return()
+  endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINKS} GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE LEEWAY_SOURCE_DIR="${PROJECT_SOURCE_DIR}"

@@ -7,7 +7,7 @@
 #include "core/explain.h"
 #include "leeway/error.h"
 #include "leeway/metrics.h"
-#include "run/explain_text.h"
+#include "core/explain_text.h"
 
 namespace leeway {
 namespace {
