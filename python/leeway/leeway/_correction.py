@@ -137,16 +137,11 @@ def correction(name: str, keys: Mapping[str, Any] | None = None, *,
 
 
 def _key_values(spec: "_spec.Spec", known: _Known) -> dict[str, Any]:
-    given, effective = spec.keys, spec.settings
-    values = {}
-    for key, default in known.keys.items():
-        if key in given and given[key] is not None:
-            values[key] = given[key]
-        else:
-            values[key] = default[0] if isinstance(default, tuple) else default
-        if isinstance(default, float) and isinstance(values[key], int):
-            values[key] = float(values[key])
-        assert key in effective
+    values = {key: default[0] if isinstance(default, tuple) else default
+              for key, default in known.keys.items()}
+    for key, value in spec.given:
+        if key in values and value is not None:
+            values[key] = value
     return values
 
 

@@ -17,7 +17,7 @@ Denominator = Union[float, int, Tensor, None]
 
 def _check_reads(spec: Spec, batch: Batch) -> None:
     missing = batch.missing()
-    for stream in spec.reads:
+    for stream in spec.described.reads:
         if stream in missing:
             raise ValueError(f"preset {spec.preset} reads the stream \"{stream}\": give {stream}=, "
                              "log-probabilities of the taken tokens; leeway.explain(preset) says what "

@@ -74,21 +74,24 @@ class Spec:
     An unknown, foreign, contradictory or inert key raises ValueError with the program's message.
     Specs are values: equal ones compare equal, and they may be used as keys of a dict.
     """
-    __slots__ = ("json", "preset", "_keys")
+    json: str             # as the operators take it
+    preset: str
+    given: tuple[tuple[str, Key], ...]  # the keys, in the order of their names
+    described: Described
 
     def __init__(self, preset: str = "icepop", **keys: Key) -> None:
         _check_keys(preset, keys)
         text = json.dumps({"preset": preset, **keys})
         object.__setattr__(self, "json", text)
         object.__setattr__(self, "preset", preset)
-        object.__setattr__(self, "_keys", tuple(sorted(keys.items())))
-        _described(text)
+        object.__setattr__(self, "given", tuple(sorted(keys.items())))
+        object.__setattr__(self, "described", _described(text))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError("a Spec does not change; make another one")
 
     def __reduce__(self):
-        return _from_parts, (self.preset, dict(self._keys))
+        return _from_parts, (self.preset, dict(self.given))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Spec) and self.json == other.json
@@ -97,17 +100,13 @@ class Spec:
         return hash(self.json)
 
     def __repr__(self) -> str:
-        keys = "".join(f", {key}={value!r}" for key, value in self._keys)
+        keys = "".join(f", {key}={value!r}" for key, value in self.given)
         return f"leeway.Spec({self.preset!r}{keys})"
 
     @property
     def keys(self) -> dict[str, Key]:
         """The keys that were given."""
-        return dict(self._keys)
-
-    @property
-    def described(self) -> Described:
-        return _described(self.json)
+        return dict(self.given)
 
     @property
     def settings(self) -> dict[str, str]:

@@ -152,7 +152,8 @@ Tensor finalize_metrics_op(at::TensorList metrics, std::string spec_json) {
   for (size_t i = 0; i < metrics.size(); ++i) sums.merge(sums_of(metrics[i], i));
   Tensor out = at::empty({static_cast<int64_t>(list.size())}, at::kDouble);
   for (size_t i = 0; i < list.size(); ++i) out.data_ptr<double>()[i] = list[i]->compute(sums);
-  return out;
+  // On the rows' device, as operators that torch.compile traces have it.
+  return metrics.empty() ? out : out.to(metrics[0].device());
 }
 
 }  // namespace
