@@ -57,14 +57,11 @@ class Batch:
     weights: Optional[Tensor]
     versions: Optional[Tensor]   # int64 [N]
     rollout_ids: Optional[Tensor]  # int64 [S]
-
-    @property
-    def tokens(self) -> int:
-        return self.mask.shape[0]
+    prox_is_current: bool = False  # the current log-probabilities stand for prox
 
     def missing(self) -> list[str]:
         return [name for name in ("rollout", "prox", "ref", "teacher")
-                if getattr(self, name) is None]
+                if getattr(self, name) is None and not (name == "prox" and self.prox_is_current)]
 
 
 def _stream(value: Any, name: str, shape: torch.Size, like: Tensor, like_name: str) -> Tensor:
@@ -146,6 +143,12 @@ def pack(shape: torch.Size, like: Tensor, like_name: str, *, rollout: Any, advan
         _on(mask, "mask", like, like_name)
         packed_mask = (mask if mask.dtype == torch.bool else mask != 0).reshape(-1)
 
+    prox_is_current = isinstance(prox, str)
+    if prox_is_current:
+        if prox != "current":
+            raise ValueError(f'prox must be a tensor, None or "current", got {prox!r}')
+        prox = None
+
     def stream(value: Any, name: str) -> Optional[Tensor]:
         return None if value is None else _stream(value, name, shape, like, like_name)
 
@@ -165,4 +168,5 @@ def pack(shape: torch.Size, like: Tensor, like_name: str, *, rollout: Any, advan
         rollout=stream(rollout, "rollout"), prox=stream(prox, "prox"), ref=stream(ref, "ref"),
         teacher=stream(teacher, "teacher"), weights=stream(weights, "weights"),
         versions=integers(versions, "versions", shape, "token"),
-        rollout_ids=integers(rollout_ids, "rollout_ids", torch.Size([sequences]), "sequence"))
+        rollout_ids=integers(rollout_ids, "rollout_ids", torch.Size([sequences]), "sequence"),
+        prox_is_current=prox_is_current)

@@ -1,6 +1,7 @@
 """The loss of log-probabilities, and of hidden states, as functions of tensors."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
@@ -55,6 +56,8 @@ def _metrics(spec: Spec, row: Tensor, batch: Batch, own: dict[str, Any]) -> dict
 def _loss_of(logprobs: Tensor, batch: Batch, spec: Spec, denominator: Denominator
              ) -> tuple[Tensor, dict[str, Any]]:
     _check_reads(spec, batch)
+    if batch.prox_is_current:
+        batch = replace(batch, prox=logprobs.detach(), prox_is_current=False)
     number, divisor = _denominator(denominator)
     weights, mask, own = apply_corrections(spec, logprobs, batch)
     # A loss that does not read the rollouts' log-probabilities may lack them, metrics of the mismatch
@@ -70,7 +73,7 @@ def _loss_of(logprobs: Tensor, batch: Batch, spec: Spec, denominator: Denominato
 
 
 def policy_loss(logprobs: Tensor, *, rollout: Optional[Tensor], advantages: Tensor,
-                mask: Optional[Tensor] = None, prox: Optional[Tensor] = None,
+                mask: Optional[Tensor] = None, prox: Union[Tensor, str, None] = None,
                 ref: Optional[Tensor] = None, teacher: Optional[Tensor] = None,
                 cu_seqlens: Optional[Tensor] = None, weights: Optional[Tensor] = None,
                 rollout_ids: Optional[Tensor] = None, versions: Optional[Tensor] = None,
@@ -86,7 +89,8 @@ def policy_loss(logprobs: Tensor, *, rollout: Optional[Tensor], advantages: Tens
       advantages: one for each token, or one for each sequence.
       mask: trained tokens; without it all. Masked positions never matter, whatever they hold (but for
         presets of other code bases whose source looks past the mask).
-      prox, ref, teacher: further log-probabilities, for losses that read them.
+      prox, ref, teacher: further log-probabilities, for losses that read them. prox="current": no
+        optimizer step lies between the proximal policy and this one, so that their ratio is 1.
       weights: factors of each token's loss; 0 takes a token out.
       rollout_ids: [sequences], equal numbers are samples of one rollout and count once in reductions
         over sequences.
@@ -178,7 +182,7 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor,
 
 
 def policy_head(hidden: Tensor, weight: Tensor, targets: Tensor, *, rollout: Optional[Tensor],
-                advantages: Tensor, mask: Optional[Tensor] = None, prox: Optional[Tensor] = None,
+                advantages: Tensor, mask: Optional[Tensor] = None, prox: Union[Tensor, str, None] = None,
                 ref: Optional[Tensor] = None, teacher: Optional[Tensor] = None,
                 cu_seqlens: Optional[Tensor] = None, weights: Optional[Tensor] = None,
                 rollout_ids: Optional[Tensor] = None, versions: Optional[Tensor] = None,
@@ -217,7 +221,8 @@ def policy_head(hidden: Tensor, weight: Tensor, targets: Tensor, *, rollout: Opt
         loss, logprobs, entropy, row = ops.policy_head(
             flat, weight, taken, rows, batch.cu_seqlens, batch.mask, batch.advantages, batch.rollout,
             batch.prox, batch.ref, batch.teacher, batch.weights, batch.versions, temperature,
-            spec.json, number, rollout_ids=batch.rollout_ids, **options)
+            spec.json, number, rollout_ids=batch.rollout_ids, prox_is_pi=batch.prox_is_current,
+            **options)
         if divisor is not None:
             loss = loss / divisor
         metrics = _metrics(spec, row, batch, {})

@@ -79,6 +79,7 @@ LossTensors batch_of(const LossArguments& a, const Tensor& like, int64_t tokens,
     batch.versions = a.versions->to(at::kInt);
   }
   if (a.rollout_ids) batch.rollout_ids = a.rollout_ids->to(like.device(), at::kInt);
+  batch.prox_is_pi = a.prox_is_pi;
   batch.correction_weights = tensor_of(a.correction_weights);
   batch.correction_mask = tensor_of(a.correction_mask);
   check_device(batch.correction_weights, "correction_weights", like, of);
@@ -184,7 +185,7 @@ SixTensors with_gradients_cuda(
     const OptionalTensor& weights, const OptionalTensor& versions,
     const OptionalTensor& temperature, std::string spec_json, double denominator,
     int64_t chunk_bytes, bool invariant, bool float32_logits, bool float32_weight_gradient,
-    const OptionalTensor& rollout_ids, bool want_hidden, bool want_weight) {
+    const OptionalTensor& rollout_ids, bool prox_is_pi, bool want_hidden, bool want_weight) {
   const auto spec = with_value_errors([&] { return spec_of(spec_json); });
   const HeadSettings settings{chunk_bytes, invariant, float32_logits, float32_weight_gradient};
   const HeadTensors head = head_of(hidden, weight, {targets, rows, temperature, settings});
@@ -199,7 +200,10 @@ SixTensors with_gradients_cuda(
                                       versions,
                                       {},
                                       denominator,
-                                      rollout_ids},
+                                      rollout_ids,
+                                      {},
+                                      {},
+                                      prox_is_pi},
                                      hidden, hidden.size(0), "hidden");
   Tensor d_hidden, d_weight;
   if (want_hidden) d_hidden = at::empty(hidden.sizes(), hidden.options());
@@ -225,12 +229,12 @@ FourTensors policy_head_cuda(const Tensor& hidden, const Tensor& weight, const T
                              const OptionalTensor& versions, const OptionalTensor& temperature,
                              std::string spec_json, double denominator, int64_t chunk_bytes,
                              bool invariant, bool float32_logits, bool float32_weight_gradient,
-                             const OptionalTensor& rollout_ids) {
+                             const OptionalTensor& rollout_ids, bool prox_is_pi) {
   const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] = with_gradients_cuda(
       hidden, weight, targets, rows, cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs,
       ref_logprobs, teacher_logprobs, weights, versions, temperature, std::move(spec_json),
       denominator, chunk_bytes, invariant, float32_logits, float32_weight_gradient, rollout_ids,
-      false, false);
+      prox_is_pi, false, false);
   return {loss, logprobs, entropy, metrics};
 }
 

@@ -12,8 +12,9 @@
 // which head_backward then returns it.
 //
 // `rollout_ids` [sequences]: sequences with equal numbers are samples of one rollout, which count
-// once in reductions over sequences. `correction_weights` and `correction_mask` [tokens] are what
-// corrections that the caller computes give; see spec_json.h.
+// once in reductions over sequences. With `prox_is_pi` the log-probabilities computed here stand
+// for the proximal ones: no optimizer step lies between the two. `correction_weights` and
+// `correction_mask` [tokens] are what corrections that the caller computes give; see spec_json.h.
 //
 // Names that begin with an underscore are what the gradients and the Python package are made of,
 // not for users.
@@ -45,7 +46,7 @@ TORCH_LIBRARY(leeway, m) {
       "Tensor? ref_logprobs, Tensor? teacher_logprobs, Tensor? weights, Tensor? versions, "
       "Tensor? temperature, str spec_json, float denominator, *, int chunk_bytes=0, "
       "bool invariant=False, bool float32_logits=False, "
-      "bool float32_weight_gradient=False, Tensor? rollout_ids=None) "
+      "bool float32_weight_gradient=False, Tensor? rollout_ids=None, bool prox_is_pi=False) "
       "-> (Tensor loss, Tensor logprobs, Tensor entropy, Tensor metrics)");
   m.def("metric_names(str spec_json) -> str[]");
   m.def("finalize_metrics(Tensor[] metrics, str spec_json) -> Tensor");
@@ -70,7 +71,8 @@ TORCH_LIBRARY(leeway, m) {
       "Tensor? prox_logprobs, Tensor? ref_logprobs, Tensor? teacher_logprobs, Tensor? weights, "
       "Tensor? versions, Tensor? temperature, str spec_json, float denominator, int chunk_bytes, "
       "bool invariant, bool float32_logits, "
-      "bool float32_weight_gradient, Tensor? rollout_ids, bool want_hidden, bool want_weight) "
+      "bool float32_weight_gradient, Tensor? rollout_ids, bool prox_is_pi, bool want_hidden, "
+      "bool want_weight) "
       "-> (Tensor loss, Tensor logprobs, Tensor entropy, "
       "Tensor metrics, Tensor d_hidden, Tensor d_weight)");
 }

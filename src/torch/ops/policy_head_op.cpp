@@ -32,23 +32,41 @@ SixTensors with_gradients_cpu(const Tensor& hidden, const Tensor& weight, const 
                               const OptionalTensor& versions, const OptionalTensor& temperature,
                               std::string spec_json, double denominator, int64_t chunk_bytes, bool,
                               bool, bool float32_weight_gradient, const OptionalTensor& rollout_ids,
-                              bool want_hidden, bool want_weight) {
+                              bool prox_is_pi, bool want_hidden, bool want_weight) {
   return with_value_errors([&]() -> SixTensors {
     const LossSpec spec = spec_from_json(spec_json);
     check_given(spec, false);
     const HeadTensors head(hidden, weight, {targets, rows, temperature, {chunk_bytes}});
     const int64_t tokens = head.problem().tokens;
-    const BatchTensors batch(
-        {cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs, ref_logprobs,
-         teacher_logprobs, weights, versions, spec_json, denominator, rollout_ids},
-        tokens, "hidden");
+    const BatchTensors batch({cu_seqlens,
+                              mask,
+                              advantages,
+                              rollout_logprobs,
+                              prox_logprobs,
+                              ref_logprobs,
+                              teacher_logprobs,
+                              weights,
+                              versions,
+                              spec_json,
+                              denominator,
+                              rollout_ids,
+                              {},
+                              {},
+                              prox_is_pi},
+                             tokens, "hidden");
     Tensor logprobs = at::empty({tokens}, at::kFloat), entropy = at::empty({tokens}, at::kFloat);
     Tensor d_hidden = at::empty(want_hidden ? hidden.sizes() : at::IntArrayRef{0}, at::kFloat);
     Tensor d_weight = at::zeros(want_weight ? weight.sizes() : at::IntArrayRef{0}, at::kFloat);
+    const Tensor prox = at::empty({prox_is_pi ? tokens : 0}, at::kFloat);
     HeadResult result;
     {
       const PoolLease pool;
-      result = policy_head(*pool, head.problem(), spec, batch.view(), batch.denominator(),
+      BatchView<float> view = batch.view();
+      if (prox_is_pi) {
+        head_logprobs(*pool, head.problem(), writable_floats_of(prox), {});
+        view.prox = floats_of(prox);
+      }
+      result = policy_head(*pool, head.problem(), spec, view, batch.denominator(),
                            writable_floats_of(logprobs), writable_floats_of(entropy),
                            writable_floats_of(d_hidden), writable_floats_of(d_weight));
     }
@@ -68,12 +86,12 @@ FourTensors policy_head_cpu(const Tensor& hidden, const Tensor& weight, const Te
                             const OptionalTensor& versions, const OptionalTensor& temperature,
                             std::string spec_json, double denominator, int64_t chunk_bytes,
                             bool invariant, bool float32_logits, bool float32_weight_gradient,
-                            const OptionalTensor& rollout_ids) {
+                            const OptionalTensor& rollout_ids, bool prox_is_pi) {
   const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] = with_gradients_cpu(
       hidden, weight, targets, rows, cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs,
       ref_logprobs, teacher_logprobs, weights, versions, temperature, std::move(spec_json),
       denominator, chunk_bytes, invariant, float32_logits, float32_weight_gradient, rollout_ids,
-      false, false);
+      prox_is_pi, false, false);
   return {loss, logprobs, entropy, metrics};
 }
 
@@ -82,7 +100,7 @@ SixTensors with_gradients_meta(const Tensor& hidden, const Tensor& weight, const
                                const Tensor&, const OptionalTensor&, const OptionalTensor&,
                                const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                                const OptionalTensor&, std::string, double, int64_t, bool, bool,
-                               bool float32_weight_gradient, const OptionalTensor&,
+                               bool float32_weight_gradient, const OptionalTensor&, bool,
                                bool want_hidden, bool want_weight) {
   const auto options = targets.options().dtype(at::kFloat);
   const auto of_weight =
@@ -106,12 +124,12 @@ FourTensors policy_head_meta(const Tensor& hidden, const Tensor& weight, const T
                              const OptionalTensor& versions, const OptionalTensor& temperature,
                              std::string spec_json, double denominator, int64_t chunk_bytes,
                              bool invariant, bool float32_logits, bool float32_weight_gradient,
-                             const OptionalTensor& rollout_ids) {
+                             const OptionalTensor& rollout_ids, bool prox_is_pi) {
   const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] = with_gradients_meta(
       hidden, weight, targets, rows, cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs,
       ref_logprobs, teacher_logprobs, weights, versions, temperature, std::move(spec_json),
       denominator, chunk_bytes, invariant, float32_logits, float32_weight_gradient, rollout_ids,
-      false, false);
+      prox_is_pi, false, false);
   return {loss, logprobs, entropy, metrics};
 }
 
@@ -145,7 +163,7 @@ class PolicyHead : public torch::autograd::Function<PolicyHead> {
                 a.rollout_logprobs, a.prox_logprobs, a.ref_logprobs, a.teacher_logprobs, a.weights,
                 a.versions, h.temperature, a.spec_json, a.denominator, h.settings.chunk_bytes,
                 h.settings.invariant, h.settings.float32_logits, h.settings.float32_weight_gradient,
-                a.rollout_ids, want_hidden, want_weight);
+                a.rollout_ids, a.prox_is_pi, want_hidden, want_weight);
     context->saved_data[kHidden] = want_hidden ? d_hidden : Tensor();
     context->saved_data[kWeight] = want_weight ? d_weight : Tensor();
     context->mark_non_differentiable({logprobs, entropy, metrics});
@@ -182,7 +200,7 @@ FourTensors policy_head_autograd(
     const OptionalTensor& weights, const OptionalTensor& versions,
     const OptionalTensor& temperature, std::string spec_json, double denominator,
     int64_t chunk_bytes, bool invariant, bool float32_logits, bool float32_weight_gradient,
-    const OptionalTensor& rollout_ids) {
+    const OptionalTensor& rollout_ids, bool prox_is_pi) {
   const bool want_hidden = at::GradMode::is_enabled() && hidden.requires_grad();
   const bool want_weight = at::GradMode::is_enabled() && weight.requires_grad();
   const variable_list out = PolicyHead::apply(
@@ -191,9 +209,21 @@ FourTensors policy_head_autograd(
                     rows,
                     temperature,
                     {chunk_bytes, invariant, float32_logits, float32_weight_gradient}},
-      LossArguments{cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs, ref_logprobs,
-                    teacher_logprobs, weights, versions, std::move(spec_json), denominator,
-                    rollout_ids},
+      LossArguments{cu_seqlens,
+                    mask,
+                    advantages,
+                    rollout_logprobs,
+                    prox_logprobs,
+                    ref_logprobs,
+                    teacher_logprobs,
+                    weights,
+                    versions,
+                    std::move(spec_json),
+                    denominator,
+                    rollout_ids,
+                    {},
+                    {},
+                    prox_is_pi},
       want_hidden, want_weight);
   return {out[0], out[1], out[2], out[3]};
 }

@@ -192,7 +192,8 @@ bool is_callers(const std::string& name) {
 }
 
 void check_given(const LossSpec& spec, bool given) {
-  const auto found = std::find_if(spec.corrections.begin(), spec.corrections.end(),
+  const auto found =
+      std::find_if(spec.corrections.begin(), spec.corrections.end(),
                    [](const Correction& correction) { return is_callers(correction); });
   if (found != spec.corrections.end() && !given) {
     throw Error(fmt::format(

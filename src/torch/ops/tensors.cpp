@@ -196,6 +196,8 @@ void check_loss_tensors(const LossArguments& arguments, int64_t tokens, const ch
     check_argument(is_vector(ids, sequences), ids, "rollout_ids",
                    fmt::format("[{}], one value for each sequence", sequences));
   }
+  TORCH_CHECK_VALUE(!arguments.prox_is_pi || !arguments.prox_logprobs,
+                    "prox_logprobs are given, and so is prox_is_pi: give one of them");
   if (arguments.correction_weights) {
     check_stream(*arguments.correction_weights, "correction_weights");
   }

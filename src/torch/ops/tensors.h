@@ -47,6 +47,7 @@ struct LossArguments {
   // Of the corrections that the caller computes: products of their weights, and of their masks.
   OptionalTensor correction_weights = {};
   OptionalTensor correction_mask = {};  // bool or uint8 [N]
+  bool prox_is_pi = false;              // the head's own logprobs are the proximal ones
 
   bool has_correction() const {
     return correction_weights.has_value() || correction_mask.has_value();
