@@ -129,29 +129,31 @@ def test_verl_finds_the_losses_by_its_entry_point(tmp_path):
     assert done.stdout.strip().endswith("leeway.integrations.verl"), done.stderr
 
 
-def _rank(rank, port, mode, out):
+def _rank(rank, port, modes, out):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
     inputs, _ = batch(8)
     mask = inputs["response_mask"]
     info = {"dp_size": 2, "batch_num_tokens": int(mask.sum()),
             "global_batch_size": int(mask.any(1).sum()), "loss_scale_factor": 7}
-    model = torch.nn.parallel.DistributedDataParallel(_Line())
     part = {name: value[4 * rank:4 * rank + 4] for name, value in inputs.items()}
-    made = config(mode, **info)
-    # Two micro-batches; gradients are averaged over ranks by the last one's backward.
-    for k in range(2):
-        micro = {name: value[2 * k:2 * k + 2] for name, value in part.items()}
-        log_prob = model(micro["old_log_prob"])
-        loss, _ = get_policy_loss_fn("leeway/ppo")(log_prob=log_prob, loss_agg_mode=mode, config=made,
-                                                   **micro)
-        if k == 0:
-            with model.no_sync():
+    gradients = []
+    for mode in modes:
+        model = torch.nn.parallel.DistributedDataParallel(_Line())
+        # Two micro-batches; gradients are averaged over ranks by the last one's backward.
+        for k in range(2):
+            micro = {name: value[2 * k:2 * k + 2] for name, value in part.items()}
+            loss, _ = get_policy_loss_fn("leeway/ppo")(
+                log_prob=model(micro["old_log_prob"]), loss_agg_mode=mode, config=config(mode, **info),
+                **micro)
+            if k == 0:
+                with model.no_sync():
+                    loss.backward()
+            else:
                 loss.backward()
-        else:
-            loss.backward()
+        gradients.append(model.module.weight.grad)
     if rank == 0:
-        torch.save(model.module.weight.grad, out)
+        torch.save(gradients, out)
     dist.destroy_process_group()
 
 
@@ -164,14 +166,14 @@ class _Line(torch.nn.Module):
         return x * self.weight[0] + self.weight[1]
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
-def test_two_ranks_have_the_gradient_of_one(mode, tmp_path, unused_port):
+def test_two_ranks_have_the_gradient_of_one(tmp_path, unused_port):
     inputs, _ = batch(8)
-    model = _Line()
-    made = config(mode)
-    loss, _ = get_policy_loss_fn("leeway/ppo")(log_prob=model(inputs["old_log_prob"]),
-                                               loss_agg_mode=mode, config=made, **inputs)
-    loss.backward()
-    out = tmp_path / "gradient.pt"
-    mp.spawn(_rank, (unused_port, mode, str(out)), nprocs=2)
-    torch.testing.assert_close(torch.load(out), model.weight.grad, rtol=1e-5, atol=1e-7)
+    out = tmp_path / "gradients.pt"
+    modes = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
+    mp.spawn(_rank, (unused_port, modes, str(out)), nprocs=2)
+    for mode, gradient in zip(modes, torch.load(out)):
+        model = _Line()
+        loss, _ = get_policy_loss_fn("leeway/ppo")(log_prob=model(inputs["old_log_prob"]),
+                                                   loss_agg_mode=mode, config=config(mode), **inputs)
+        loss.backward()
+        torch.testing.assert_close(gradient, model.weight.grad, rtol=1e-5, atol=1e-7)

@@ -19,8 +19,7 @@ where the output head is, so that logits are never stored; FSDP and DeepSpeed ha
 """
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Callable, Iterator, Union
+from typing import Any, Callable, Union
 
 import torch
 from torch import Tensor
@@ -28,46 +27,12 @@ from trl import GRPOTrainer
 
 from .._loss import policy_head, policy_loss, token_logprobs
 from .._spec import Spec, as_spec
+from ._host import host_spec
+from ._output_head import head_as, output_head
 
 _REDUCTIONS = {"grpo": "seq_mean_token_mean", "sapo": "seq_mean_token_mean", "bnpo": "token_mean",
                "dr_grpo": "sum", "dapo": "sum", "cispo": "sum", "vespo": "sum",
                "luspo": "seq_mean_token_sum"}
-
-
-def _output_head(model: torch.nn.Module) -> torch.nn.Module:
-    if hasattr(model, "get_base_model"):  # PEFT
-        model = model.get_base_model()
-    head = model.get_output_embeddings()
-    if type(head) is not torch.nn.Linear:
-        raise ValueError(f"the model's output head is a {type(head).__name__}: LeewayGRPOTrainer reads "
-                         "the weight of a plain Linear (leave lm_head out of LoRA's target_modules)")
-    if head.bias is not None:
-        raise ValueError("the model's output head has a bias, which the policy head does not add")
-    config = getattr(model.config, "text_config", None) or model.config
-    for key in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(config, key, None) not in (None, 1.0, 1):
-            raise ValueError(f"the model's {key} = {getattr(config, key)} changes logits after the head: "
-                             "not supported")
-    return head
-
-
-@contextlib.contextmanager
-def _head_as(head: torch.nn.Module, compute: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
-    """While this lasts the head returns compute(hidden, weight) instead of logits."""
-
-    def forward(hidden: Tensor) -> Tensor:
-        dtype = hidden.dtype
-        if torch.is_autocast_enabled(hidden.device.type):
-            dtype = torch.get_autocast_dtype(hidden.device.type)
-        elif head.weight.dtype != dtype:
-            dtype = head.weight.dtype
-        return compute(hidden.to(dtype), head.weight.to(dtype))
-
-    head.forward = forward
-    try:
-        yield
-    finally:
-        del head.forward
 
 
 class LeewayGRPOTrainer(GRPOTrainer):
@@ -75,19 +40,9 @@ class LeewayGRPOTrainer(GRPOTrainer):
 
     def __init__(self, *args: Any, spec: Union[str, Spec] = "icepop", **kwargs: Any) -> None:
         spec = as_spec(spec, {})
-        if "/" in spec.preset:
-            raise ValueError(f"spec: {spec.preset} has its code base's own reduction; TRL's loss_type "
-                             "decides it here: use a native preset")
-        if spec.described.whole_batch:
-            raise ValueError(f"spec: preset {spec.preset} cannot be exact in TRL's micro-batches: "
-                             f"{spec.described.whole_batch}")
-        for key in ("reduction", "fixed_length"):
-            if key in spec.keys:
-                raise ValueError(f"spec: {key} = {spec.keys[key]}: TRL's loss_type decides what the "
-                                 "sum is divided by")
-        if "teacher" in spec.reads:
-            raise ValueError(f"spec: preset {spec.preset} reads teacher log-probabilities, which TRL "
-                             "does not have")
+        decides = "TRL's loss_type decides what the sum is divided by"
+        lacks = {"teacher": "which TRL does not have"}
+        host_spec("spec", spec.preset, spec.keys, "sum", decides, lacks, "in TRL's micro-batches")
         super().__init__(*args, **kwargs)
         if self.loss_type not in _REDUCTIONS:
             raise ValueError(f"loss_type = {self.loss_type}: unknown here; use one of "
@@ -106,9 +61,8 @@ class LeewayGRPOTrainer(GRPOTrainer):
             raise ValueError("entropy_coef has no effect: presets have no entropy bonus")
         if getattr(self, "aux_loss_enabled", False):
             raise ValueError("router_aux_loss_coef has no effect with a preset: leave it 0")
-        reduction = _REDUCTIONS[self.loss_type]
-        self.spec = spec.with_keys(reduction=reduction)
-        _output_head(self.accelerator.unwrap_model(self.model))
+        self.spec = spec.with_keys(reduction=_REDUCTIONS[self.loss_type])
+        output_head(self.accelerator.unwrap_model(self.model))
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep,
                                            batch_size=None, compute_entropy=False,
@@ -116,7 +70,7 @@ class LeewayGRPOTrainer(GRPOTrainer):
         """Log-probabilities of the completion without its logits in memory: by the same head as the
         loss, so that the ratio of an unchanged policy is exactly 1."""
         self._refuse_images(multimodal)
-        head = _output_head(self.accelerator.unwrap_model(model))
+        head = output_head(self.accelerator.unwrap_model(model))
         logprobs, entropies = [], []
         for start in range(0, input_ids.size(0), batch_size or input_ids.size(0)):
             part = slice(start, start + (batch_size or input_ids.size(0)))
@@ -141,7 +95,7 @@ class LeewayGRPOTrainer(GRPOTrainer):
     def _run(self, model: torch.nn.Module, head: torch.nn.Module,
              compute: Callable[[Tensor, Tensor], Tensor], input_ids: Tensor, attention_mask: Tensor,
              logits_to_keep: int) -> None:
-        with self.accelerator.autocast(), _head_as(head, compute):
+        with self.accelerator.autocast(), head_as(head, compute):
             model(input_ids=input_ids, attention_mask=attention_mask,
                   logits_to_keep=logits_to_keep + 1, use_cache=False)
 
@@ -187,7 +141,7 @@ class LeewayGRPOTrainer(GRPOTrainer):
                 out["entropy"] = entropy.detach()
             return out["loss"].reshape(1, 1, 1)
 
-        head = _output_head(self.accelerator.unwrap_model(model))
+        head = output_head(self.accelerator.unwrap_model(model))
         self._run(model, head, compute, torch.cat([inputs["prompt_ids"], completion], dim=1),
                   torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1), keep)
         self._log_loss(out["metrics"], out["entropy"], mask, "train" if training else "eval")

@@ -17,8 +17,6 @@ The sum is divided as `agg_loss` does: loss_agg_mode with config.global_batch_in
 from __future__ import annotations
 
 import contextvars
-import json
-import os
 from typing import Any, Mapping, Optional
 
 from torch import Tensor
@@ -27,6 +25,7 @@ from verl.trainer.ppo.core_algos import register_policy_loss
 from .._correction import correction
 from .._loss import policy_loss
 from .._spec import Spec, presets
+from ._host import host_spec, keys_of_environment
 
 _REDUCTIONS = {"token-mean": "token_mean", "token-sum": "sum",
                "seq-mean-token-sum": "seq_mean_token_sum",
@@ -42,45 +41,15 @@ def _rollout_is(tokens):
     return _is_weights.get()
 
 
-def keys_of_environment() -> dict[str, Any]:
-    """The keys in LEEWAY_SPEC: a JSON object, or the path of a .json or .toml file with one (in TOML
-    also the table [trainer.loss])."""
-    text = os.environ.get("LEEWAY_SPEC", "").strip()
-    if not text:
-        return {}
-    if not text.startswith("{"):
-        if text.endswith(".toml"):
-            import tomllib
-            with open(text, "rb") as file:
-                keys = tomllib.load(file)
-            return dict(keys.get("trainer", {}).get("loss", keys))
-        with open(text, encoding="utf-8") as file:
-            text = file.read()
-    keys = json.loads(text)
-    if not isinstance(keys, dict):
-        raise ValueError("LEEWAY_SPEC: must be a JSON object, e.g. {\"icepop_ratio_high\": 2.0}")
-    return keys
-
-
-def _checked_spec(preset: str, keys: Mapping[str, Any]) -> Spec:
-    for key in ("reduction", "fixed_length"):
-        if key in keys:
-            raise ValueError(f"leeway/{preset}: {key}: verl's loss_agg_mode decides what the sum is "
-                             "divided by")
-    spec = Spec(preset, **keys)
-    if "/" in preset:
-        raise ValueError(f"leeway/{preset}: has its code base's own reduction; loss_agg_mode decides it "
-                         "here: use a native preset")
-    if spec.described.whole_batch:
-        raise ValueError(f"leeway/{preset}: cannot be exact in micro-batches: "
-                         f"{spec.described.whole_batch}")
-    for stream in ("ref", "teacher"):
-        if stream in spec.reads:
-            raise ValueError(f"leeway/{preset}: reads {stream} log-probabilities, which verl does not "
-                             "hand to a policy loss (use_kl_loss adds a reference penalty)")
+def _checked_spec(preset: str, keys: Mapping[str, Any], reduction: str) -> Spec:
+    name = f"leeway/{preset}"
+    spec = host_spec(
+        name, preset, keys, reduction, "verl's loss_agg_mode decides what the sum is divided by",
+        {stream: "which verl does not hand to a policy loss (use_kl_loss adds a reference penalty)"
+         for stream in ("ref", "teacher")}, "in micro-batches")
     if "prox" in spec.reads and "rollout" in spec.reads:
-        raise ValueError(f"leeway/{preset}: reads prox and rollout log-probabilities, verl hands over one "
-                         "of them: use the base preset with verl's own rollout correction "
+        raise ValueError(f"{name}: reads prox and rollout log-probabilities, verl hands over one of them: "
+                         "use the base preset with verl's own rollout correction "
                          "(algorithm.rollout_correction.rollout_is)")
     return spec
 
@@ -117,7 +86,7 @@ def register(preset: str, name: Optional[str] = None, **keys: Any) -> None:
     name = name or f"leeway/{preset}"
     known: dict[str, Spec] = {}
     if keys:
-        _checked_spec(preset, keys)
+        _checked_spec(preset, keys, "token_mean")
 
     def loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean",
              config=None, rollout_is_weights=None):
@@ -134,12 +103,11 @@ def register(preset: str, name: Optional[str] = None, **keys: Any) -> None:
                                  "loss_mode=leeway/spec, or leave \"preset\" out")
             if chosen == "spec":
                 raise ValueError("leeway/spec: LEEWAY_SPEC must name a preset")
-            base = _checked_spec(chosen, given)
+            base = _checked_spec(chosen, given, _REDUCTIONS[loss_agg_mode])
             if weighted and "rollout" in base.reads:
                 raise ValueError(f"{name}: verl's rollout_is_weights would correct for the rollouts a "
                                  "second time: set algorithm.rollout_correction.rollout_is=null")
-            known[slot] = Spec(chosen + ("+rollout_is" if weighted else ""), **given,
-                               reduction=_REDUCTIONS[loss_agg_mode])
+            known[slot] = Spec(chosen + "+rollout_is", **base.keys) if weighted else base
         spec = known[slot]
         from_rollout = "rollout" in spec.reads
         if from_rollout and not _bypasses(config):
