@@ -79,6 +79,18 @@ function(leeway_layer name)
   endif()
 endfunction()
 
+# The layers below the operators, as another build folder has them.
+function(leeway_built_layers folder)
+  foreach(layer base kernels core)
+    add_library(leeway_${layer} STATIC IMPORTED GLOBAL)
+    set_target_properties(leeway_${layer} PROPERTIES
+      IMPORTED_LOCATION ${folder}/src/${layer}/libleeway_${layer}.a)
+  endforeach()
+  target_link_libraries(leeway_base INTERFACE leeway_options fmt::fmt Threads::Threads)
+  target_link_libraries(leeway_kernels INTERFACE leeway_base hwy ${CMAKE_DL_LIBS})
+  target_link_libraries(leeway_core INTERFACE leeway_kernels)
+endfunction()
+
 # leeway_test(NAME [SERIAL] SOURCES .. LINKS ..): one gtest program; each of its tests is a ctest test.
 # SERIAL: they run while no other test does.
 function(leeway_test name)

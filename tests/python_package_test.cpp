@@ -1,0 +1,116 @@
+// python/leeway: its own tests, with operators that are built for the PyTorch of a virtual
+// environment, and the trainers it plugs into from PyPI.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/files.h"
+#include "cli_helpers.h"
+#include "python_packages.h"
+
+namespace leeway {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPackage = LEEWAY_SOURCE_DIR "/python/leeway";
+
+// verl's own requirements exclude TRL's, so what its loss functions import is listed.
+PythonPackages trainer_packages() {
+  return python_packages("python_trainers",
+                         {"torch==2.13.0", "pytest", "scikit-build-core", "trl==1.16.0", "ray",
+                          "tensordict", "hydra-core", "codetiming", "orjson", "pillow"},
+                         {"verl==0.9.1"});
+}
+
+struct Operators {
+  std::string python, library, skip;
+};
+
+// The operators for the environment's PyTorch; only they are compiled, the layers below are this
+// build's.
+Operators operators() {
+  const auto [program, skip] = trainer_packages();
+  if (!skip.empty()) return {"", "", skip};
+  if (program.empty()) return {};
+  const RunResult torch =
+      python({"-c", "import torch; print(torch.utils.cmake_prefix_path, end='')"}, program);
+  EXPECT_EQ(torch.code, 0) << torch;
+  const std::string folder = LEEWAY_BINARY_DIR "/python_ops";
+  const auto run = [&](const std::string& tool, const std::vector<std::string>& args) {
+    const RunResult result = python(args, tool, std::chrono::seconds(900));
+    EXPECT_EQ(result.code, 0) << result;
+    return result.code == 0;
+  };
+  const bool built =
+      run("cmake", {"-G", "Ninja", "-S", LEEWAY_SOURCE_DIR, "-B", folder,
+                    "-DCMAKE_BUILD_TYPE=Release", "-DLEEWAY_OPS_ONLY=ON", "-DLEEWAY_COLD_BUILD=ON",
+                    "-DLEEWAY_BUILT=" LEEWAY_BINARY_DIR, "-DCMAKE_PREFIX_PATH=" + torch.out}) &&
+      run("ninja", {"-C", folder, "leeway_ops"});
+  return {built ? program : "", folder + "/libleeway_ops.so", ""};
+}
+
+// Runs files of python/leeway/tests.
+void run_tests(const std::vector<std::string>& files) {
+  const Operators ops = operators();
+  if (!ops.skip.empty()) GTEST_SKIP() << ops.skip;
+  ASSERT_FALSE(ops.python.empty());
+  std::vector<std::string> args = {"LEEWAY_OPS=" + ops.library,
+                                   std::string("PYTHONPATH=") + kPackage,
+                                   "HF_HUB_OFFLINE=1",
+                                   "PYTHONDONTWRITEBYTECODE=1",
+                                   ops.python,
+                                   "-m",
+                                   "pytest",
+                                   "-q",
+                                   "-p",
+                                   "no:cacheprovider"};
+  for (const std::string& file : files) args.push_back(std::string(kPackage) + "/tests/" + file);
+  const RunResult result = python(args, "env", std::chrono::seconds(1200));
+  EXPECT_EQ(result.code, 0) << result.out.substr(result.out.size() -
+                                                 std::min<size_t>(result.out.size(), 6000));
+  EXPECT_TRUE(contains(result.out, " passed")) << result;
+  EXPECT_FALSE(contains(result.out, "skipped")) << result.out;
+}
+
+TEST(PythonPackage, LossesHeadsAndMistakes) {
+  run_tests({"test_losses.py", "test_head.py", "test_mistakes.py"});
+}
+
+TEST(PythonPackage, CorrectionsOfOnesOwn) { run_tests({"test_correction.py"}); }
+
+TEST(PythonPackage, PrimeRlAndSlime) { run_tests({"test_prime_rl.py", "test_slime.py"}); }
+
+TEST(PythonPackage, TrlFromPyPI) { run_tests({"test_trl.py"}); }
+
+TEST(PythonPackage, VerlFromPyPI) { run_tests({"test_verl.py"}); }
+
+// With a library that is built already: what pip packs, and that it is found where it was
+// installed.
+TEST(PythonPackage, PipInstallsIt) {
+  const Operators ops = operators();
+  if (!ops.skip.empty()) GTEST_SKIP() << ops.skip;
+  ASSERT_FALSE(ops.python.empty());
+  const TempFolder folder;
+  const RunResult pip =
+      python({"-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-build-isolation",
+              "--no-deps", "--no-index", "--target", folder / "site",
+              "--config-settings=cmake.define.LEEWAY_OPS=" + ops.library,
+              "--config-settings=build-dir=" + (folder / "build"), kPackage},
+             ops.python, std::chrono::seconds(300));
+  ASSERT_EQ(pip.code, 0) << pip;
+  const RunResult used = run_program(
+      {"PYTHONPATH=" + (folder / "site"), "LEEWAY_OPS=", ops.python, "-c",
+       "import leeway, importlib.metadata as m\n"
+       "assert leeway.__file__.startswith(" +
+           ("'" + (folder / "site") + "'") +
+           ")\n"
+           "print(len(leeway.presets()) > 20, [e.value for e in "
+           "m.entry_points(group='verl.plugins')])"},
+      {.directory = folder / "site", .time_limit = std::chrono::seconds(120), .program = "env"});
+  EXPECT_EQ(used.out, "True ['leeway.integrations.verl']\n") << used;
+}
+
+}  // namespace
+}  // namespace leeway
