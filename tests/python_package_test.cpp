@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/files.h"
 #include "cli_helpers.h"
@@ -85,6 +86,43 @@ TEST(PythonPackage, PrimeRlAndSlime) { run_tests({"test_prime_rl.py", "test_slim
 TEST(PythonPackage, TrlFromPyPI) { run_tests({"test_trl.py"}); }
 
 TEST(PythonPackage, VerlFromPyPI) { run_tests({"test_verl.py"}); }
+
+// slime's dumps are pickles, which `leeway import` reads by the python3 of the PATH.
+TEST(PythonPackage, ImportReadsSlimesDebugData) {
+  const auto [program, skip] = trainer_packages();
+  if (!skip.empty()) GTEST_SKIP() << skip;
+  ASSERT_FALSE(program.empty());
+  const TempFolder folder;
+  const std::string write =
+      "import sys, torch\n"
+      "t = torch.tensor\n"
+      "s = [{'log_probs': t([-1.1, -1.0]), 'rollout_log_probs': t([-1.0, -2.0]), 'advantages':"
+      " t([0.5, 0.5]), 'loss_masks': t([1, 1]), 'response_lengths': 2, 'sample_index': 0}]\n"
+      "torch.save({'format_version': 2, 'samples': s, 'dp_shards': []}, sys.argv[1])\n"
+      "torch.save({'samples': [{'advantages': t([1.0])}]}, sys.argv[2])\n";
+  ASSERT_EQ(python({"-c", write, folder / "data.pt", folder / "bad.pt"}, program).code, 0);
+  const std::string first = fs::path(program).parent_path().string();
+  const auto import = [&](const std::string& file) {
+    return run_program({"import", "slime", folder / file, "--output", folder / "batch.json"},
+                       {.path_first = first, .time_limit = std::chrono::seconds(120)});
+  };
+  const RunResult result = import("data.pt");
+  ASSERT_EQ(result.code, 0) << result;
+  for (const char* words : {"pi/prox is 1", "no ref log-probabilities", "1 sequences, 2 trained"}) {
+    EXPECT_TRUE(contains(result.err, words)) << result;
+  }
+  const RunResult loss =
+      run_program({"loss", "eval", "--preset", "ppo+tis", "--batch", folder / "batch.json"});
+  ASSERT_EQ(loss.code, 0) << loss;
+  // -A min(prox/rollout, 5), the ratio being 1.
+  EXPECT_NEAR(json_of(loss.out)["loss"].GetDouble(), -0.5 * (std::exp(-0.1) + std::exp(1.0)) / 2.0,
+              1e-6);
+  const RunResult bad = import("bad.pt");
+  EXPECT_EQ(bad.code, 2);
+  EXPECT_TRUE(contains(bad.err, "sample 0 has no loss_masks")) << bad;
+  write_file_atomically(folder / "text.pt", "nothing");
+  EXPECT_EQ(import("text.pt").code, 2);
+}
 
 // With a library that is built already: what pip packs, and that it is found where it was
 // installed.
