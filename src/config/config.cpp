@@ -52,7 +52,8 @@ std::string plugin_of(const std::string& name, const toml::table& root,
     const std::string key = set.substr(0, set.find('='));
     if (key != "trainer.loss.plugin" && (key != "plugin" || scope != ConfigScope::loss_only))
       continue;
-    const auto* text = std::get_if<std::string>(&parse_assignment(set).value);
+    const Value value = parse_assignment(set).value;
+    const auto* text = std::get_if<std::string>(&value);
     if (text == nullptr || text->empty()) {
       throw Error(fmt::format("--set {}: must be the path of a library", set));
     }
