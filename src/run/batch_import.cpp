@@ -158,7 +158,7 @@ ImportedBatch import_prime_rl(const std::string& path) {
 // ---------------------------------------------------------------------------------------------
 // slime: a pickle, which torch reads without running what is in it
 
-constexpr const char* kSlimeReader = R"(
+constexpr const char* kSlimeReader = R"python(
 import json, sys
 
 def main(path):
@@ -172,128 +172,124 @@ def main(path):
         return {"error": str(error).splitlines()[0]}
     samples = data.get("samples") if isinstance(data, dict) else None
     if not isinstance(samples, list) or not samples:
-        return {"error": "has no samples: write it with --save-debug-train-data (format_version 2)"
-}
+        return {"error": "has no samples: write it with --save-debug-train-data (format_version 2)"}
     floats = lambda x: [float(v) for v in (x.tolist() if hasattr(x, "tolist") else x)]
     names = {"rollout": "rollout_log_probs", "prox": "log_probs", "ref": "ref_log_probs"}
     found = {k: all(s.get(v) is not None for s in samples) for k, v in names.items()}
-    sequences, missing = [], [k for k in names if not found[k]]
+    sequences = []
     for index, sample in enumerate(samples):
         for key in ("advantages", "loss_masks", "log_probs"):
             if sample.get(key) is None:
                 return {"error": "sample %d has no %s" % (index, key)}
-        mask = floats(sample["loss_masks"])
         advantages = sample["advantages"]
-        advantages = floats(advantages) if hasattr(advantages, "__len__") else float(advantages)
-        one = {"pi": floats(sample["log_probs"]), "mask": [int(m != 0) for m in mask],
-               "advantages": advantages}
-        one.update({
-k: floats(sample[v]) for k, v in names.items() if found[k]})
+        one = {"pi": floats(sample["log_probs"]),
+               "mask": [int(m != 0) for m in floats(sample["loss_masks"])],
+               "advantages": floats(advantages) if hasattr(advantages, "__len__") else float(advantages)}
+        one.update({k: floats(sample[v]) for k, v in names.items() if found[k]})
         if sample.get("rollout_id") is not None:
             one["rollout_id"] = int(sample["rollout_id"])
         sequences.append(one)
-    return {"batch": json.dumps({"sequences": sequences}), "missing": missing}
+    return {"batch": json.dumps({"sequences": sequences}), "missing": [k for k in names if not found[k]]}
 
 json.dump(main(sys.argv[1]), sys.stdout)
-)";
+)python";
 
 std::string shell_quoted(const std::string& text) {
-      std::string out = "'";
-      for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-      return out + "'";
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+std::string output_of(const std::string& command) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
+  if (!pipe) throw Error("python3 could not be started");
+  std::string out;
+  std::array<char, 65536> part;
+  while (const size_t got = std::fread(part.data(), 1, part.size(), pipe.get())) {
+    out.append(part.data(), got);
+  }
+  return out;
+}
+
+ImportedBatch import_slime(const std::string& path) {
+  if (!fs::exists(path)) throw Error(fmt::format("{}: there is no such file", path));
+  const std::string answer =
+      output_of(fmt::format("python3 -c {} {}", shell_quoted(kSlimeReader), shell_quoted(path)));
+  if (answer.empty()) {
+    throw Error(
+        fmt::format("{}: python3 could not read it; it is needed, with torch, for slime's "
+                    "files",
+                    path));
+  }
+  const rapidjson::Document json = parse_json(path, answer);
+  if (json.HasMember("error")) {
+    throw Error(fmt::format("{}: {}", path, json["error"].GetString()));
+  }
+  LoadedBatch loaded = parse_batch(path, json["batch"].GetString());
+  ImportedBatch out{std::move(loaded.batch), std::move(loaded.warnings)};
+  out.notes.push_back(
+      "slime records the trainer's log-probabilities before the step: they are pi and prox, so "
+      "that "
+      "pi/prox is 1");
+  for (const Json& name : json["missing"].GetArray()) {
+    out.notes.push_back(
+        fmt::format("it has no {} log-probabilities: presets that read them cannot "
+                    "be shown",
+                    name.GetString()));
+  }
+  return out;
+}
+
+ImportedBatch import_leeway(const std::string& path) {
+  BatchFile file = read_batch_file(path);
+  ImportedBatch out{std::move(file.batch), std::move(file.warnings)};
+  if (file.rollouts) {
+    out.notes.push_back(file.part_of_batch());
+    out.notes.push_back(
+        "rollouts files have pi and rollout alone; batches/ of a run have the rest");
+  }
+  return out;
+}
+
+}  // namespace
+
+ImportedBatch import_batch(const std::string& kind, const std::string& path) {
+  if (kind == "prime-rl") return import_prime_rl(path);
+  if (kind == "slime") return import_slime(path);
+  if (kind == "leeway") return import_leeway(path);
+  throw Error(
+      fmt::format("import: there is no kind {}; there are prime-rl, slime and leeway", kind));
+}
+
+std::string batch_text(const Batch& batch) {
+  JsonWriter json;
+  json.begin_object().key("sequences").begin_array();
+  for (size_t s = 0; s + 1 < batch.offsets.size(); ++s) {
+    const auto begin = static_cast<size_t>(batch.offsets[s]);
+    const auto end = static_cast<size_t>(batch.offsets[s + 1]);
+    const auto list = [&](const char* key, const auto& values) {
+      if (values.empty()) return;
+      json.key(key).begin_array();
+      for (size_t i = begin; i < end; ++i) json.value(static_cast<double>(values[i]));
+      json.end_array();
+    };
+    json.begin_object();
+    if (!batch.groups.empty() && !batch.groups[s].empty()) json.key("group").value(batch.groups[s]);
+    if (!batch.rollout_ids.empty()) {
+      json.key("rollout_id").value(static_cast<double>(batch.rollout_ids[s]));
     }
+    list("pi", batch.pi);
+    list("rollout", batch.rollout);
+    list("prox", batch.prox);
+    list("ref", batch.ref);
+    list("teacher", batch.teacher);
+    list("advantages", batch.advantages);
+    list("mask", batch.mask);
+    list("weights", batch.weights);
+    list("versions", batch.versions);
+    json.end_object();
+  }
+  return json.end_array().end_object().text() + "\n";
+}
 
-    std::string output_of(const std::string& command) {
-      const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
-      if (!pipe) throw Error("python3 could not be started");
-      std::string out;
-      std::array<char, 65536> part;
-      while (const size_t got = std::fread(part.data(), 1, part.size(), pipe.get())) {
-        out.append(part.data(), got);
-      }
-      return out;
-    }
-
-    ImportedBatch import_slime(const std::string& path) {
-      if (!fs::exists(path)) throw Error(fmt::format("{}: there is no such file", path));
-      const std::string answer = output_of(
-          fmt::format("python3 -c {} {}", shell_quoted(kSlimeReader), shell_quoted(path)));
-      if (answer.empty()) {
-        throw Error(
-            fmt::format("{}: python3 could not read it; it is needed, with torch, for slime's "
-                        "files",
-                        path));
-      }
-      const rapidjson::Document json = parse_json(path, answer);
-      if (json.HasMember("error")) {
-        throw Error(fmt::format("{}: {}", path, json["error"].GetString()));
-      }
-      LoadedBatch loaded = parse_batch(path, json["batch"].GetString());
-      ImportedBatch out{std::move(loaded.batch), std::move(loaded.warnings)};
-      out.notes.push_back(
-          "slime records the trainer's log-probabilities before the step: they are pi and prox, so "
-          "that "
-          "pi/prox is 1");
-      for (const Json& name : json["missing"].GetArray()) {
-        out.notes.push_back(
-            fmt::format("it has no {} log-probabilities: presets that read them cannot "
-                        "be shown",
-                        name.GetString()));
-      }
-      return out;
-    }
-
-    ImportedBatch import_leeway(const std::string& path) {
-      BatchFile file = read_batch_file(path);
-      ImportedBatch out{std::move(file.batch), std::move(file.warnings)};
-      if (file.rollouts) {
-        out.notes.push_back(file.part_of_batch());
-        out.notes.push_back(
-            "rollouts files have pi and rollout alone; batches/ of a run have the rest");
-      }
-      return out;
-    }
-
-    }  // namespace
-
-    ImportedBatch import_batch(const std::string& kind, const std::string& path) {
-      if (kind == "prime-rl") return import_prime_rl(path);
-      if (kind == "slime") return import_slime(path);
-      if (kind == "leeway") return import_leeway(path);
-      throw Error(
-          fmt::format("import: there is no kind {}; there are prime-rl, slime and leeway", kind));
-    }
-
-    std::string batch_text(const Batch& batch) {
-      JsonWriter json;
-      json.begin_object().key("sequences").begin_array();
-      for (size_t s = 0; s + 1 < batch.offsets.size(); ++s) {
-        const auto begin = static_cast<size_t>(batch.offsets[s]);
-        const auto end = static_cast<size_t>(batch.offsets[s + 1]);
-        const auto list = [&](const char* key, const auto& values) {
-          if (values.empty()) return;
-          json.key(key).begin_array();
-          for (size_t i = begin; i < end; ++i) json.value(static_cast<double>(values[i]));
-          json.end_array();
-        };
-        json.begin_object();
-        if (!batch.groups.empty() && !batch.groups[s].empty())
-          json.key("group").value(batch.groups[s]);
-        if (!batch.rollout_ids.empty()) {
-          json.key("rollout_id").value(static_cast<double>(batch.rollout_ids[s]));
-        }
-        list("pi", batch.pi);
-        list("rollout", batch.rollout);
-        list("prox", batch.prox);
-        list("ref", batch.ref);
-        list("teacher", batch.teacher);
-        list("advantages", batch.advantages);
-        list("mask", batch.mask);
-        list("weights", batch.weights);
-        list("versions", batch.versions);
-        json.end_object();
-      }
-      return json.end_array().end_object().text() + "\n";
-    }
-
-    }  // namespace leeway
+}  // namespace leeway
