@@ -35,6 +35,10 @@ struct Attention {
   // be null.
   float* lse = nullptr;
   int64_t lse_row = 0, lse_head = 0;
+  // Two zeros, or null. attend_tiles counts in them, so that blocks of threads take what is left as
+  // they become free, and leaves zeros; calls that may run at once need their own. Without them the
+  // blocks divide the work beforehand.
+  int32_t* counters = nullptr;
 };
 
 // Consecutive rows of one sequence, at most kAttentionTileRows.

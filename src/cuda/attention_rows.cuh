@@ -147,6 +147,8 @@ struct Total {
     }
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
+      // A few at a time, for want of registers.
+      if (n % 4 == 0) asm volatile("" ::: "memory");
       const float4 before = memory[n * kStride];
       float* out = state.out[n];
       out[0] = joined(before.x, out[0], factors[0]);

@@ -18,7 +18,7 @@ namespace {
 #define PLAN_LAG 1
 #endif
 #ifndef PLAN_AHEAD
-#define PLAN_AHEAD 2
+#define PLAN_AHEAD 1
 #endif
 #ifndef PLAN_CONSUMERS
 #define PLAN_CONSUMERS 2
@@ -68,8 +68,8 @@ struct Shared {
   static constexpr int kTotals = kQueries + kConsumers * Layout::kBytes;
   static constexpr int kBarriers =
       kTotals + (PLAN_LOCAL ? 0 : kConsumers * kPartRows * kDim * static_cast<int>(sizeof(float)));
-  static constexpr int kItems = kBarriers + 128;
-  static constexpr int kBytes = kItems + kStages * static_cast<int>(sizeof(Item));
+  static constexpr int kItems = kBarriers + 192;
+  static constexpr int kBytes = kItems + (kStages + 2) * static_cast<int>(sizeof(Item));
 
   uint32_t base;
   __device__ __forceinline__ uint32_t stage(uint32_t s) const { return base + s * kStageBytes; }
@@ -84,7 +84,7 @@ struct Shared {
     return base + kBarriers + 2 * kStages * 8;
   }
 };
-static_assert((2 * kStages + 1) * 8 <= 128);
+static_assert((2 * kStages + 1) * 8 <= 192);
 
 // The stage of the t-th tile and the parity of its use.
 struct Turn {
@@ -97,15 +97,65 @@ struct Turn {
 // ---------------------------------------------------------------------------------------------
 // The producer
 
-struct Listed {
+// Finds the block's items, a step at a time between copies, since each step waits for memory. One
+// thread does, and leaves what it found in shared memory.
+struct Search {
+  const Attention& attention;
+  const AttentionTile* tiles;
+  const Work& work;
+  int step = 0, round = 0, index;
+  int unit, part;
   AttentionTile tile;
-  int position;
+  Item item;
+
+  __device__ __forceinline__ bool found() const { return step == 3; }
+  __device__ __forceinline__ void begin() { step = 0; }
+  __device__ __forceinline__ void advance() {
+    if (step == 0) {
+      if (attention.counters != nullptr) {
+        index = atomicAdd(attention.counters, 1);
+      } else {
+        // Every other round backwards: what is longest in one is shortest in the next.
+        const int blocks = gridDim.x, block = blockIdx.x;
+        index = round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+        ++round;
+      }
+      step = 1;
+    } else if (step == 1) {
+      const int units = work.tiles * work.parts, of_section = units * work.section;
+      item.rows = 0;
+      step = 3;
+      if (index >= units * work.head_units) {
+        if (attention.counters == nullptr && round * static_cast<int>(gridDim.x) <
+            units * work.head_units) step = 0;
+        return;
+      }
+      const int section = index / of_section, rest = index % of_section;
+      const int width = min(work.section, work.head_units - section * work.section);
+      const int of_tiles = rest / width;
+      part = work.parts - 1 - of_tiles % work.parts;
+      item.head = (section * work.section + rest % width) * work.heads_at_once;
+      tile = tiles[of_tiles / work.parts];
+      step = 2;
+    } else if (step == 2) {
+      item.first_row = tile.first_row + part * kPartRows;
+      item.rows = tile.rows - part * kPartRows;
+      if (work.parts > 1) item.rows = min(item.rows, kPartRows);
+      step = 0;
+      if (item.rows <= 0) return;
+      item.position = attention.places.positions[tile.first_row] + part * kPartRows;
+      step = 3;
+    }
+  }
 };
+
+__device__ __forceinline__ void synchronize_producers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(warpgroup::kThreads) : "memory");
+}
 
 template <int kDim>
 __device__ __forceinline__ void produce(const Attention& attention, const AttentionTile* tiles,
-                                        const Work& work, const Shared<kDim>& shared,
-                                        Item* items) {
+                                        const Work& work, const Shared<kDim>& shared, Item* items) {
   using Layout = PanelLayout<kDim>;
   using Copies = TileCopies<kDim, warpgroup::kThreads, Layout>;
   const int head_dim = static_cast<int>(attention.sizes.head_dim);
@@ -115,36 +165,24 @@ __device__ __forceinline__ void produce(const Attention& attention, const Attent
   uint32_t queries_parity = 1;
   int queued = 0;
   int of_item = kLag + 1;  // tiles of the item before
-
-  const auto item_of = [&](int index) {
-    const int units = work.tiles * work.parts;
-    const int of_section = units * work.section;
-    const int section = index / of_section, rest = index % of_section;
-    const int width = min(work.section, work.head_units - section * work.section);
-    const int unit = rest / width;
-    const int part = work.parts - 1 - unit % work.parts;
-    const AttentionTile tile = tiles[unit / work.parts];
-    Item item;
-    item.first_row = tile.first_row + part * kPartRows;
-    item.rows = tile.rows - part * kPartRows;
-    if (work.parts > 1) item.rows = min(item.rows, kPartRows);
-    item.position = attention.places.positions[tile.first_row] + part * kPartRows;
-    item.head = (section * work.section + rest % width) * work.heads_at_once;
-    return item;
-  };
   const auto show = [&] {
     warpgroup::show_to_products();
     warpgroup::arrive(shared.filled(shown.stage));
     shown.next();
   };
 
-  const int all = work.tiles * work.parts * work.head_units;
-  const int blocks = gridDim.x, block = blockIdx.x;
-  for (int round = 0; round * blocks < all; ++round) {
-    const int index = round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
-    if (index >= all) continue;
-    const Item item = item_of(index);
-    if (item.rows <= 0) continue;
+  Search search{attention, tiles, work};
+  Item* next = items + kStages;
+  while (true) {
+    if (threadIdx.x == 0) {
+      while (!search.found()) search.advance();
+      *next = search.item;
+      search.begin();
+    }
+    synchronize_producers();
+    const Item item = *next;
+    next = items + kStages + (next == items + kStages ? 1 : 0);
+    if (item.rows <= 0) break;
     const int end = item.position + item.rows;
     Copies copies(attention, places_of(attention, item.first_row), item.head / group, 0, end);
     for (int first = 0; first < end; first += kTileKeys) {
@@ -184,17 +222,60 @@ __device__ __forceinline__ void produce(const Attention& attention, const Attent
         wait_for_copies<kLag>();
         show();
       }
+      if (threadIdx.x == 0) search.advance();
     }
   }
   wait_for_copies<0>();
   for (; queued > 0; --queued) show();
   warpgroup::wait(shared.emptied(turn.stage), turn.parity ^ 1);
-  if (threadIdx.x == 0) items[turn.stage].rows = 0;
+  if (threadIdx.x == 0) {
+    items[turn.stage].rows = 0;
+    __threadfence();
+    if (attention.counters != nullptr &&
+        atomicAdd(attention.counters + 1, 1) == static_cast<int>(gridDim.x) - 1) {
+      attention.counters[0] = attention.counters[1] = 0;
+    }
+  }
   show();
 }
 
 // ---------------------------------------------------------------------------------------------
 // The consumers
+
+// Lane t of four gets the t-th word of each of them: words[i] of lane t becomes words[t] of lane i.
+__device__ __forceinline__ void turn_words(uint32_t (&words)[4]) {
+  const int lane = threadIdx.x % 4;
+  const bool odd = lane % 2 != 0, upper = lane >= 2;
+  const uint32_t a = __shfl_xor_sync(kAllLanes, odd ? words[0] : words[1], 1);
+  const uint32_t b = __shfl_xor_sync(kAllLanes, odd ? words[2] : words[3], 1);
+  const uint32_t p[2] = {odd ? a : words[0], odd ? words[1] : a};
+  const uint32_t q[2] = {odd ? b : words[2], odd ? words[3] : b};
+  const uint32_t c = __shfl_xor_sync(kAllLanes, upper ? p[0] : q[0], 2);
+  const uint32_t d = __shfl_xor_sync(kAllLanes, upper ? p[1] : q[1], 2);
+  words[0] = upper ? c : p[0], words[1] = upper ? d : p[1];
+  words[2] = upper ? q[0] : c, words[3] = upper ? q[1] : d;
+}
+
+// Writes row r of a lane's two, 16 bytes at a time.
+template <int kDim>
+__device__ __forceinline__ void write_pieces(const ChunkState<kDim>& state, int r, int head_dim,
+                                             Bf16* out, bool there) {
+  const float inverse = __frcp_rn(state.sum[r]);
+#pragma unroll
+  for (int n = 0; n < kDim / 8; n += 4) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = pair_of(__fmul_rn(state.out[n + i][2 * r], inverse),
+                         __fmul_rn(state.out[n + i][2 * r + 1], inverse));
+    }
+    turn_words(words);
+    const int at = (n + static_cast<int>(threadIdx.x) % 4) * 8;
+    if (there && at < head_dim) {
+      *reinterpret_cast<uint4*>(out + at) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+}
 
 template <int kDim>
 struct Consumer {
@@ -268,6 +349,7 @@ struct Consumer {
     }
     float shrink[2];
     weigh_tile(scores, first, last, scale, state.most, state.sum, shrink);
+    warpgroup::settle(state.sum[0], state.sum[1], shared.base);
     warpgroup::wait_for_products<!kLast && kAhead == 3 ? 1 : 0>(state.out);
     if constexpr (!kLast && kAhead == 2) warpgroup::wait_for_products<0>(next);
     if (j > 0) release();
@@ -346,6 +428,7 @@ struct Consumer {
             state.clear();
           }
           weigh_tile(scores, first, last, scale, state.most, state.sum, shrink);
+          warpgroup::settle(state.sum[0], state.sum[1], shared.base);
           warpgroup::wait_for_products<0>(state.out);
           release();
           pack_weights(scores, weights);
@@ -386,11 +469,11 @@ struct Consumer {
     const int heads = static_cast<int>(attention.sizes.query_heads);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (local[r] >= rows) continue;
+      const bool there = local[r] < rows;
       const int64_t row = item.first_row + first_local + local[r];
-      write_row(state, r, head_dim,
-                static_cast<Bf16*>(attention.out) + (row * heads + head) * head_dim);
-      if (attention.lse != nullptr && lane % 4 == 0) {
+      write_pieces(state, r, head_dim,
+                   static_cast<Bf16*>(attention.out) + (row * heads + head) * head_dim, there);
+      if (there && attention.lse != nullptr && lane % 4 == 0) {
         attention.lse[row * attention.lse_row + head * attention.lse_head] =
             log_sum(state.most[r], state.sum[r], scale);
       }
@@ -462,6 +545,7 @@ bool attend_tiles_by_warpgroups(const Attention& attention, const AttentionTile*
   if (sizes.head_dim <= 32 || sizes.head_dim > 128) return false;
   const int group = static_cast<int>(sizes.query_heads / sizes.kv_heads);
   Work work;
+  if (sizes.head_dim > 64 && Shared<128>::kBytes > 232448) return false;
   if (kConsumers == 3 && (sizes.head_dim > 64 || group % 3 != 0)) return false;
   if (kPingPong && group % kConsumers != 0) return false;
   work.tiles = static_cast<int>(count);

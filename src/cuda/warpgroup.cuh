@@ -118,6 +118,16 @@ __device__ __forceinline__ void wait_for_products(float (&c)[16][4]) {
                : "memory");
 }
 
+// Keeps what computes the numbers, which are not negative, before what follows: the assembler would
+// wait for products first and compute then, while nothing else runs.
+__device__ __forceinline__ void settle(float x, float y, uint32_t scratch) {
+  asm volatile(
+      "{\n.reg .pred negative;\nsetp.lt.f32 negative, %0, 0f00000000;\n@negative st.shared.f32 [%2], %0;\n"
+      "setp.lt.f32 negative, %1, 0f00000000;\n@negative st.shared.f32 [%2], %1;\n}" ::"f"(x),
+      "f"(y), "r"(scratch)
+      : "memory");
+}
+
 // ---------------------------------------------------------------------------------------------
 // Barriers
 
