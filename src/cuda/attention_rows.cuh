@@ -88,6 +88,15 @@ struct TileCopies {
   }
 
   __device__ __forceinline__ void queue(int first, uint32_t stage) {
+    if (first + kTileKeys <= end && mine) {
+      queue_keys<true>(first, stage);
+    } else {
+      queue_keys<false>(first, stage);
+    }
+  }
+  // kAll: none of the tile's keys is beyond the end.
+  template <bool kAll>
+  __device__ __forceinline__ void queue_keys(int first, uint32_t stage) {
 #pragma unroll
     for (int i = 0; i < kPages; ++i) {
       const int first_key = i * (kKeys >= kBlock ? kKeys : kBlock) + my_key;
@@ -96,10 +105,15 @@ struct TileCopies {
 #pragma unroll 4
       for (int j = 0; j < kTimes / kPages; ++j) {
         const int key = first_key + j * kKeys;
-        const bool there = mine && first + key < end;
         const uint32_t to = Layout::place(stage, key, my_piece);
-        copy_piece(to, there ? key_row : keys, there);
-        copy_piece(to + Layout::kBytes, there ? value_row : values, there);
+        if constexpr (kAll) {
+          copy_piece(to, key_row, true);
+          copy_piece(to + Layout::kBytes, value_row, true);
+        } else {
+          const bool there = mine && first + key < end;
+          copy_piece(to, there ? key_row : keys, there);
+          copy_piece(to + Layout::kBytes, there ? value_row : values, there);
+        }
         key_row += kKeys * key_stride, value_row += kKeys * value_stride;
       }
     }

@@ -8,6 +8,17 @@
 namespace leeway::cuda {
 namespace {
 
+#ifndef PLAN_CLOCK
+#define PLAN_CLOCK 0
+#endif
+#if PLAN_CLOCK
+#define TICK(i) { const unsigned now_ = clock(); acc[i] += now_ - then; then = now_; }
+#else
+#define TICK(i)
+#endif
+#ifndef PLAN_SECTION
+#define PLAN_SECTION 2
+#endif
 #ifndef PLAN_STAGES
 #define PLAN_STAGES 4
 #endif
@@ -290,6 +301,9 @@ struct Consumer {
   uint32_t queries[kDim / 16][4];
   ChunkState<kDim> state;
   int last[2];
+#if PLAN_CLOCK
+  unsigned acc[10], then;
+#endif
 
   __device__ __forceinline__ void release() {
     __syncwarp();
@@ -335,7 +349,8 @@ struct Consumer {
   // scheme 2: scores of tile j are there, its predecessor's values may be in flight
   template <bool kLast>
   __device__ __forceinline__ void step(float (&scores)[8][4], float (&next)[8][4],
-                                       uint32_t (&weights)[4][4], int j, WarpgroupTotal<kDim>& total) {
+                                       uint32_t (&weights)[4][4], int j, WarpgroupTotal<kDim>& total,
+                                       bool flying) {
     if constexpr (!kLast) {
       wait_filled();
       queue_scores(next);
@@ -350,13 +365,16 @@ struct Consumer {
     float shrink[2];
     weigh_tile(scores, first, last, scale, state.most, state.sum, shrink);
     warpgroup::settle(state.sum[0], state.sum[1], shared.base);
-    warpgroup::wait_for_products<!kLast && kAhead == 3 ? 1 : 0>(state.out);
-    if constexpr (!kLast && kAhead == 2) warpgroup::wait_for_products<0>(next);
-    if (j > 0) release();
+    warpgroup::wait_for_products<0>(state.out);
+    if constexpr (!kLast) warpgroup::wait_for_products<0>(next);
+    if (flying) release();
     pack_weights(scores, weights);
     shrink_out(state, shrink);
+    if constexpr (!kLast && kAhead == 3) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) scores[i / 4][i % 4] = next[i / 4][i % 4];
+    }
     queue_values(weights, released.stage);
-    if constexpr (!kLast && kAhead == 3) warpgroup::wait_for_products<1>(next);
   }
 
   __device__ __forceinline__ bool run(const Item* items, WarpgroupTotal<kDim>& total) {
@@ -385,19 +403,36 @@ struct Consumer {
       if constexpr (kAhead >= 2) {
         float one[8][4], other[8][4];
         uint32_t weights[4][4];
+        int j = 0;
+        if constexpr (kAhead == 2) {
+          if (count % 2 == 0) {
+            float shrink[2];
+            queue_scores(one);
+            turn.next();
+            warpgroup::wait_for_products<0>(one);
+            weigh_tile(one, 0, last, scale, state.most, state.sum, shrink);
+            pack_weights(one, weights);
+            queue_values(weights, released.stage);
+            warpgroup::wait_for_products<0>(state.out);
+            release();
+            wait_filled();
+            j = 1;
+          }
+        }
         queue_scores(one);
         turn.next();
         warpgroup::wait_for_products<0>(one);
-        int j = 0;
-        for (; j + 2 < count; j += 2) {
-          step<false>(one, other, weights, j, total);
-          step<false>(other, one, weights, j + 1, total);
-        }
-        if (j + 2 == count) {
-          step<false>(one, other, weights, j, total);
-          step<true>(other, one, weights, j + 1, total);
+        if constexpr (kAhead == 2) {
+          bool flying = false;
+          for (; j + 1 < count; j += 2) {
+            step<false>(one, other, weights, j, total, flying);
+            step<false>(other, one, weights, j + 1, total, true);
+            flying = true;
+          }
+          step<true>(one, other, weights, j, total, flying);
         } else {
-          step<true>(one, other, weights, j, total);
+          for (; j + 1 < count; ++j) step<false>(one, other, weights, j, total, j > 0);
+          step<true>(one, other, weights, j, total, j > 0);
         }
         warpgroup::wait_for_products<0>(state.out);
         release();
