@@ -9,6 +9,7 @@
 namespace leeway::cuda::warpgroup {
 
 inline constexpr int kThreads = 128;
+inline constexpr int kRows = 64;
 
 // ---------------------------------------------------------------------------------------------
 // Products. Of the 64 rows each warp has 16, and a lane holds of them what it holds in
@@ -26,60 +27,44 @@ __device__ __forceinline__ uint64_t matrix(uint32_t address, uint32_t next_colum
 __device__ __forceinline__ void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
+// Ends a group of products.
 __device__ __forceinline__ void end_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// `a` is in registers, as mma.m16n8k16 has it; `b` is a matrix of columns or, turned, of rows. With
-// `keep` 0 c begins with nothing.
-// c [64, 64] (+)= a [64, 16] b [16, 64]
+// The operands of 16 and 32 registers: rows n .. of c.
+#define LEEWAY_FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define LEEWAY_SIXTEEN(c, n) \
+  LEEWAY_FOUR(c, n), LEEWAY_FOUR(c, n + 1), LEEWAY_FOUR(c, n + 2), LEEWAY_FOUR(c, n + 3)
+#define LEEWAY_THIRTY_TWO(c, n) LEEWAY_SIXTEEN(c, n), LEEWAY_SIXTEEN(c, n + 4)
+
+// c [64, 64] (+)= a [64, 16] b [16, 64]. `a` is in registers, as mma.m16n8k16 has it; `b` is a
+// matrix of columns or, turned, of rows. With `keep` 0 c begins with nothing.
 template <bool kTurned>
 __device__ __forceinline__ void multiply_add(float (&c)[8][4], const uint32_t* a, uint64_t b,
                                              int keep) {
   asm volatile(
       "{\n.reg .pred keep;\nsetp.ne.b32 keep, %37, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, "
-      " %8, %9, %10, %11, %12, %13, %14, %15, "
-      " %16, %17, %18, %19, %20, %21, %22, %23, "
-      " %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
       "{%32, %33, %34, %35}, %36, keep, 1, 1, %38;\n}"
-      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]),
-        "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-        "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]),
-        "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-        "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]),
-        "+f"(c[7][2]), "+f"(c[7][3])
+      : LEEWAY_THIRTY_TWO(c, 0)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep), "n"(kTurned ? 1 : 0));
 }
-// c [64, 128] (+)= a [64, 16] b [16, 128]
+// The same with b [16, 128].
 template <bool kTurned>
 __device__ __forceinline__ void multiply_add(float (&c)[16][4], const uint32_t* a, uint64_t b,
                                              int keep) {
   asm volatile(
       "{\n.reg .pred keep;\nsetp.ne.b32 keep, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, "
-      " %8, %9, %10, %11, %12, %13, %14, %15, "
-      " %16, %17, %18, %19, %20, %21, %22, %23, "
-      " %24, %25, %26, %27, %28, %29, %30, %31, "
-      " %32, %33, %34, %35, %36, %37, %38, %39, "
-      " %40, %41, %42, %43, %44, %45, %46, %47, "
-      " %48, %49, %50, %51, %52, %53, %54, %55, "
-      " %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
       "{%64, %65, %66, %67}, %68, keep, 1, 1, %70;\n}"
-      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]),
-        "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-        "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]),
-        "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-        "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]),
-        "+f"(c[7][2]), "+f"(c[7][3]), "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
-        "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), "+f"(c[10][0]), "+f"(c[10][1]),
-        "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]),
-        "+f"(c[11][3]), "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
-        "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]), "+f"(c[14][0]),
-        "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]),
-        "+f"(c[15][2]), "+f"(c[15][3])
+      : LEEWAY_THIRTY_TWO(c, 0), LEEWAY_THIRTY_TWO(c, 8)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep), "n"(kTurned ? 1 : 0));
 }
 
@@ -88,43 +73,30 @@ __device__ __forceinline__ void multiply_add(float (&c)[16][4], const uint32_t* 
 template <int kLater>
 __device__ __forceinline__ void wait_for_products(float (&c)[8][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %32;"
-               : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]),
-                 "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]),
-                 "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]),
-                 "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-                 "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]),
-                 "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]),
-                 "+f"(c[7][2]), "+f"(c[7][3])
+               : LEEWAY_THIRTY_TWO(c, 0)
                : "n"(kLater)
                : "memory");
 }
 template <int kLater>
 __device__ __forceinline__ void wait_for_products(float (&c)[16][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %64;"
-               : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]),
-                 "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]),
-                 "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]),
-                 "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-                 "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]),
-                 "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]),
-                 "+f"(c[7][2]), "+f"(c[7][3]), "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]),
-                 "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
-                 "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]),
-                 "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]), "+f"(c[12][0]), "+f"(c[12][1]),
-                 "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]),
-                 "+f"(c[13][3]), "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
-                 "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
+               : LEEWAY_THIRTY_TWO(c, 0), LEEWAY_THIRTY_TWO(c, 8)
                : "n"(kLater)
                : "memory");
 }
+#undef LEEWAY_THIRTY_TWO
+#undef LEEWAY_SIXTEEN
+#undef LEEWAY_FOUR
 
-// Keeps what computes the numbers, which are not negative, before what follows: the assembler would
-// wait for products first and compute then, while nothing else runs.
-__device__ __forceinline__ void settle(float x, float y, uint32_t scratch) {
+// Keeps what computes the numbers before a wait for products that follows: the assembler would wait
+// first and compute then, while no product runs. It does not know that the numbers are not
+// negative, so that nothing is ever written to `memory`.
+__device__ __forceinline__ void finish_before_wait(float x, float y, uint32_t memory) {
   asm volatile(
-      "{\n.reg .pred negative;\nsetp.lt.f32 negative, %0, 0f00000000;\n@negative st.shared.f32 [%2], %0;\n"
+      "{\n.reg .pred negative;\n"
+      "setp.lt.f32 negative, %0, 0f00000000;\n@negative st.shared.f32 [%2], %0;\n"
       "setp.lt.f32 negative, %1, 0f00000000;\n@negative st.shared.f32 [%2], %1;\n}" ::"f"(x),
-      "f"(y), "r"(scratch)
+      "f"(y), "r"(memory)
       : "memory");
 }
 
@@ -147,6 +119,10 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+// Waits for the warpgroup's other warps.
+__device__ __forceinline__ void synchronize(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
 // What this thread has written to shared memory is there for the products of others, once they
 // know.
 __device__ __forceinline__ void show_to_products() {
@@ -156,10 +132,12 @@ __device__ __forceinline__ void show_to_products() {
 // ---------------------------------------------------------------------------------------------
 // Registers
 
+// From now on each thread of the warpgroup has kCount registers, which are fewer than before.
 template <int kCount>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
+// The same with more, as soon as others have given them.
 template <int kCount>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
