@@ -9,10 +9,6 @@
 namespace leeway::cuda {
 namespace {
 
-#ifndef PLAN_AHEAD
-#define PLAN_AHEAD 1
-#endif
-
 // Keys and values that blocks read at a time, so that they stay in the cache of a large device.
 constexpr int64_t kCachedBytes = int64_t{20} << 20;
 constexpr int kPartRows = warpgroup::kRows;
@@ -25,8 +21,8 @@ struct Plan {
   static constexpr int kDim = kDimensions, kConsumers = kComputing;
   static constexpr int kThreads = (1 + kConsumers) * warpgroup::kThreads;
   // All registers of a multiprocessor, of which copying needs few.
-  static constexpr int kCopyRegisters = kConsumers == 2 ? 40 : 32;
-  static constexpr int kComputeRegisters = kConsumers == 2 ? 232 : 160;
+  static constexpr int kCopyRegisters = 56;
+  static constexpr int kComputeRegisters = kConsumers == 2 ? 224 : 152;
   static constexpr int kStages = kDim <= 64 ? 8 : 4;  // tiles of keys and values in shared memory
   // Tiles whose copies run while the next is queued; those that use them hold two stages or three.
   static constexpr int kLag = kStages / 4;
@@ -154,7 +150,7 @@ struct Producer {
         shared.found(found) = search.item();
         search.begin();
       }
-      warpgroup::synchronize(kBarrier);
+      warpgroup::synchronize<warpgroup::kThreads>(kBarrier);
       const Item item = shared.found(found);
       found ^= 1;
       if (item.rows == 0) break;
@@ -238,6 +234,7 @@ struct Consumer {
   using Scores = float[kTileKeys / 8][4];
   using Weights = uint32_t[kTileKeys / 16][4];
   using ChunkTotal = Total<P::kDim, P::kConsumers * warpgroup::kThreads>;
+  static constexpr int kTurnBarrier = 2;
 
   const Attention& attention;
   const Items& items;
@@ -250,6 +247,7 @@ struct Consumer {
   uint32_t queries[P::kDim / 16][4];
   ChunkState<P::kDim> state;
   int last[2];
+  bool in_turn;
 
   __device__ __forceinline__ void wait_for_tile() {
     warpgroup::wait(shared.filled(turn.stage), turn.parity);
@@ -292,7 +290,15 @@ struct Consumer {
     warpgroup::end_products();
   }
 
-#if PLAN_AHEAD == 1
+  // Two consumers with as many tiles each queue their products in turn: one's run while the other
+  // computes weights.
+  __device__ __forceinline__ void begin_turn() {
+    warpgroup::synchronize<2 * warpgroup::kThreads>(kTurnBarrier + consumer);
+  }
+  __device__ __forceinline__ void end_turn() {
+    warpgroup::announce<2 * warpgroup::kThreads>(kTurnBarrier + (consumer ^ 1));
+  }
+
   // Tiles 0 .. count - 1, of which the first is there. A tile's scores and its predecessor's values
   // are computed at once, and its weights while the values still are.
   __device__ __forceinline__ void attend(int count, ChunkTotal& total) {
@@ -307,8 +313,10 @@ struct Consumer {
     for (int tile = 1; tile < count; ++tile) {
       const int first = tile * kTileKeys;
       wait_for_tile();
+      if (in_turn) begin_turn();
       queue_scores(scores);
       queue_values(weights);
+      if (in_turn) end_turn();
       warpgroup::wait_for_products<1>(scores);
       if (begins_chunk(first)) {
         warpgroup::wait_for_products<0>(state.out);
@@ -327,55 +335,17 @@ struct Consumer {
     release_tile();
     total.join(state, count * kTileKeys <= kChunkKeys, true, scale);
   }
-#else
-  // A tile's weights, while its predecessor's values and, but for the last tile, the `next` scores
-  // are computed; these become `scores`.
-  template <bool kLast>
-  __device__ __forceinline__ void attend_tile(int tile, Scores& scores, ChunkTotal& total) {
-    Scores next;
-    Weights weights;
-    float shrink[2];
-    if constexpr (!kLast) {
-      wait_for_tile();
-      queue_scores(next);
-    }
-    const int first = tile * kTileKeys;
-    if (tile > 0 && begins_chunk(first)) {
-      warpgroup::wait_for_products<0>(state.out);
-      total.join(state, first == kChunkKeys, false, scale);
-      state.clear();
-    }
-    weigh_tile(scores, first, last, scale, state.most, state.sum, shrink);
-    warpgroup::finish_before_wait(state.sum[0], state.sum[1], shared.base());
-    warpgroup::wait_for_products<0>(state.out);
-    if constexpr (!kLast) warpgroup::wait_for_products<0>(next);
-    if (tile > 0) release_tile();
-    pack_weights(scores, weights);
-    shrink_out(state, shrink);
-    if constexpr (!kLast) {
-#pragma unroll
-      for (int i = 0; i < kTileKeys / 2; ++i) scores[i / 4][i % 4] = next[i / 4][i % 4];
-    }
-    queue_values(weights);
-  }
 
-  // Tiles 0 .. count - 1, of which the first is there.
-  __device__ __forceinline__ void attend(int count, ChunkTotal& total) {
-    Scores scores;
-    state.clear();
-    queue_scores(scores);
-    warpgroup::wait_for_products<0>(scores);
-    int tile = 0;
-    for (; tile + 1 < count; ++tile) attend_tile<false>(tile, scores, total);
-    attend_tile<true>(tile, scores, total);
-    warpgroup::wait_for_products<0>(state.out);
-    release_tile();
-    total.join(state, count * kTileKeys <= kChunkKeys, true, scale);
+  __device__ __forceinline__ void run(ChunkTotal& total) {
+    in_turn = P::kConsumers == 2 && items.heads_at_once == 2;
+    if (in_turn && consumer == 1) end_turn();
+    while (attend_item(total)) {
+    }
+    if (in_turn && consumer == 0) begin_turn();
   }
-#endif
 
   // The next item; false if there is none.
-  __device__ __forceinline__ bool run(ChunkTotal& total) {
+  __device__ __forceinline__ bool attend_item(ChunkTotal& total) {
     wait_for_tile();
     // Branches on what a lane broadcasts are known not to divide the warp; products need that.
     const Item& stored = shared.item(turn.stage);
@@ -444,13 +414,12 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     Consumer<P> consumer{attention, items, shared, scale, which - 1};
     consumer.warp = threadIdx.x / kWarp % kWarps, consumer.lane = threadIdx.x % kWarp;
     typename Consumer<P>::ChunkTotal total(shared.totals() + threadIdx.x - warpgroup::kThreads);
-    while (consumer.run(total)) {
-    }
+    consumer.run(total);
   }
 }
 
 template <class P>
-void launch(const Attention& attention, const AttentionTile* tiles, int64_t count, float scale,
+bool launch(const Attention& attention, const AttentionTile* tiles, int64_t count, float scale,
             cudaStream_t stream) {
   const HeadSizes& sizes = attention.sizes;
   const int64_t group = sizes.query_heads / sizes.kv_heads;
@@ -472,9 +441,12 @@ void launch(const Attention& attention, const AttentionTile* tiles, int64_t coun
   check_cuda(cudaFuncSetAttribute(warpgroups_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   kBytes),
              "attention, shared memory");
-  const int blocks = std::min(items.count(), multiprocessors());
+  const int processors = multiprocessors();
+  if (2 * items.count() < processors) return false;  // blocks of fewer rows are there sooner
+  const int blocks = std::min(items.count(), processors);
   warpgroups_kernel<P><<<blocks, P::kThreads, kBytes, stream>>>(attention, tiles, items, scale);
   check_launch("attention of tiles by warpgroups");
+  return true;
 }
 
 bool device_has_warpgroups() {
@@ -493,14 +465,11 @@ bool attend_tiles_by_warpgroups(const Attention& attention, const AttentionTile*
                                 int64_t count, float scale, cudaStream_t stream) {
   const HeadSizes& sizes = attention.sizes;
   if (sizes.head_dim <= 32 || sizes.head_dim > 128 || !device_has_warpgroups()) return false;
-  if (sizes.head_dim > 64) {
-    launch<Plan<128, 2>>(attention, tiles, count, scale, stream);
-  } else if (sizes.query_heads / sizes.kv_heads % 3 == 0) {
-    launch<Plan<64, 3>>(attention, tiles, count, scale, stream);
-  } else {
-    launch<Plan<64, 2>>(attention, tiles, count, scale, stream);
+  if (sizes.head_dim > 64) return launch<Plan<128, 2>>(attention, tiles, count, scale, stream);
+  if (sizes.query_heads / sizes.kv_heads % 3 == 0) {
+    return launch<Plan<64, 3>>(attention, tiles, count, scale, stream);
   }
-  return true;
+  return launch<Plan<64, 2>>(attention, tiles, count, scale, stream);
 }
 
 }  // namespace leeway::cuda

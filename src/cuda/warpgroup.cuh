@@ -119,9 +119,15 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-// Waits for the warpgroup's other warps.
+// Waits until kCount threads have come to one of the block's numbered barriers, or have announced
+// that they need not wait there.
+template <int kCount>
 __device__ __forceinline__ void synchronize(int barrier) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kCount) : "memory");
+}
+template <int kCount>
+__device__ __forceinline__ void announce(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kCount) : "memory");
 }
 // What this thread has written to shared memory is there for the products of others, once they
 // know.
