@@ -104,12 +104,17 @@ __device__ __forceinline__ void weigh_tile(float (&scores)[kTileKeys / 8][4], in
 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float largest = most[r];
+    float pairs[kTileKeys / 8];
 #pragma unroll
     for (int n = 0; n < kTileKeys / 8; ++n) {
-      largest = fmaxf(largest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+      pairs[n] = fmaxf(scores[n][2 * r], scores[n][2 * r + 1]);
     }
-    largest = row_largest(largest);
+#pragma unroll
+    for (int step = kTileKeys / 16; step > 0; step /= 2) {
+#pragma unroll
+      for (int n = 0; n < step; ++n) pairs[n] = fmaxf(pairs[n], pairs[n + step]);
+    }
+    const float largest = row_largest(fmaxf(most[r], pairs[0]));
     // A row that has seen nothing yet has weights of zero.
     const float base = largest == -INFINITY ? 0.0f : largest;
     shrink[r] = power_of_two(__fmul_rn(__fsub_rn(most[r], base), scale));

@@ -26,6 +26,7 @@ struct Plan {
   static constexpr int kStages = kDim <= 64 ? 8 : 4;  // tiles of keys and values in shared memory
   // Tiles whose copies run while the next is queued; those that use them hold two stages or three.
   static constexpr int kLag = kStages / 4;
+  static constexpr bool kTurns = kConsumers == 2;
 };
 
 // A tile [kTileKeys, kDim] as products read it: panels of 64 dimensions, in which a key has 128
@@ -290,13 +291,13 @@ struct Consumer {
     warpgroup::end_products();
   }
 
-  // Two consumers with as many tiles each queue their products in turn: one's run while the other
-  // computes weights.
+  // Consumers with as many tiles each queue their products in turn: one's run while the others
+  // compute weights.
   __device__ __forceinline__ void begin_turn() {
     warpgroup::synchronize<2 * warpgroup::kThreads>(kTurnBarrier + consumer);
   }
   __device__ __forceinline__ void end_turn() {
-    warpgroup::announce<2 * warpgroup::kThreads>(kTurnBarrier + (consumer ^ 1));
+    warpgroup::announce<2 * warpgroup::kThreads>(kTurnBarrier + (consumer + 1) % P::kConsumers);
   }
 
   // Tiles 0 .. count - 1, of which the first is there. A tile's scores and its predecessor's values
@@ -318,17 +319,23 @@ struct Consumer {
       queue_values(weights);
       if (in_turn) end_turn();
       warpgroup::wait_for_products<1>(scores);
-      if (begins_chunk(first)) {
-        warpgroup::wait_for_products<0>(state.out);
-        total.join(state, first == kChunkKeys, false, scale);
-        state.clear();
-      }
-      weigh_tile(scores, first, last, scale, state.most, state.sum, shrink);
-      warpgroup::finish_before_wait(state.sum[0], state.sum[1], shared.base());
+      // A chunk that ends is joined when the products with its last values are there.
+      const bool begins = begins_chunk(first);
+      float most[2] = {state.most[0], state.most[1]}, sum[2] = {state.sum[0], state.sum[1]};
+      if (begins) most[0] = most[1] = -INFINITY, sum[0] = sum[1] = 0.0f;
+      weigh_tile(scores, first, last, scale, most, sum, shrink);
+      warpgroup::finish_before_wait(sum[0], sum[1], shared.base());
       warpgroup::wait_for_products<0>(state.out);
       release_tile();
       pack_weights(scores, weights);
-      shrink_out(state, shrink);
+      if (begins) {
+        total.join(state, first == kChunkKeys, false, scale);
+        state.clear();
+      } else {
+        shrink_out(state, shrink);
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) state.most[r] = most[r], state.sum[r] = sum[r];
     }
     queue_values(weights);
     warpgroup::wait_for_products<0>(state.out);
@@ -337,8 +344,8 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run(ChunkTotal& total) {
-    in_turn = P::kConsumers == 2 && items.heads_at_once == 2;
-    if (in_turn && consumer == 1) end_turn();
+    in_turn = P::kTurns && items.heads_at_once > 1;
+    if (in_turn && consumer == P::kConsumers - 1) end_turn();
     while (attend_item(total)) {
     }
     if (in_turn && consumer == 0) begin_turn();
