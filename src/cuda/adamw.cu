@@ -54,6 +54,158 @@ __global__ void adamw_kernel(AdamWStep step) {
   *reinterpret_cast<uint2*>(copy + i) = *reinterpret_cast<const uint2*>(&halves);
 }
 
+// ---------------------------------------------------------------------------------------------
+// Moments as codes: a warp for each block of them, eight numbers a lane.
+
+static_assert(kMomentBlock == 8 * kWarp, "eight numbers a lane");
+
+__device__ inline float warp_max(float x) {
+#pragma unroll
+  for (int apart = kWarp / 2; apart > 0; apart /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, apart));
+  }
+  return x;
+}
+
+struct EightMoments {
+  float first[8], second[8];
+};
+
+struct alignas(8) EightCodes {
+  uint8_t values[8];
+};
+
+// Calls each(k) for the lane's numbers that there are.
+template <class Each>
+__device__ inline void for_eight(int64_t here, Each&& each) {
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    if (k < here) each(k);
+  }
+}
+
+// `i` is the lane's first number, `here` how many of eight there are. Arrays have a multiple of
+// eight numbers, or end within the lane's.
+__device__ inline void load_moments(const CodedMoments& from, int64_t i, int64_t here,
+                                    EightMoments& moments) {
+  const float first_scale = from.first_scales[i / kMomentBlock];
+  const float second_scale = from.second_scales[i / kMomentBlock];
+  EightCodes first = {}, second = {};
+  if (here == 8) {
+    *reinterpret_cast<uint2*>(&first) = *reinterpret_cast<const uint2*>(from.first_codes + i);
+    *reinterpret_cast<uint2*>(&second) = *reinterpret_cast<const uint2*>(from.second_codes + i);
+  } else {
+    for_eight(here, [&](int k) {
+      first.values[k] = static_cast<uint8_t>(from.first_codes[i + k]);
+      second.values[k] = from.second_codes[i + k];
+    });
+  }
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    moments.first[k] = first_moment_of(static_cast<int8_t>(first.values[k]), first_scale);
+    moments.second[k] = second_moment_of(second.values[k], second_scale);
+  }
+}
+
+// All lanes of a warp call it; numbers that are not there are zero.
+__device__ inline void store_moments(const EightMoments& moments, int64_t i, int64_t here,
+                                     const CodedMoments& to) {
+  float first_largest = 0.0f, second_largest = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    first_largest = fmaxf(first_largest, fabsf(moments.first[k]));
+    second_largest = fmaxf(second_largest, moments.second[k]);
+  }
+  const float first_scale = moment_scale(warp_max(first_largest), kLeastFirstScale);
+  const float second_scale = moment_scale(warp_max(second_largest), kLeastSecondScale);
+  if (threadIdx.x % kWarp == 0) {
+    to.first_scales[i / kMomentBlock] = first_scale;
+    to.second_scales[i / kMomentBlock] = second_scale;
+  }
+  EightCodes first, second;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    first.values[k] = static_cast<uint8_t>(first_moment_code(moments.first[k], first_scale));
+    second.values[k] = second_moment_code(moments.second[k], second_scale);
+  }
+  if (here == 8) {
+    *reinterpret_cast<uint2*>(to.first_codes + i) = *reinterpret_cast<const uint2*>(&first);
+    *reinterpret_cast<uint2*>(to.second_codes + i) = *reinterpret_cast<const uint2*>(&second);
+    return;
+  }
+  for_eight(here, [&](int k) {
+    to.first_codes[i + k] = static_cast<int8_t>(first.values[k]);
+    to.second_codes[i + k] = second.values[k];
+  });
+}
+
+// The lane's first number, and how many of eight there are; whole warps beyond the end leave.
+__device__ inline bool lane_of(int64_t count, int64_t& i, int64_t& here) {
+  i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 8;
+  here = count - i < 0 ? 0 : count - i < 8 ? count - i : 8;
+  return i / kMomentBlock * kMomentBlock < count;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    coded_adamw_kernel(const AdamWStep step, const CodedMoments coded) {
+  int64_t i = 0, here = 0;
+  if (!lane_of(step.count, i, here)) return;
+  const float keep = i < step.decaying ? step.keep : 1.0f;
+  auto* copy = static_cast<__nv_bfloat16*>(step.copy);
+  EightMoments moments;
+  load_moments(coded, i, here, moments);
+  if (here == 8) {
+    Eight<float> p = load_eight(step.parameters + i);
+    const Eight<float> g = load_eight(step.gradients + i);
+    Eight<__nv_bfloat16> halves;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      p.values[k] =
+          changed(step, keep, p.values[k], g.values[k], moments.first[k], moments.second[k]);
+      halves.values[k] = narrow<__nv_bfloat16>(p.values[k]);
+    }
+    auto* to = reinterpret_cast<uint4*>(step.parameters + i);
+    to[0] = reinterpret_cast<const uint4*>(&p)[0], to[1] = reinterpret_cast<const uint4*>(&p)[1];
+    if (copy != nullptr) {
+      *reinterpret_cast<uint4*>(copy + i) = *reinterpret_cast<const uint4*>(&halves);
+    }
+  } else {
+    for_eight(here, [&](int k) {
+      const float p = changed(step, keep, step.parameters[i + k], step.gradients[i + k],
+                              moments.first[k], moments.second[k]);
+      step.parameters[i + k] = p;
+      if (copy != nullptr) copy[i + k] = narrow<__nv_bfloat16>(p);
+    });
+  }
+  store_moments(moments, i, here, coded);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    encode_kernel(const float* first, const float* second, int64_t count, CodedMoments to) {
+  int64_t i = 0, here = 0;
+  if (!lane_of(count, i, here)) return;
+  EightMoments moments = {};
+  for_eight(here, [&](int k) {
+    moments.first[k] = first[i + k], moments.second[k] = second[i + k];
+  });
+  store_moments(moments, i, here, to);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    decode_kernel(CodedMoments from, int64_t count, float* first, float* second) {
+  int64_t i = 0, here = 0;
+  if (!lane_of(count, i, here)) return;
+  EightMoments moments;
+  load_moments(from, i, here, moments);
+  for_eight(here, [&](int k) {
+    first[i + k] = moments.first[k], second[i + k] = moments.second[k];
+  });
+}
+
+unsigned coded_blocks(int64_t count) {
+  return blocks_for(moment_blocks(count) * kMomentBlock, int64_t{kThreads} * 8);
+}
+
 // One block for kPart numbers.
 __global__ void squares_kernel(const float* x, int64_t count, double* sums) {
   __shared__ double shared[kThreads];
@@ -83,6 +235,26 @@ void adamw_step(const AdamWStep& step, cudaStream_t stream) {
   if (step.count == 0) return;
   adamw_kernel<<<blocks_for(step.count, kThreads * kEach), kThreads, 0, stream>>>(step);
   check_launch("adamw_step");
+}
+
+void adamw_step(const AdamWStep& step, const CodedMoments& moments, cudaStream_t stream) {
+  if (step.count == 0) return;
+  coded_adamw_kernel<<<coded_blocks(step.count), kThreads, 0, stream>>>(step, moments);
+  check_launch("adamw_step");
+}
+
+void encode_moments(const float* first, const float* second, int64_t count,
+                    const CodedMoments& moments, cudaStream_t stream) {
+  if (count == 0) return;
+  encode_kernel<<<coded_blocks(count), kThreads, 0, stream>>>(first, second, count, moments);
+  check_launch("encode_moments");
+}
+
+void decode_moments(const CodedMoments& moments, int64_t count, float* first, float* second,
+                    cudaStream_t stream) {
+  if (count == 0) return;
+  decode_kernel<<<coded_blocks(count), kThreads, 0, stream>>>(moments, count, first, second);
+  check_launch("decode_moments");
 }
 
 int64_t square_sums(int64_t count) { return (count + kPart - 1) / kPart; }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/dtype.h"
+#include "cuda/moment_codes.h"
 
 namespace leeway::cuda {
 
@@ -23,6 +24,21 @@ struct AdamWStep {
   float step_size = 0.0f, root = 1.0f, epsilon = 0.0f;
 };
 void adamw_step(const AdamWStep& step, cudaStream_t stream);
+
+// The same with moments as codes (moment_codes.h): the step itself is made with moments in float32,
+// before they are stored. Arrays of codes are [count], of scales [moment_blocks(count)].
+struct CodedMoments {
+  int8_t* first_codes = nullptr;
+  uint8_t* second_codes = nullptr;
+  float *first_scales = nullptr, *second_scales = nullptr;
+};
+// step.first_moment and step.second_moment are not used.
+void adamw_step(const AdamWStep& step, const CodedMoments& moments, cudaStream_t stream);
+// Between codes and float32 [count], whole blocks from the first on.
+void encode_moments(const float* first, const float* second, int64_t count,
+                    const CodedMoments& moments, cudaStream_t stream);
+void decode_moments(const CodedMoments& moments, int64_t count, float* first, float* second,
+                    cudaStream_t stream);
 
 // sums [square_sums(count)]: sums of squares of parts of x [count], in double.
 int64_t square_sums(int64_t count);

@@ -35,12 +35,11 @@ using torch::Tensor;
 
 // What training needs besides the weights: zeros in their layout.
 struct LearningState {
-  LearningState(const FlatLayout& layout, torch::Device device) {
-    for (Tensor* flat : {&gradients, &first_moment, &second_moment}) {
-      *flat = at::zeros({layout.size}, at::TensorOptions(device).dtype(at::kFloat));
-    }
-  }
-  Tensor gradients, first_moment, second_moment;
+  LearningState(const FlatLayout& layout, torch::Device device, OptimizerState state)
+      : gradients(at::zeros({layout.size}, at::TensorOptions(device).dtype(at::kFloat))),
+        moments(make_moments(layout, device, state)) {}
+  Tensor gradients;
+  FlatMoments moments;
 };
 
 // A policy on the device: the trunk where there are kernels for it, else the decoder and autograd.
@@ -101,7 +100,7 @@ template <class Work>
 auto in_words(Work&& work) {
   return with_plain_errors(std::forward<Work>(work),
                            "; lower trainer.max_tokens or rollout.kv_bytes, or set "
-                           "trainer.recompute_activations");
+                           "trainer.recompute_activations or trainer.optimizer_state");
 }
 
 class TorchTrainingBackend : public TrainingBackend {
@@ -110,6 +109,7 @@ class TorchTrainingBackend : public TrainingBackend {
                        torch::ScalarType compute)
       : device_(device),
         recompute_(table.recompute_activations),
+        optimizer_state_(table.optimizer_state),
         pool_(device.is_cpu() ? static_cast<int>(table.threads) : 1),
         evaluator_(1),
         host_(std::move(weights.policy)),
@@ -194,7 +194,7 @@ class TorchTrainingBackend : public TrainingBackend {
       if (!policy_.decoder.flat_weights().is_same(step.parameters))
         step.copy = policy_.decoder.flat_weights();
       step.gradients = learning().gradients;
-      step.first_moment = learning().first_moment, step.second_moment = learning().second_moment;
+      step.moments = learning().moments;
       step.decaying = policy_.decoder.layout().decaying;
       adamw_step(step, table, steps_, rate, scale);
       host_is_current_ = false;
@@ -204,9 +204,7 @@ class TorchTrainingBackend : public TrainingBackend {
 
   TrainingState state() override {
     TrainingState state{parameters(), AdamW(config())};
-    copy_to_host(policy_.decoder.layout(), learning().first_moment, state.optimizer.first_moment());
-    copy_to_host(policy_.decoder.layout(), learning().second_moment,
-                 state.optimizer.second_moment());
+    copy_to_host(policy_.decoder.layout(), learning().moments, state.optimizer);
     state.optimizer.set_steps(steps_);
     return state;
   }
@@ -215,13 +213,12 @@ class TorchTrainingBackend : public TrainingBackend {
     if (!device_.is_cuda()) return TrainingBackend::state_later();
     struct Copies {
       std::shared_ptr<const PolicySnapshot> policy;
-      Tensor first_moment, second_moment;
+      FlatMoments moments;
     };
     std::shared_ptr<Copies> copies;
     try {
       const at::NoGradGuard guard;
-      copies = std::make_shared<Copies>(
-          Copies{nullptr, learning().first_moment.clone(), learning().second_moment.clone()});
+      copies = std::make_shared<Copies>(Copies{nullptr, learning().moments.clone()});
       copies->policy = snapshot(0);    // waits for the device, so that any stream may read
     } catch (const std::exception&) {  // no room for a second copy there
       return TrainingBackend::state_later();
@@ -231,9 +228,7 @@ class TorchTrainingBackend : public TrainingBackend {
         const OtherStream beside(device_);
         TrainingState state{Parameters(config()), AdamW(config())};
         copies->policy->device()->copy_to(state.policy);
-        const FlatLayout& layout = policy_.decoder.layout();
-        copy_to_host(layout, copies->first_moment, state.optimizer.first_moment());
-        copy_to_host(layout, copies->second_moment, state.optimizer.second_moment());
+        copy_to_host(policy_.decoder.layout(), copies->moments, state.optimizer);
         state.optimizer.set_steps(steps);
         copies.reset();
         return state;
@@ -246,8 +241,7 @@ class TorchTrainingBackend : public TrainingBackend {
     load_state(folder, host_, state);
     policy_.decoder.copy_from(host_);
     host_is_current_ = true;
-    copy_to_flat(policy_.decoder.layout(), state.first_moment(), learning().first_moment);
-    copy_to_flat(policy_.decoder.layout(), state.second_moment(), learning().second_moment);
+    copy_to_flat(policy_.decoder.layout(), state, learning().moments);
     steps_ = state.steps();
   }
 
@@ -262,7 +256,7 @@ class TorchTrainingBackend : public TrainingBackend {
   // Created on first use: backends that only score do without it.
   LearningState& learning() {
     if (learning_) return *learning_;
-    learning_.emplace(policy_.decoder.layout(), device_);
+    learning_.emplace(policy_.decoder.layout(), device_, optimizer_state_);
     gradients_ = network_views(policy_.decoder.layout(), learning_->gradients);
     const std::vector<Tensor> leaves =
         parameter_views(policy_.decoder.layout(), learning_->gradients);
@@ -296,7 +290,7 @@ class TorchTrainingBackend : public TrainingBackend {
     const std::vector<int64_t>& cu_seqlens = on.batch.cu_seqlens;
     pass.hidden = policy_.trunk
                       ? policy_.trunk->forward(on.tokens, cu_seqlens, recompute_, &pass.record)
-                      : policy_.decoder.forward(on.tokens, cu_seqlens, recompute_);
+                      : policy_.decoder.forward(on.tokens, cu_seqlens, recompute_ != Recompute::off);
     return pass;
   }
 
@@ -362,7 +356,8 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   torch::Device device_;
-  bool recompute_;
+  Recompute recompute_;
+  OptimizerState optimizer_state_;
   ThreadPool pool_;
   Evaluator evaluator_;
   Parameters host_;  // older than the device's weights after a step, until requested

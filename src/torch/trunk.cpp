@@ -34,7 +34,8 @@ HeadWeights Trunk::heads_of(const LayerTensors& layer) const {
 
 // The residual stream is x + delta: a norm adds what the product before it gave.
 Trunk::LayerPass Trunk::layer_forward(const LayerTensors& layer, const PackedSequences& sequences,
-                                      const Tensor& x, const Tensor& delta) const {
+                                      const Tensor& x, const Tensor& delta,
+                                      bool until_mlp) const {
   const double eps = config_.rms_norm_eps;
   const HeadWeights heads = heads_of(layer);
   LayerPass pass;
@@ -47,6 +48,7 @@ Trunk::LayerPass Trunk::layer_forward(const LayerTensors& layer, const PackedSeq
   kept.attended = std::move(attended.out), kept.lse = std::move(attended.lse);
   const Tensor from_attention = product(kept.attended.flatten(1), layer.o, layer.o_bias);
   kept.y = sum_and_norm(kept.x, from_attention, layer.post_norm, eps, h);
+  if (until_mlp) return pass;
   kept.gate_up = product(h, layer.gate_up);
   Tensor s = at::empty({x.size(0), config_.intermediate_size}, x.options());
   swiglu_rows(kept.gate_up, s);
@@ -63,10 +65,11 @@ Tensor Trunk::layer_backward(const LayerTensors& layer, const PackedSequences& s
   const HeadWeights heads = heads_of(layer);
   Tensor h = at::empty_like(kept.x);
   {  // The MLP.
+    sum_and_norm(kept.y, Tensor(), layer.post_norm, eps, h);
+    if (!kept.gate_up.defined()) kept.gate_up = product(h, layer.gate_up);
     const auto [d_gate_up, s] = swiglu_backward(kept.gate_up, at::mm(d, layer.down));
     kept.gate_up = Tensor();
     weight_gradient(d, s, gradients.down, are_new);
-    sum_and_norm(kept.y, Tensor(), layer.post_norm, eps, h);
     weight_gradient(d_gate_up, h, gradients.gate_up, are_new);
     const Tensor d_h = at::mm(d_gate_up, layer.gate_up);
     d = norm_backward(kept.y, layer.post_norm, eps, d_h, d, gradients.post_norm);
@@ -90,7 +93,7 @@ Tensor Trunk::layer_backward(const LayerTensors& layer, const PackedSequences& s
 }
 
 Tensor Trunk::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
-                      bool recompute_activations, TrunkRecord* record) const {
+                      Recompute recompute, TrunkRecord* record) const {
   const at::NoGradGuard guard;
   const PackedSequences sequences(config_, cu_seqlens, tokens.size(0), tokens.device());
   PassRows rows;
@@ -103,10 +106,11 @@ Tensor Trunk::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
     x = pass.kept.y, delta = std::move(pass.delta);
     if (record == nullptr) continue;
     TrunkRecord::Layer& kept = record->layers.emplace_back();
-    if (recompute_activations) {
+    if (recompute == Recompute::layer) {
       kept.x = pass.kept.x;
     } else {
       kept = std::move(pass.kept);
+      if (recompute == Recompute::selective) kept.gate_up = Tensor();
     }
   }
   Tensor hidden = at::empty_like(x);
@@ -130,7 +134,7 @@ void Trunk::backward(TrunkRecord&& record, const Tensor& d_hidden, const Network
     TrunkRecord::Layer kept = std::move(record.layers[i]);
     record.layers[i] = {};
     if (!kept.qkv.defined()) {
-      kept = layer_forward(weights_.layers[i], *record.sequences, kept.x, Tensor()).kept;
+      kept = layer_forward(weights_.layers[i], *record.sequences, kept.x, Tensor(), true).kept;
     }
     d = layer_backward(weights_.layers[i], *record.sequences, std::move(kept), std::move(d),
                        gradients.layers[i], are_new);
