@@ -185,9 +185,8 @@ __global__ void __launch_bounds__(kThreads)
   int64_t i = 0, here = 0;
   if (!lane_of(count, i, here)) return;
   EightMoments moments = {};
-  for_eight(here, [&](int k) {
-    moments.first[k] = first[i + k], moments.second[k] = second[i + k];
-  });
+  for_eight(here,
+            [&](int k) { moments.first[k] = first[i + k], moments.second[k] = second[i + k]; });
   store_moments(moments, i, here, to);
 }
 
@@ -197,9 +196,8 @@ __global__ void __launch_bounds__(kThreads)
   if (!lane_of(count, i, here)) return;
   EightMoments moments;
   load_moments(from, i, here, moments);
-  for_eight(here, [&](int k) {
-    first[i + k] = moments.first[k], second[i + k] = moments.second[k];
-  });
+  for_eight(here,
+            [&](int k) { first[i + k] = moments.first[k], second[i + k] = moments.second[k]; });
 }
 
 unsigned coded_blocks(int64_t count) {

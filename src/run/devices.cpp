@@ -73,6 +73,8 @@ void check_device(const Config& config) {
 
 int64_t rows_per_step(Device device) { return device == Device::cpu ? 512 : 8192; }
 
+int64_t free_device_memory() { return cuda_backends().backends->free_memory(); }
+
 MakeSamplingBackend sampling_backend(Device device, Precision precision) {
   if (device == Device::cpu) return {};
   return cuda_backends().backends->sampling(precision == Precision::bf16);

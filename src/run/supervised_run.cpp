@@ -9,6 +9,7 @@
 #include "leeway/error.h"
 #include "run/environment_check.h"
 #include "run/logged_progress.h"
+#include "run/memory_check.h"
 #include "run/policy_evaluation.h"
 #include "run/sft_phase.h"
 
@@ -77,6 +78,7 @@ SupervisedSummary run(const Place& place, const std::optional<Checkpoint>& from,
 SupervisedSummary run_supervised(const Config& config, const Catalog& catalog, Progress& progress,
                                  const StopCondition& should_stop) {
   const RunSetup setup = setup_of(config);
+  check_device_memory(setup, Job::sft);
   check_reward(setup);
   RunFiles files(claim_folder(config.run.output_dir));
   files.begin(setup.config, kObjective, "sft");
@@ -102,6 +104,7 @@ SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog
   }
   refuse_without_checkpoint(resumption);
   const RunSetup setup = setup_of(config);
+  check_device_memory(setup, Job::sft);
   check_reward(setup);
   const Checkpoint from = *resumption.from;
   const std::vector<std::string> notes = resumption.notes;

@@ -18,6 +18,7 @@
 #include "run/explain_text.h"
 #include "run/failure.h"
 #include "run/logged_progress.h"
+#include "run/memory_check.h"
 #include "run/run_end.h"
 #include "run/run_evaluations.h"
 #include "run/run_files.h"
@@ -405,6 +406,7 @@ class Run {
 RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& start,
                         Progress& progress, const StopCondition& should_stop) {
   refuse_sampling(setup.config.run.rollout);
+  check_device_memory(setup, Job::train);
   check_environments(*setup.environments);
   check_servers(setup);
   SteadyClock clock;
@@ -421,6 +423,7 @@ RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& s
 RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resumption resumption,
                            Progress& progress, const StopCondition& should_stop) {
   refuse_sampling(setup.config.run.rollout);
+  check_device_memory(setup, Job::train);
   check_environments(*setup.environments);
   check_servers(setup);
   SteadyClock clock;

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "torch/device_room.h"
+#include "torch/torch_errors.h"
 #include "torch/torch_sampling.h"
 #include "torch/torch_training.h"
 
@@ -24,6 +26,10 @@ std::string why_no_cuda() {
          "(nvidia-smi)";
 }
 
+int64_t free_memory() {
+  return with_plain_errors([] { return free_bytes(first_gpu()); });
+}
+
 MakeTrainingBackend cuda_training(bool half) {
   return [half](TrainingWeights weights, const TrainerTable& table) {
     return make_torch_training(std::move(weights), table, first_gpu(), type_of(half));
@@ -39,7 +45,9 @@ MakeSamplingBackend cuda_sampling(bool half) {
 
 extern "C" __attribute__((visibility("default"))) const leeway::CudaBackends*
 leeway_cuda_backends() {
+  leeway::use_expandable_segments();
   static const leeway::CudaBackends backends = {LEEWAY_VERSION, leeway::why_no_cuda,
-                                                leeway::cuda_training, leeway::cuda_sampling};
+                                                leeway::free_memory, leeway::cuda_training,
+                                                leeway::cuda_sampling};
   return &backends;
 }

@@ -3,6 +3,7 @@
 // and the C++ library symbols they export, out of the program's own symbol resolution).
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "engine/backend.h"
@@ -15,6 +16,8 @@ struct CudaBackends {
 
   // Why nothing can run on a GPU here; empty if it can.
   std::string (*why_no_cuda)();
+  // Bytes of the first GPU that nobody uses. Throws Error.
+  int64_t (*free_memory)();
   // On the first GPU; `half`: passes in bf16, else in float32.
   MakeTrainingBackend (*training)(bool half);
   MakeSamplingBackend (*sampling)(bool half);

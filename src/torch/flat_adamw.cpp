@@ -48,12 +48,11 @@ void adamw_step(const FlatAdamW& tensors, const OptimizerTable& table, int64_t s
     const cudaStream_t stream = stream_of(tensors.parameters);
     if (coded > 0) {
       begin_at(0, coded);
-      cuda::adamw_step(part,
-                       {moments.first_codes.data_ptr<int8_t>(),
-                        moments.second_codes.data_ptr<uint8_t>(),
-                        moments.first_scales.data_ptr<float>(),
-                        moments.second_scales.data_ptr<float>()},
-                       stream);
+      cuda::adamw_step(
+          part,
+          {moments.first_codes.data_ptr<int8_t>(), moments.second_codes.data_ptr<uint8_t>(),
+           moments.first_scales.data_ptr<float>(), moments.second_scales.data_ptr<float>()},
+          stream);
     }
     begin_at(coded, size - coded);
     part.first_moment = moments.first.data_ptr<float>();

@@ -19,9 +19,8 @@ struct FlatAdamW {
   int64_t decaying = 0;  // as many numbers decay, from the first
 };
 
-// Step number `step` (1, 2, ..) of AdamW (trainer/optimizer.h) with gradients times `scale`. What is
-// stored as codes is rounded after the step.
-// Afterwards the gradients are unspecified.
+// Step number `step` (1, 2, ..) of AdamW (trainer/optimizer.h) with gradients times `scale`. What
+// is stored as codes is rounded after the step. Afterwards the gradients are unspecified.
 void adamw_step(const FlatAdamW& tensors, const OptimizerTable& table, int64_t step, double rate,
                 double scale);
 

@@ -57,6 +57,15 @@ FlatMoments FlatMoments::clone() const {
           copy_of(second_codes), copy_of(first_scales), copy_of(second_scales)};
 }
 
+int64_t FlatMoments::bytes() const {
+  int64_t sum = 0;
+  for (const Tensor* tensor :
+       {&first, &second, &first_codes, &second_codes, &first_scales, &second_scales}) {
+    if (tensor->defined()) sum += static_cast<int64_t>(tensor->nbytes());
+  }
+  return sum;
+}
+
 FlatMoments make_moments(const FlatLayout& layout, at::Device device, OptimizerState state) {
   const at::TensorOptions numbers = at::TensorOptions(device).dtype(at::kFloat);
   const int64_t coded = state == OptimizerState::int8 ? layout.decaying : 0;
@@ -84,8 +93,8 @@ std::pair<Tensor, Tensor> decoded(const FlatMoments& moments, int64_t begin, int
 #endif
   for (int64_t i = 0; i < count; ++i) {
     const int64_t block = i / cuda::kMomentBlock;
-    first.data_ptr<float>()[i] = cuda::first_moment_of(
-        part.first_codes.data_ptr<int8_t>()[i], part.first_scales.data_ptr<float>()[block]);
+    first.data_ptr<float>()[i] = cuda::first_moment_of(part.first_codes.data_ptr<int8_t>()[i],
+                                                       part.first_scales.data_ptr<float>()[block]);
     second.data_ptr<float>()[i] = cuda::second_moment_of(
         part.second_codes.data_ptr<uint8_t>()[i], part.second_scales.data_ptr<float>()[block]);
   }

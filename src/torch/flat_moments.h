@@ -22,6 +22,7 @@ struct FlatMoments {
 
   int64_t coded() const { return first_codes.defined() ? first_codes.numel() : 0; }
   FlatMoments clone() const;
+  int64_t bytes() const;
 };
 
 // Zeros.

@@ -13,6 +13,7 @@
 #include "leeway/error.h"
 #include "leeway/evaluator.h"
 #include "torch/compat.h"
+#include "torch/device_room.h"
 #include "torch/device_weights.h"
 #include "torch/flat_adamw.h"
 #include "torch/tensor_head.h"
@@ -125,6 +126,9 @@ class TorchTrainingBackend : public TrainingBackend {
   }
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
     return in_words([&] {
+      if (!has_room_for_copy()) {
+        return std::make_shared<const PolicySnapshot>(Parameters(parameters()), version);
+      }
       return std::make_shared<const PolicySnapshot>(
           config(),
           std::make_unique<TorchDeviceWeights>(policy_.decoder.layout(),
@@ -210,7 +214,9 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   std::function<TrainingState()> state_later() override {
-    if (!device_.is_cuda()) return TrainingBackend::state_later();
+    if (!device_.is_cuda() || !has_room_for_copy(learning().moments.bytes())) {
+      return TrainingBackend::state_later();
+    }
     struct Copies {
       std::shared_ptr<const PolicySnapshot> policy;
       FlatMoments moments;
@@ -246,6 +252,12 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
  private:
+  // Whether the device has room for another copy of the weights, and `more`, also while passes are
+  // at their largest.
+  bool has_room_for_copy(int64_t more = 0) const {
+    return spare_bytes(device_) >= 4 * policy_.decoder.layout().size + more;
+  }
+
   const Network& network_of(PolicyKind policy) const {
     if (policy == PolicyKind::current) return policy_;
     const auto& other = policy == PolicyKind::reference ? reference_ : teacher_;
@@ -288,9 +300,10 @@ class TorchTrainingBackend : public TrainingBackend {
   RecordedPass forward_of(const BatchOnDevice& on) const {
     RecordedPass pass;
     const std::vector<int64_t>& cu_seqlens = on.batch.cu_seqlens;
-    pass.hidden = policy_.trunk
-                      ? policy_.trunk->forward(on.tokens, cu_seqlens, recompute_, &pass.record)
-                      : policy_.decoder.forward(on.tokens, cu_seqlens, recompute_ != Recompute::off);
+    pass.hidden =
+        policy_.trunk
+            ? policy_.trunk->forward(on.tokens, cu_seqlens, recompute_, &pass.record)
+            : policy_.decoder.forward(on.tokens, cu_seqlens, recompute_ != Recompute::off);
     return pass;
   }
 

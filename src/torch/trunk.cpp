@@ -34,8 +34,7 @@ HeadWeights Trunk::heads_of(const LayerTensors& layer) const {
 
 // The residual stream is x + delta: a norm adds what the product before it gave.
 Trunk::LayerPass Trunk::layer_forward(const LayerTensors& layer, const PackedSequences& sequences,
-                                      const Tensor& x, const Tensor& delta,
-                                      bool until_mlp) const {
+                                      const Tensor& x, const Tensor& delta, bool until_mlp) const {
   const double eps = config_.rms_norm_eps;
   const HeadWeights heads = heads_of(layer);
   LayerPass pass;

@@ -201,8 +201,8 @@ TEST(Trunk, AddsToGradientsAndKeepsNothingOfAPassWithoutRecord) {
   const Tensor flat = at::zeros({decoder.layout().size}, at::kDouble);
   for (int pass = 0; pass < 2; ++pass) {
     TrunkRecord record;
-    const Tensor hidden = trunk.forward(
-        tokens, offsets_of(c.lengths), pass == 1 ? Recompute::layer : Recompute::off, &record);
+    const Tensor hidden = trunk.forward(tokens, offsets_of(c.lengths),
+                                        pass == 1 ? Recompute::layer : Recompute::off, &record);
     trunk.backward(std::move(record), any_gradient(hidden), network_views(decoder.layout(), flat));
   }
   const std::vector<Tensor> twice = parameter_views(decoder.layout(), flat);
