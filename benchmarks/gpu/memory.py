@@ -8,8 +8,8 @@ from common import context, table, write
 from model import rows_of
 
 METHOD = (
-    "gpu_memory_table: 16,384 tokens in sequences of 2048 as one micro-batch, bf16, float32 masters "
-    "and gradients; one step to warm up, then two, the faster one counts. used_gib is the memory "
+    "gpu_memory_table: 16,384 tokens in sequences of 2048 as one micro-batch, passes in bf16, float32 "
+    "weights and gradients; one step to warm up, then two, the faster one counts. used_gib is the memory "
     "of the device in use after the steps, CUDA's context and allocator caches included; "
     "computed_gib is what src/trainer/device_memory.h says before, without the context, to be set "
     "beside beyond_context_gib.")

@@ -101,10 +101,10 @@ class Learner {
   Learner(const ModelConfig& config, OptimizerState state, Recompute recompute)
       : layout_(config), recompute_(recompute), spec_(Catalog().make_spec("reinforce", {})) {
     const at::TensorOptions numbers = at::TensorOptions(kDevice).dtype(at::kFloat);
-    masters_ = at::empty({layout_.size}, numbers);
-    masters_.normal_(0.0, 0.02);
-    masters_.narrow(0, layout_.decaying, layout_.size - layout_.decaying).fill_(1.0);
-    weights_ = masters_.to(at::kBFloat16);
+    weights_ = at::empty({layout_.size}, numbers.dtype(at::kBFloat16));
+    weights_.normal_(0.0, 0.02);
+    weights_.narrow(0, layout_.decaying, layout_.size - layout_.decaying).fill_(1.0);
+    low_ = at::zeros({layout_.size}, numbers.dtype(at::kShort));
     gradients_ = at::zeros({layout_.size}, numbers);
     moments_ = make_moments(layout_, kDevice, state);
     views_ = network_views(layout_, gradients_);
@@ -126,8 +126,8 @@ class Learner {
 
   void step() {
     FlatAdamW step;
-    step.parameters = masters_, step.gradients = gradients_, step.moments = moments_;
-    step.copy = weights_, step.decaying = layout_.decaying;
+    step.copy = weights_, step.low = low_, step.decaying = layout_.decaying;
+    step.gradients = gradients_, step.moments = moments_;
     const double norm = norm_of(gradients_);
     adamw_step(step, OptimizerTable(), ++steps_, 1e-6, norm > 1.0 ? 1.0 / norm : 1.0);
   }
@@ -137,7 +137,7 @@ class Learner {
   Recompute recompute_;
   LossSpec spec_;
   ThreadPool pool_{1};
-  Tensor masters_, weights_, gradients_;
+  Tensor weights_, low_, gradients_;
   FlatMoments moments_;
   NetworkTensors views_;
   std::optional<Trunk> trunk_;

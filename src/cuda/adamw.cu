@@ -1,5 +1,6 @@
 #include "cuda/adamw.h"
 #include "cuda/device_math.cuh"
+#include "cuda/split_float.h"
 
 namespace leeway::cuda {
 namespace {
@@ -12,10 +13,6 @@ __device__ inline float4 load_four(const float* from) {
   return *reinterpret_cast<const float4*>(from);
 }
 
-struct alignas(8) FourHalves {
-  __nv_bfloat16 values[4];
-};
-
 __device__ inline float changed(const AdamWStep& step, float keep, float p, float g, float& m,
                                 float& v) {
   g *= step.scale;
@@ -24,34 +21,101 @@ __device__ inline float changed(const AdamWStep& step, float keep, float p, floa
   return p * keep - step.step_size * m / (sqrtf(v) * step.root + step.epsilon);
 }
 
+// `Count` adjacent parameters from number i on, of which there are `here`.
+template <int Count>
+__device__ inline void load_parameters(const AdamWStep& step, int64_t i, int64_t here, float* p) {
+  const bool whole = here == Count;
+  if (step.low == nullptr) {
+    if (whole) {
+      const auto* from = reinterpret_cast<const float4*>(step.parameters + i);
+#pragma unroll
+      for (int k = 0; k < Count / 4; ++k) reinterpret_cast<float4*>(p)[k] = from[k];
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < Count; ++k) p[k] = k < here ? step.parameters[i + k] : 0.0f;
+    return;
+  }
+  alignas(16) uint16_t high[Count];
+  alignas(16) int16_t low[Count];
+  const auto* copy = static_cast<const uint16_t*>(step.copy);
+#pragma unroll
+  for (int k = 0; k < Count / 4; ++k) {
+    if (!whole) break;
+    reinterpret_cast<uint2*>(high)[k] = reinterpret_cast<const uint2*>(copy + i)[k];
+    reinterpret_cast<uint2*>(low)[k] = reinterpret_cast<const uint2*>(step.low + i)[k];
+  }
+#pragma unroll
+  for (int k = 0; k < Count; ++k) {
+    if (!whole) high[k] = k < here ? copy[i + k] : 0, low[k] = k < here ? step.low[i + k] : 0;
+    p[k] = __uint_as_float(joined_bits({high[k], low[k]}));
+  }
+}
+
+template <int Count>
+__device__ inline void store_parameters(const AdamWStep& step, int64_t i, int64_t here,
+                                        const float* p) {
+  const bool whole = here == Count;
+  if (step.low == nullptr) {
+    if (whole) {
+      auto* to = reinterpret_cast<float4*>(step.parameters + i);
+#pragma unroll
+      for (int k = 0; k < Count / 4; ++k) to[k] = reinterpret_cast<const float4*>(p)[k];
+    } else {
+#pragma unroll
+      for (int k = 0; k < Count; ++k) {
+        if (k < here) step.parameters[i + k] = p[k];
+      }
+    }
+  }
+  if (step.copy == nullptr) return;
+  alignas(16) uint16_t high[Count];
+  alignas(16) int16_t low[Count];
+#pragma unroll
+  for (int k = 0; k < Count; ++k) {
+    const SplitFloat parts = split_bits(__float_as_uint(p[k]));
+    high[k] = parts.high, low[k] = parts.low;
+  }
+  auto* copy = static_cast<uint16_t*>(step.copy);
+  if (whole) {
+#pragma unroll
+    for (int k = 0; k < Count / 4; ++k) {
+      reinterpret_cast<uint2*>(copy + i)[k] = reinterpret_cast<const uint2*>(high)[k];
+      if (step.low == nullptr) continue;
+      reinterpret_cast<uint2*>(step.low + i)[k] = reinterpret_cast<const uint2*>(low)[k];
+    }
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < Count; ++k) {
+    if (k < here) copy[i + k] = high[k];
+    if (k < here && step.low != nullptr) step.low[i + k] = low[k];
+  }
+}
+
 __global__ void adamw_kernel(AdamWStep step) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kEach;
   if (i >= step.count) return;
   const float keep = i < step.decaying ? step.keep : 1.0f;
-  auto* copy = static_cast<__nv_bfloat16*>(step.copy);
-  if (i + kEach > step.count) {
-    for (int64_t k = i; k < step.count; ++k) {
-      step.parameters[k] = changed(step, keep, step.parameters[k], step.gradients[k],
-                                   step.first_moment[k], step.second_moment[k]);
-      if (copy != nullptr) copy[k] = narrow<__nv_bfloat16>(step.parameters[k]);
+  const int64_t here = step.count - i < kEach ? step.count - i : kEach;
+  alignas(16) float p[kEach];
+  load_parameters<kEach>(step, i, here, p);
+  if (here < kEach) {
+    for (int k = 0; k < here; ++k) {
+      p[k] = changed(step, keep, p[k], step.gradients[i + k], step.first_moment[i + k],
+                     step.second_moment[i + k]);
     }
-    return;
+  } else {
+    float4 m = load_four(step.first_moment + i), v = load_four(step.second_moment + i);
+    const float4 g = load_four(step.gradients + i);
+    p[0] = changed(step, keep, p[0], g.x, m.x, v.x);
+    p[1] = changed(step, keep, p[1], g.y, m.y, v.y);
+    p[2] = changed(step, keep, p[2], g.z, m.z, v.z);
+    p[3] = changed(step, keep, p[3], g.w, m.w, v.w);
+    *reinterpret_cast<float4*>(step.first_moment + i) = m;
+    *reinterpret_cast<float4*>(step.second_moment + i) = v;
   }
-  float4 p = load_four(step.parameters + i), m = load_four(step.first_moment + i);
-  float4 v = load_four(step.second_moment + i);
-  const float4 g = load_four(step.gradients + i);
-  p.x = changed(step, keep, p.x, g.x, m.x, v.x);
-  p.y = changed(step, keep, p.y, g.y, m.y, v.y);
-  p.z = changed(step, keep, p.z, g.z, m.z, v.z);
-  p.w = changed(step, keep, p.w, g.w, m.w, v.w);
-  *reinterpret_cast<float4*>(step.parameters + i) = p;
-  *reinterpret_cast<float4*>(step.first_moment + i) = m;
-  *reinterpret_cast<float4*>(step.second_moment + i) = v;
-  if (copy == nullptr) return;
-  FourHalves halves;
-  halves.values[0] = narrow<__nv_bfloat16>(p.x), halves.values[1] = narrow<__nv_bfloat16>(p.y);
-  halves.values[2] = narrow<__nv_bfloat16>(p.z), halves.values[3] = narrow<__nv_bfloat16>(p.w);
-  *reinterpret_cast<uint2*>(copy + i) = *reinterpret_cast<const uint2*>(&halves);
+  store_parameters<kEach>(step, i, here, p);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -116,8 +180,8 @@ __device__ inline void store_moments(const EightMoments& moments, int64_t i, int
     first_largest = fmaxf(first_largest, fabsf(moments.first[k]));
     second_largest = fmaxf(second_largest, moments.second[k]);
   }
-  const float first_scale = moment_scale(warp_max(first_largest), kLeastFirstScale);
-  const float second_scale = moment_scale(warp_max(second_largest), kLeastSecondScale);
+  const float first_scale = first_moment_scale(warp_max(first_largest));
+  const float second_scale = second_moment_scale(warp_max(second_largest));
   if (threadIdx.x % kWarp == 0) {
     to.first_scales[i / kMomentBlock] = first_scale;
     to.second_scales[i / kMomentBlock] = second_scale;
@@ -151,32 +215,22 @@ __global__ void __launch_bounds__(kThreads)
   int64_t i = 0, here = 0;
   if (!lane_of(step.count, i, here)) return;
   const float keep = i < step.decaying ? step.keep : 1.0f;
-  auto* copy = static_cast<__nv_bfloat16*>(step.copy);
   EightMoments moments;
   load_moments(coded, i, here, moments);
+  alignas(16) float p[8];
+  load_parameters<8>(step, i, here, p);
+  Eight<float> g = {};
   if (here == 8) {
-    Eight<float> p = load_eight(step.parameters + i);
-    const Eight<float> g = load_eight(step.gradients + i);
-    Eight<__nv_bfloat16> halves;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      p.values[k] =
-          changed(step, keep, p.values[k], g.values[k], moments.first[k], moments.second[k]);
-      halves.values[k] = narrow<__nv_bfloat16>(p.values[k]);
-    }
-    auto* to = reinterpret_cast<uint4*>(step.parameters + i);
-    to[0] = reinterpret_cast<const uint4*>(&p)[0], to[1] = reinterpret_cast<const uint4*>(&p)[1];
-    if (copy != nullptr) {
-      *reinterpret_cast<uint4*>(copy + i) = *reinterpret_cast<const uint4*>(&halves);
-    }
+    g = load_eight(step.gradients + i);
   } else {
-    for_eight(here, [&](int k) {
-      const float p = changed(step, keep, step.parameters[i + k], step.gradients[i + k],
-                              moments.first[k], moments.second[k]);
-      step.parameters[i + k] = p;
-      if (copy != nullptr) copy[i + k] = narrow<__nv_bfloat16>(p);
-    });
+    for_eight(here, [&](int k) { g.values[k] = step.gradients[i + k]; });
   }
+  // What is not there stays zero.
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    p[k] = changed(step, keep, p[k], g.values[k], moments.first[k], moments.second[k]);
+  }
+  store_parameters<8>(step, i, here, p);
   store_moments(moments, i, here, coded);
 }
 

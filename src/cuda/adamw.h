@@ -16,10 +16,12 @@ namespace leeway::cuda {
 // `keep` is one for numbers from `decaying` on, a multiple of 8. All arrays are [count].
 struct AdamWStep {
   int64_t count = 0, decaying = 0;
+  // float32, or null: then they are split (split_float.h) into `copy` and `low`.
   float* parameters = nullptr;
+  int16_t* low = nullptr;
   const float* gradients = nullptr;
   float *first_moment = nullptr, *second_moment = nullptr;
-  void* copy = nullptr;  // bf16, receives the new parameters; may be null
+  void* copy = nullptr;  // bf16, receives the new parameters; may be null beside float32 ones
   float scale = 1.0f, keep = 1.0f, beta1 = 0.0f, beta2 = 0.0f;
   float step_size = 0.0f, root = 1.0f, epsilon = 0.0f;
 };

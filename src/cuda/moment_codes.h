@@ -31,9 +31,12 @@ inline constexpr float kLeastFirstScale = 1e-30f, kLeastSecondScale = 1e-27f;
 
 inline int64_t moment_blocks(int64_t count) { return (count + kMomentBlock - 1) / kMomentBlock; }
 
-// From the largest |m| or v of a block.
-LEEWAY_ON_BOTH inline float moment_scale(float largest, float least) {
-  return largest > 0.0f && largest < least ? least : largest;
+// From the largest |m| and the largest v of a block. First moments below the least scale are zero.
+LEEWAY_ON_BOTH inline float first_moment_scale(float largest) {
+  return largest < kLeastFirstScale ? 0.0f : largest;
+}
+LEEWAY_ON_BOTH inline float second_moment_scale(float largest) {
+  return largest > 0.0f && largest < kLeastSecondScale ? kLeastSecondScale : largest;
 }
 
 LEEWAY_ON_BOTH inline float first_moment_of(int8_t code, float scale) {

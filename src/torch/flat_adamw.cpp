@@ -29,10 +29,12 @@ void adamw_step(const FlatAdamW& tensors, const OptimizerTable& table, int64_t s
   const double root = 1.0 / std::sqrt(1.0 - std::pow(table.beta2, n));
   const double keep = 1.0 - rate * table.weight_decay;
   const FlatMoments& moments = tensors.moments;
-  const int64_t size = tensors.parameters.numel(), coded = moments.coded();
+  const bool is_split = tensors.low.defined();
+  const Tensor& any = is_split ? tensors.low : tensors.parameters;
+  const int64_t size = any.numel(), coded = moments.coded();
   LEEWAY_CHECK(coded == 0 || coded == tensors.decaying, "codes for what decays");
 #ifdef LEEWAY_CUDA
-  if (tensors.parameters.is_cuda()) {
+  if (any.is_cuda()) {
     const bool half = tensors.copy.defined() && tensors.copy.scalar_type() == at::kBFloat16;
     cuda::AdamWStep part;
     part.scale = static_cast<float>(scale), part.keep = static_cast<float>(keep);
@@ -41,11 +43,15 @@ void adamw_step(const FlatAdamW& tensors, const OptimizerTable& table, int64_t s
     part.epsilon = static_cast<float>(table.epsilon);
     const auto begin_at = [&](int64_t first, int64_t count) {
       part.count = count, part.decaying = tensors.decaying - first;
-      part.parameters = tensors.parameters.data_ptr<float>() + first;
+      if (is_split) {
+        part.low = tensors.low.data_ptr<int16_t>() + first;
+      } else {
+        part.parameters = tensors.parameters.data_ptr<float>() + first;
+      }
       part.gradients = tensors.gradients.data_ptr<float>() + first;
       if (half) part.copy = static_cast<char*>(data_of(tensors.copy)) + 2 * first;
     };
-    const cudaStream_t stream = stream_of(tensors.parameters);
+    const cudaStream_t stream = stream_of(any);
     if (coded > 0) {
       begin_at(0, coded);
       cuda::adamw_step(
@@ -62,12 +68,13 @@ void adamw_step(const FlatAdamW& tensors, const OptimizerTable& table, int64_t s
     return;
   }
 #endif
+  const Tensor parameters = is_split ? joined({tensors.copy, tensors.low}) : tensors.parameters;
   for (const bool decays : {true, false}) {
     const int64_t begin = decays ? 0 : tensors.decaying;
     const int64_t count = decays ? tensors.decaying : size - tensors.decaying;
     const bool is_coded = decays && coded > 0;
     const auto part = [&](const Tensor& flat) { return flat.narrow(0, begin, count); };
-    const Tensor p = part(tensors.parameters), g = part(tensors.gradients);
+    const Tensor p = part(parameters), g = part(tensors.gradients);
     const auto [m, v] = is_coded ? decoded(moments, 0, coded)
                                  : std::pair(moments.first.narrow(0, begin - coded, count),
                                              moments.second.narrow(0, begin - coded, count));
@@ -77,7 +84,11 @@ void adamw_step(const FlatAdamW& tensors, const OptimizerTable& table, int64_t s
     p.mul_(decays ? keep : 1.0).addcdiv_(m, v.sqrt().mul_(root).add_(table.epsilon), -step_size);
     if (is_coded) encode(m, v, 0, moments);
   }
-  if (tensors.copy.defined()) tensors.copy.copy_(tensors.parameters);
+  if (is_split) {
+    split(parameters, {tensors.copy, tensors.low});
+  } else if (tensors.copy.defined()) {
+    tensors.copy.copy_(parameters);
+  }
 }
 
 double norm_of(const Tensor& flat) {

@@ -8,6 +8,7 @@
 
 #include "config/run_config.h"
 #include "torch/flat_moments.h"
+#include "torch/split_masters.h"
 
 namespace leeway {
 
@@ -16,6 +17,7 @@ struct FlatAdamW {
   at::Tensor parameters, gradients;
   FlatMoments moments;   // coded: all that decay, or none
   at::Tensor copy;       // receives the new parameters in its type; may be undefined
+  at::Tensor low;        // in the place of `parameters`: they are SplitMasters{copy, low}
   int64_t decaying = 0;  // as many numbers decay, from the first
 };
 

@@ -120,8 +120,8 @@ void encode(const Tensor& first, const Tensor& second, int64_t begin, const Flat
       largest_first = std::max(largest_first, std::abs(m[i]));
       largest_second = std::max(largest_second, v[i]);
     }
-    const float first_scale = cuda::moment_scale(largest_first, cuda::kLeastFirstScale);
-    const float second_scale = cuda::moment_scale(largest_second, cuda::kLeastSecondScale);
+    const float first_scale = cuda::first_moment_scale(largest_first);
+    const float second_scale = cuda::second_moment_scale(largest_second);
     part.first_scales.data_ptr<float>()[block] = first_scale;
     part.second_scales.data_ptr<float>()[block] = second_scale;
     for (int64_t i = from; i < to; ++i) {

@@ -16,6 +16,7 @@
 #include "torch/device_room.h"
 #include "torch/device_weights.h"
 #include "torch/flat_adamw.h"
+#include "torch/split_masters.h"
 #include "torch/tensor_head.h"
 #include "torch/torch_decoder.h"
 #include "torch/torch_errors.h"
@@ -44,12 +45,24 @@ struct LearningState {
 };
 
 // A policy on the device: the trunk where there are kernels for it, else the decoder and autograd.
+// Where it trains, the first has split masters, the second float32 leaves.
 struct Network {
   Network(const Parameters& weights, torch::Device device, torch::ScalarType compute, bool trains)
-      : decoder(weights, device, compute, trains) {
-    if (!has_training_kernels(weights.config(), device, compute)) return;
-    trunk.emplace(weights.config(), network_views(decoder.layout(), decoder.flat_weights()),
-                  decoder.rope_table());
+      : Network(weights, device, compute, trains,
+                has_training_kernels(weights.config(), device, compute)) {}
+
+  // As float32 on the host; what passes read follows.
+  void copy_to(Parameters& host) const {
+    if (!low.defined()) return decoder.copy_to(host);
+    copy_to_host(decoder.layout(), masters(), host);
+  }
+  void copy_from(const Parameters& host) {
+    if (!low.defined()) return decoder.copy_from(host);
+    copy_to_flat(decoder.layout(), host, masters());
+  }
+  // A float32 copy on the device.
+  Tensor copy() const {
+    return low.defined() ? joined(masters()) : decoder.flat_parameters().detach().clone();
   }
 
   // Without a gradient.
@@ -62,6 +75,21 @@ struct Network {
 
   TorchDecoder decoder;
   std::optional<Trunk> trunk;  // views of the decoder's weights
+  Tensor low;                  // of the masters whose other half those are; may be undefined
+
+ private:
+  Network(const Parameters& weights, torch::Device device, torch::ScalarType compute, bool trains,
+          bool has_trunk)
+      : decoder(weights, device, compute, trains && !has_trunk) {
+    if (!has_trunk) return;
+    trunk.emplace(weights.config(), network_views(decoder.layout(), decoder.flat_weights()),
+                  decoder.rope_table());
+    if (!trains) return;
+    low = at::zeros_like(decoder.flat_weights(), at::kShort);
+    copy_from(weights);
+  }
+
+  SplitMasters masters() const { return {decoder.flat_weights(), low}; }
 };
 
 // A forward pass that can be gone back: by the trunk's record, or by the graph of `hidden`.
@@ -120,7 +148,7 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   const Parameters& parameters() override {
-    if (!host_is_current_) policy_.decoder.copy_to(host_);
+    if (!host_is_current_) policy_.copy_to(host_);
     host_is_current_ = true;
     return host_;
   }
@@ -130,9 +158,7 @@ class TorchTrainingBackend : public TrainingBackend {
         return std::make_shared<const PolicySnapshot>(Parameters(parameters()), version);
       }
       return std::make_shared<const PolicySnapshot>(
-          config(),
-          std::make_unique<TorchDeviceWeights>(policy_.decoder.layout(),
-                                               policy_.decoder.flat_parameters()),
+          config(), std::make_unique<TorchDeviceWeights>(policy_.decoder.layout(), policy_.copy()),
           version);
     });
   }
@@ -194,9 +220,13 @@ class TorchTrainingBackend : public TrainingBackend {
       fill_old_gradients();
       ++steps_;
       FlatAdamW step;
-      step.parameters = policy_.decoder.flat_parameters();
-      if (!policy_.decoder.flat_weights().is_same(step.parameters))
-        step.copy = policy_.decoder.flat_weights();
+      if (policy_.low.defined()) {
+        step.copy = policy_.decoder.flat_weights(), step.low = policy_.low;
+      } else {
+        step.parameters = policy_.decoder.flat_parameters();
+        if (!policy_.decoder.flat_weights().is_same(step.parameters))
+          step.copy = policy_.decoder.flat_weights();
+      }
       step.gradients = learning().gradients;
       step.moments = learning().moments;
       step.decaying = policy_.decoder.layout().decaying;
@@ -245,7 +275,7 @@ class TorchTrainingBackend : public TrainingBackend {
   void load(const std::string& folder) override {
     AdamW state(config());
     load_state(folder, host_, state);
-    policy_.decoder.copy_from(host_);
+    policy_.copy_from(host_);
     host_is_current_ = true;
     copy_to_flat(policy_.decoder.layout(), state, learning().moments);
     steps_ = state.steps();
@@ -270,6 +300,7 @@ class TorchTrainingBackend : public TrainingBackend {
     if (learning_) return *learning_;
     learning_.emplace(policy_.decoder.layout(), device_, optimizer_state_);
     gradients_ = network_views(policy_.decoder.layout(), learning_->gradients);
+    if (policy_.trunk) return *learning_;
     const std::vector<Tensor> leaves =
         parameter_views(policy_.decoder.layout(), learning_->gradients);
     for (size_t i = 0; i < leaves.size(); ++i) {

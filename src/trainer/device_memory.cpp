@@ -149,7 +149,7 @@ DeviceMemory device_memory(const DeviceMemoryUse& use) {
   const int64_t number = use.half ? 2 : 4, row = number * use.model.hidden_size;
   const LayerBytes layer = layer_bytes(use);
   DeviceMemory memory;
-  memory.weights = count * (use.half ? 2 + 4 : 4);
+  memory.weights = 4 * count;
   memory.gradients = 4 * count;
   memory.moments = use.optimizer_state == OptimizerState::int8 ? 2 * count + count / 32 : 8 * count;
   for (const ModelConfig& other : use.other_policies) {

@@ -30,7 +30,7 @@ struct DeviceMemoryUse {
 
 // Bytes.
 struct DeviceMemory {
-  int64_t weights = 0;    // as passes read them, and float32 ones
+  int64_t weights = 0;    // float32, of which passes in bf16 read a half
   int64_t gradients = 0;  // float32
   int64_t moments = 0;    // of AdamW
   int64_t other_policies = 0;
