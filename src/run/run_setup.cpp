@@ -49,9 +49,14 @@ Config with_its_device(Config config) {
   return config;
 }
 
-Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer) {
+Parameters make_weights(const Config& config, const Tokenizer& tokenizer, const ModelCheck& check) {
+  const RunConfig& run = config.run;
+  const ModelConfig model = run.model.path.empty()
+                                ? scratch_config(run.model, tokenizer.vocab_size())
+                                : load_model_config(run.model.path);
+  if (check) check(config, model);
   if (!run.model.path.empty()) return load_parameters(run.model.path);
-  Parameters weights(scratch_config(run.model, tokenizer.vocab_size()));
+  Parameters weights(model);
   initialise(weights, static_cast<uint64_t>(run.seed));
   return weights;
 }
@@ -117,14 +122,14 @@ std::string tokenizer_file_of(const RunConfig& run, const PolicyCard& card) {
 
 }  // namespace
 
-RunSetup::RunSetup(Config configuration, bool needs_environments)
+RunSetup::RunSetup(Config configuration, bool needs_environments, const ModelCheck& check)
     : config(
           with_renderer_of_model(with_found_renderer(with_its_device(std::move(configuration))))),
       card(make_card(config)),
       tokenizer_file(tokenizer_file_of(config.run, card)),
       tokenizer(card.byte ? make_byte_tokenizer(card.control_tokens)
                           : load_tokenizer(tokenizer_file)),
-      weights(make_weights(config.run, *tokenizer)) {
+      weights(make_weights(config, *tokenizer, check)) {
   const RunConfig& run = config.run;
   if (!config.renderer.name.empty()) {
     renderer = make_configured_renderer(config.renderer, tokenizer.get());

@@ -21,7 +21,8 @@ constexpr const char* kObjective =
 
 RunSetup setup_of(const Config& config) {
   const SftTable& table = config.run.sft;
-  return RunSetup(config, table.data.empty() || table.stop_at_reward > 0.0);
+  return RunSetup(config, table.data.empty() || table.stop_at_reward > 0.0,
+                  fits_memory({.job = Job::sft}));
 }
 
 // Before training: a reward to stop at needs environments that work.
@@ -78,7 +79,6 @@ SupervisedSummary run(const Place& place, const std::optional<Checkpoint>& from,
 SupervisedSummary run_supervised(const Config& config, const Catalog& catalog, Progress& progress,
                                  const StopCondition& should_stop) {
   const RunSetup setup = setup_of(config);
-  check_device_memory(setup, Job::sft);
   check_reward(setup);
   RunFiles files(claim_folder(config.run.output_dir));
   files.begin(setup.config, kObjective, "sft");
@@ -104,7 +104,6 @@ SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog
   }
   refuse_without_checkpoint(resumption);
   const RunSetup setup = setup_of(config);
-  check_device_memory(setup, Job::sft);
   check_reward(setup);
   const Checkpoint from = *resumption.from;
   const std::vector<std::string> notes = resumption.notes;

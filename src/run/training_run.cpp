@@ -18,7 +18,6 @@
 #include "run/explain_text.h"
 #include "run/failure.h"
 #include "run/logged_progress.h"
-#include "run/memory_check.h"
 #include "run/run_end.h"
 #include "run/run_evaluations.h"
 #include "run/run_files.h"
@@ -406,7 +405,6 @@ class Run {
 RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& start,
                         Progress& progress, const StopCondition& should_stop) {
   refuse_sampling(setup.config.run.rollout);
-  check_device_memory(setup, Job::train);
   check_environments(*setup.environments);
   check_servers(setup);
   SteadyClock clock;
@@ -423,7 +421,6 @@ RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& s
 RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resumption resumption,
                            Progress& progress, const StopCondition& should_stop) {
   refuse_sampling(setup.config.run.rollout);
-  check_device_memory(setup, Job::train);
   check_environments(*setup.environments);
   check_servers(setup);
   SteadyClock clock;

@@ -57,9 +57,10 @@ LayerBytes layer_bytes(const DeviceMemoryUse& use) {
   // of the last product.
   bytes.forward = again + number * (3 * w.hidden + w.queries + w.keys + w.inner);
   // The gradient of gate_up takes the place of gate_up, which is gone when attention's turn comes.
+  // That has three float32 sums of a query's width.
   const int64_t by_mlp = number * (3 * w.hidden + w.inner);
   const int64_t by_attention =
-      number * (2 * w.hidden + w.queries + (w.queries + w.keys) + 2 * w.qkv()) + 4 * w.queries -
+      number * (2 * w.hidden + w.queries + (w.queries + w.keys) + 2 * w.qkv()) + 12 * w.queries -
       gate_up;
   bytes.backward = again + std::max(by_mlp, by_attention);
   return bytes;
