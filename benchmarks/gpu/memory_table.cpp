@@ -221,6 +221,7 @@ Options parse(int argc, char** argv) {
 void run(const Options& options) {
   const at::NoGradGuard guard;
   use_expandable_segments();
+  at::zeros({1}, kDevice);  // makes the context and the allocator
   const int64_t free = free_bytes(kDevice);
   const auto total = static_cast<int64_t>(at::cuda::getDeviceProperties(0)->totalGlobalMem);
   for (const Shape& shape : kShapes) {
