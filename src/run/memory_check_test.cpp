@@ -9,11 +9,17 @@
 namespace leeway {
 namespace {
 
+Config small_run() {
+  Config config;
+  config.run.rollout.stop = "\n";
+  config.loss_spec = Catalog().make_spec("icepop", {});
+  return config;
+}
+
 ModelConfig model_of(const Config& config) { return RunSetup(config, false).weights.config(); }
 
 TEST(MemoryCheck, CountsWhatTheJobHasOnTheDevice) {
-  Config config;
-  config.loss_spec = Catalog().make_spec("icepop", {});
+  Config config = small_run();
   const ModelConfig model = model_of(config);
   DeviceMemoryUse use = memory_use_of(config, model, {});
   EXPECT_EQ(use.max_tokens, config.run.trainer.max_tokens);
@@ -47,7 +53,7 @@ TEST(MemoryCheck, CountsWhatTheJobHasOnTheDevice) {
 }
 
 TEST(MemoryCheck, SeesTheModelBeforeItsWeightsAndNotTheCpu) {
-  Config config;
+  Config config = small_run();
   config.run.model.hidden_size = 192;
   int64_t seen = 0;
   const RunSetup setup(config, false, [&](const Config& given, const ModelConfig& model) {
@@ -62,15 +68,14 @@ TEST(MemoryCheck, SeesTheModelBeforeItsWeightsAndNotTheCpu) {
 }
 
 TEST(MemoryCheck, AModelThatNoGpuHoldsIsRefusedBeforeItIsMade) {
-  Config config;
-  config.loss_spec = Catalog().make_spec("icepop", {});
+  Config config = small_run();
   config.run.model.device = Device::cuda;
   try {
     check_device(config);
   } catch (const Error&) {
     GTEST_SKIP() << "no GPU";
   }
-  ModelConfig model = model_of(Config());
+  ModelConfig model = model_of(small_run());
   model.hidden_size = 1 << 16, model.intermediate_size = 1 << 18, model.num_hidden_layers = 200;
   try {
     fits_memory({})(config, model);

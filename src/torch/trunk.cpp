@@ -64,11 +64,10 @@ Tensor Trunk::layer_backward(const LayerTensors& layer, const PackedSequences& s
   const HeadWeights heads = heads_of(layer);
   Tensor h = at::empty_like(kept.x);
   {  // The MLP.
-    sum_and_norm(kept.y, Tensor(), layer.post_norm, eps, h);
-    if (!kept.gate_up.defined()) kept.gate_up = product(h, layer.gate_up);
     const auto [d_gate_up, s] = swiglu_backward(kept.gate_up, at::mm(d, layer.down));
     kept.gate_up = Tensor();
     weight_gradient(d, s, gradients.down, are_new);
+    sum_and_norm(kept.y, Tensor(), layer.post_norm, eps, h);
     weight_gradient(d_gate_up, h, gradients.gate_up, are_new);
     const Tensor d_h = at::mm(d_gate_up, layer.gate_up);
     d = norm_backward(kept.y, layer.post_norm, eps, d_h, d, gradients.post_norm);
@@ -134,6 +133,12 @@ void Trunk::backward(TrunkRecord&& record, const Tensor& d_hidden, const Network
     record.layers[i] = {};
     if (!kept.qkv.defined()) {
       kept = layer_forward(weights_.layers[i], *record.sequences, kept.x, Tensor(), true).kept;
+    }
+    if (!kept.gate_up.defined()) {
+      const LayerTensors& layer = weights_.layers[i];
+      Tensor h = at::empty_like(kept.y);
+      sum_and_norm(kept.y, Tensor(), layer.post_norm, config_.rms_norm_eps, h);
+      kept.gate_up = product(h, layer.gate_up);
     }
     d = layer_backward(weights_.layers[i], *record.sequences, std::move(kept), std::move(d),
                        gradients.layers[i], are_new);
