@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "base/test_folder.h"
 #include "leeway/presets.h"
 #include "run/devices.h"
 

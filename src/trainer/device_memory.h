@@ -20,7 +20,8 @@ struct SamplerMemoryUse {
 
 struct DeviceMemoryUse {
   ModelConfig model;
-  bool half = true;        // passes in bf16; in float32 activations are a lower bound
+  // Passes in bf16. In float32, or where the trunk has no kernels, activations are a lower bound.
+  bool half = true;
   int64_t max_tokens = 0;  // of the largest micro-batch
   Recompute recompute = Recompute::off;
   OptimizerState optimizer_state = OptimizerState::float32;
