@@ -186,12 +186,11 @@ __device__ inline void store_moments(const EightMoments& moments, int64_t i, int
     to.first_scales[i / kMomentBlock] = first_scale;
     to.second_scales[i / kMomentBlock] = second_scale;
   }
-  const float by_first = inverse_scale(first_scale), by_second = inverse_scale(second_scale);
   EightCodes first, second;
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
-    first.values[k] = static_cast<uint8_t>(first_moment_code(moments.first[k], by_first));
-    second.values[k] = second_moment_code(moments.second[k], by_second);
+    first.values[k] = static_cast<uint8_t>(first_moment_code(moments.first[k], first_scale));
+    second.values[k] = second_moment_code(moments.second[k], second_scale);
   }
   if (here == 8) {
     *reinterpret_cast<uint2*>(to.first_codes + i) = *reinterpret_cast<const uint2*>(&first);

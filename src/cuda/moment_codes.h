@@ -39,44 +39,22 @@ LEEWAY_ON_BOTH inline float second_moment_scale(float largest) {
   return largest > 0.0f && largest < kLeastSecondScale ? kLeastSecondScale : largest;
 }
 
-// What codes are made with, once for a block.
-LEEWAY_ON_BOTH inline float inverse_scale(float scale) {
-  return scale > 0.0f ? 1.0f / scale : 0.0f;
-}
-
-// Roots of x >= 0. A GPU's are a few last bits off, which matters halfway between two codes alone.
-LEEWAY_ON_BOTH inline float square_root(float x) {
-#ifdef __CUDA_ARCH__
-  return x * rsqrtf(fmaxf(x, 1e-37f));
-#else
-  return std::sqrt(x);
-#endif
-}
-LEEWAY_ON_BOTH inline float fourth_root(float x) {
-#ifdef __CUDA_ARCH__
-  return rsqrtf(rsqrtf(x));
-#else
-  return std::sqrt(std::sqrt(x));
-#endif
-}
-
-// The largest code stands for the scale itself: in float32 its product with the constant is one.
 LEEWAY_ON_BOTH inline float first_moment_of(int8_t code, float scale) {
-  const float root = static_cast<float>(code) * (1.0f / 127.0f);
+  const float root = static_cast<float>(code) / 127.0f;
   return scale * (root * fabsf(root));
 }
-LEEWAY_ON_BOTH inline int8_t first_moment_code(float m, float inverse) {
-  const float code = rintf(127.0f * square_root(fabsf(m) * inverse));
-  return static_cast<int8_t>(m < 0.0f ? -code : code);
+LEEWAY_ON_BOTH inline int8_t first_moment_code(float m, float scale) {
+  if (!(scale > 0.0f)) return 0;
+  return static_cast<int8_t>(copysignf(rintf(127.0f * sqrtf(fabsf(m) / scale)), m));
 }
 
 LEEWAY_ON_BOTH inline float second_moment_of(uint8_t code, float scale) {
-  const float root = static_cast<float>(code) * (1.0f / 255.0f), square = root * root;
+  const float root = static_cast<float>(code) / 255.0f, square = root * root;
   return scale * (square * square);
 }
-LEEWAY_ON_BOTH inline uint8_t second_moment_code(float v, float inverse) {
-  const float code = rintf(255.0f * fourth_root(v * inverse));
-  return static_cast<uint8_t>(v > 0.0f ? fmaxf(1.0f, code) : 0.0f);
+LEEWAY_ON_BOTH inline uint8_t second_moment_code(float v, float scale) {
+  if (!(v > 0.0f)) return 0;
+  return static_cast<uint8_t>(fmaxf(1.0f, rintf(255.0f * sqrtf(sqrtf(v / scale)))));
 }
 
 }  // namespace leeway::cuda

@@ -124,11 +124,9 @@ void encode(const Tensor& first, const Tensor& second, int64_t begin, const Flat
     const float second_scale = cuda::second_moment_scale(largest_second);
     part.first_scales.data_ptr<float>()[block] = first_scale;
     part.second_scales.data_ptr<float>()[block] = second_scale;
-    const float by_first = cuda::inverse_scale(first_scale);
-    const float by_second = cuda::inverse_scale(second_scale);
     for (int64_t i = from; i < to; ++i) {
-      part.first_codes.data_ptr<int8_t>()[i] = cuda::first_moment_code(m[i], by_first);
-      part.second_codes.data_ptr<uint8_t>()[i] = cuda::second_moment_code(v[i], by_second);
+      part.first_codes.data_ptr<int8_t>()[i] = cuda::first_moment_code(m[i], first_scale);
+      part.second_codes.data_ptr<uint8_t>()[i] = cuda::second_moment_code(v[i], second_scale);
     }
   }
 }
