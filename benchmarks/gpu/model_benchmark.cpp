@@ -2,6 +2,7 @@
 // program's own trainer and engine, as benchmarks/gpu/model.py measures transformers. Prints one
 // JSON object a line.
 //   gpu_model_benchmark [--device cuda|cpu] [--model 0.6B|tiny] [--repeats N] [--only train|sample]
+//                       [--recompute off|selective|layer] [--optimizer-state float32|int8]
 //                       [--sequences N] [--prompt TOKENS] [--new TOKENS]
 // The last three are of sampling. The memory in use is the process's: with --only it is that of
 // training or of sampling alone.
@@ -29,6 +30,8 @@ struct Options {
   Device device = Device::cuda;
   std::string model = "0.6B", only;
   int repeats = 5;
+  Recompute recompute = Recompute::off;
+  OptimizerState optimizer_state = OptimizerState::float32;
   int64_t sequences = 0, prompt = 0, fresh = 0;  // of sampling; 0: the workload's
 };
 
@@ -198,7 +201,9 @@ void train(const Options& options, const Workload& work, const Parameters& weigh
   const MakeTrainingBackend backend = training_backend(options.device, TrainingPrecision::bf16);
   TrainerTable table;
   table.max_tokens = work.sequences * work.length;  // one pass
-  table.optimizer.learning_rate = 1e-6;             // the policy stays where the rollouts are
+  table.recompute_activations = options.recompute;
+  table.optimizer_state = options.optimizer_state;
+  table.optimizer.learning_rate = 1e-6;  // the policy stays where the rollouts are
   {
     // -A log pi with A = 1: the mean token loss that transformers computes.
     Trainer trainer(weights, Catalog().make_spec("reinforce", {}), table, backend);
@@ -290,6 +295,10 @@ Options parse(int argc, char** argv) {
       options.model = value;
     } else if (name == "--repeats" && std::atoi(value.c_str()) > 0) {
       options.repeats = std::atoi(value.c_str());
+    } else if (name == "--recompute" && value_named<Recompute>(value)) {
+      options.recompute = *value_named<Recompute>(value);
+    } else if (name == "--optimizer-state" && value_named<OptimizerState>(value)) {
+      options.optimizer_state = *value_named<OptimizerState>(value);
     } else if (name == "--sequences" && std::atoi(value.c_str()) > 0) {
       options.sequences = std::atoi(value.c_str());
     } else if (name == "--prompt" && std::atoi(value.c_str()) > 0) {
@@ -302,7 +311,8 @@ Options parse(int argc, char** argv) {
       throw Error(
           "gpu_model_benchmark: " + name + " " + value +
           ": unknown option; options are --device cuda|cpu, --model 0.6B|tiny, --repeats N, "
-          "--only train|sample, --sequences N, --prompt TOKENS, --new TOKENS");
+          "--only train|sample, --recompute off|selective|layer, "
+          "--optimizer-state float32|int8, --sequences N, --prompt TOKENS, --new TOKENS");
     }
   }
   return options;

@@ -74,6 +74,8 @@ void check_device(const Config& config) {
 
 int64_t rows_per_step(Device device) { return device == Device::cpu ? 512 : 8192; }
 
+int64_t free_device_memory() { return cuda_backends().backends->free_memory(); }
+
 MakeSamplingBackend sampling_backend(Device device, Precision precision) {
   if (device == Device::cpu) return {};
   return cuda_backends().backends->sampling(precision == Precision::bf16);
@@ -95,7 +97,7 @@ MakeTrainingBackend training_backend(const RunConfig& run) {
 int64_t default_kv_bytes(Device device) {
   constexpr int64_t kGibibyte = int64_t{1} << 30;
   if (device == Device::cpu) return kGibibyte;
-  return std::clamp(cuda_backends().backends->free_bytes() / 2, kGibibyte, 16 * kGibibyte);
+  return std::clamp(free_device_memory() / 2, kGibibyte, 16 * kGibibyte);
 }
 
 std::optional<WeightSharing> weight_sharing(Device device) {

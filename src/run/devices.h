@@ -23,6 +23,9 @@ void check_device(const Config& config);
 // running sample should wait for.
 int64_t rows_per_step(Device device);
 
+// Bytes of the GPU that nobody uses; a device that has been checked. Throws Error.
+int64_t free_device_memory();
+
 // These take devices that have been checked. `precision` is that of the passes on cuda, where there
 // is no int8; the engine on the CPU uses its own options.
 MakeSamplingBackend sampling_backend(Device device, Precision precision);

@@ -5,15 +5,11 @@
 
 #include <utility>
 
+#include "torch/device_room.h"
+#include "torch/torch_errors.h"
 #include "torch/torch_sampling.h"
 #include "torch/torch_training.h"
 #include "torch/weight_sharing.h"
-
-#ifdef LEEWAY_CUDA
-#include <c10/cuda/CUDAGuard.h>
-
-#include "cuda/device.h"
-#endif
 
 namespace leeway {
 namespace {
@@ -31,6 +27,10 @@ std::string why_no_cuda() {
          "(nvidia-smi)";
 }
 
+int64_t free_memory() {
+  return with_plain_errors([] { return free_bytes(first_gpu()); });
+}
+
 MakeTrainingBackend cuda_training(bool half) {
   return [half](TrainingWeights weights, const TrainerTable& table) {
     return make_torch_training(std::move(weights), table, first_gpu(), type_of(half));
@@ -41,17 +41,6 @@ MakeSamplingBackend cuda_sampling(bool half) {
   return make_torch_sampling(first_gpu(), type_of(half));
 }
 
-int64_t cuda_free_bytes() {
-#ifdef LEEWAY_CUDA
-  const c10::cuda::CUDAGuard guard(first_gpu());
-  size_t free = 0, total = 0;
-  cuda::check_cuda(cudaMemGetInfo(&free, &total), "the GPU's memory");
-  return static_cast<int64_t>(free);
-#else
-  return 0;
-#endif
-}
-
 WeightSharing cuda_sharing() { return cuda_weight_sharing(first_gpu()); }
 
 }  // namespace
@@ -59,8 +48,9 @@ WeightSharing cuda_sharing() { return cuda_weight_sharing(first_gpu()); }
 
 extern "C" __attribute__((visibility("default"))) const leeway::CudaBackends*
 leeway_cuda_backends() {
-  static const leeway::CudaBackends backends = {LEEWAY_VERSION,          leeway::why_no_cuda,
-                                                leeway::cuda_training,   leeway::cuda_sampling,
-                                                leeway::cuda_free_bytes, leeway::cuda_sharing};
+  leeway::use_expandable_segments();
+  static const leeway::CudaBackends backends = {LEEWAY_VERSION,        leeway::why_no_cuda,
+                                                leeway::free_memory,   leeway::cuda_training,
+                                                leeway::cuda_sampling, leeway::cuda_sharing};
   return &backends;
 }

@@ -17,10 +17,11 @@ struct CudaBackends {
 
   // Why nothing can run on a GPU here; empty if it can.
   std::string (*why_no_cuda)();
+  // Bytes of the first GPU that nobody uses. Throws Error.
+  int64_t (*free_memory)();
   // On the first GPU; `half`: passes in bf16, else in float32.
   MakeTrainingBackend (*training)(bool half);
   MakeSamplingBackend (*sampling)(bool half);
-  int64_t (*free_bytes)();  // of the first GPU's memory
   // Weights of the first GPU, between processes.
   WeightSharing (*sharing)();
 };

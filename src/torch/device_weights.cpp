@@ -24,11 +24,9 @@ namespace leeway {
 
 using at::Tensor;
 
-TorchDeviceWeights::TorchDeviceWeights(FlatLayout layout, const Tensor& weights)
-    : layout_(std::move(layout)) {
-  LEEWAY_CHECK(weights.numel() == layout_.size, "weights in the layout");
-  const at::NoGradGuard guard;
-  flat_ = weights.clone();
+TorchDeviceWeights::TorchDeviceWeights(FlatLayout layout, Tensor weights)
+    : layout_(std::move(layout)), flat_(std::move(weights)) {
+  LEEWAY_CHECK(flat_.numel() == layout_.size, "weights in the layout");
 #ifdef LEEWAY_CUDA
   if (flat_.is_cuda()) c10::cuda::getCurrentCUDAStream(flat_.device().index()).synchronize();
 #endif
