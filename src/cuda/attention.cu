@@ -9,7 +9,7 @@
 namespace leeway::cuda {
 namespace {
 
-constexpr int kStages = 2;  // tiles of keys and values in shared memory
+constexpr int kStages = 2;     // tiles of keys and values in shared memory
 constexpr int kPartRows = 64;  // of a tile that a block of threads takes
 constexpr int kParts = kAttentionTileRows / kPartRows;
 constexpr int kTileThreads = kPartRows / 16 * kWarp;

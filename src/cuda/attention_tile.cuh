@@ -85,8 +85,8 @@ __device__ __forceinline__ float row_sum(float x) {
 
 // A tile's scores become weights. `most` and `sum` of the lane's two rows are those of the chunk
 // before and after the tile; what the chunk has given so far is to be multiplied by `shrink`. The
-// tile's keys begin at position `first`; `last` are the last positions that the rows see. `scale` is
-// log2(e) over the root of the head's dimensions.
+// tile's keys begin at position `first`; `last` are the last positions that the rows see. `scale`
+// is log2(e) over the root of the head's dimensions.
 __device__ __forceinline__ void weigh_tile(float (&scores)[kTileKeys / 8][4], int first,
                                            const int* last, float scale, float* most, float* sum,
                                            float* shrink) {
@@ -104,17 +104,12 @@ __device__ __forceinline__ void weigh_tile(float (&scores)[kTileKeys / 8][4], in
 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float pairs[kTileKeys / 8];
+    float largest = most[r];
 #pragma unroll
     for (int n = 0; n < kTileKeys / 8; ++n) {
-      pairs[n] = fmaxf(scores[n][2 * r], scores[n][2 * r + 1]);
+      largest = fmaxf(largest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
     }
-#pragma unroll
-    for (int step = kTileKeys / 16; step > 0; step /= 2) {
-#pragma unroll
-      for (int n = 0; n < step; ++n) pairs[n] = fmaxf(pairs[n], pairs[n + step]);
-    }
-    const float largest = row_largest(fmaxf(most[r], pairs[0]));
+    largest = row_largest(largest);
     // A row that has seen nothing yet has weights of zero.
     const float base = largest == -INFINITY ? 0.0f : largest;
     shrink[r] = power_of_two(__fmul_rn(__fsub_rn(most[r], base), scale));
@@ -152,8 +147,8 @@ __device__ __forceinline__ void shrink_out(ChunkState<kDim>& state, const float*
   }
 }
 
-// A tile by a warp's own products. `query(k, words)` gives columns 16 k .. 16 k + 15 of the 16 rows'
-// queries; the rest is as above.
+// A tile by a warp's own products. `query(k, words)` gives columns 16 k .. 16 k + 15 of the 16
+// rows' queries; the rest is as above.
 template <int kDim, class Query>
 __device__ __forceinline__ void attend_tile(ChunkState<kDim>& state, const Query& query,
                                             uint32_t keys, uint32_t values, int first,

@@ -319,23 +319,17 @@ struct Consumer {
       queue_values(weights);
       if (in_turn) end_turn();
       warpgroup::wait_for_products<1>(scores);
-      // A chunk that ends is joined when the products with its last values are there.
-      const bool begins = begins_chunk(first);
-      float most[2] = {state.most[0], state.most[1]}, sum[2] = {state.sum[0], state.sum[1]};
-      if (begins) most[0] = most[1] = -INFINITY, sum[0] = sum[1] = 0.0f;
-      weigh_tile(scores, first, last, scale, most, sum, shrink);
-      warpgroup::finish_before_wait(sum[0], sum[1], shared.base());
+      if (begins_chunk(first)) {
+        warpgroup::wait_for_products<0>(state.out);
+        total.join(state, first == kChunkKeys, false, scale);
+        state.clear();
+      }
+      weigh_tile(scores, first, last, scale, state.most, state.sum, shrink);
+      warpgroup::finish_before_wait(state.sum[0], state.sum[1], shared.base());
       warpgroup::wait_for_products<0>(state.out);
       release_tile();
       pack_weights(scores, weights);
-      if (begins) {
-        total.join(state, first == kChunkKeys, false, scale);
-        state.clear();
-      } else {
-        shrink_out(state, shrink);
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) state.most[r] = most[r], state.sum[r] = sum[r];
+      shrink_out(state, shrink);
     }
     queue_values(weights);
     warpgroup::wait_for_products<0>(state.out);
