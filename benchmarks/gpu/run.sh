@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds for CUDA, checks and measures on one NVIDIA GPU. Stages, all of them without arguments:
-#   benchmarks/gpu/run.sh [build] [check] [head] [loss] [model] [sanitize]
+#   benchmarks/gpu/run.sh [build] [check] [head] [hosts] [loss] [model] [sanitize]
 #
 #   BUILD   build folder                      (build-gpu)
 #   OUT     where results go, gpu_*.json      (benchmarks/results)
@@ -17,11 +17,11 @@ OUT=${OUT:-benchmarks/results}
 PREFIX=${PREFIX:-}
 export PYTHONUNBUFFERED=1
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(build check head loss model sanitize)
+[ ${#stages[@]} -gt 0 ] || stages=(build check head hosts loss model sanitize)
 for stage in "${stages[@]}"; do
   case $stage in
-    build | check | head | loss | model | sanitize) ;;
-    *) echo "run.sh: $stage: no such stage; there are build check head loss model sanitize" >&2
+    build | check | head | hosts | loss | model | sanitize) ;;
+    *) echo "run.sh: $stage: no such stage; there are build check head hosts loss model sanitize" >&2
        exit 2 ;;
   esac
 done
@@ -32,6 +32,8 @@ OUT=$(cd "$OUT" && pwd)
 logs=$BUILD/gpu-logs
 mkdir -p "$logs"
 library=$BUILD/libleeway_ops.so
+# For `import leeway`.
+export LEEWAY_OPS=$library PYTHONPATH=$root/python/leeway${PYTHONPATH:+:$PYTHONPATH}
 
 failed=()
 tables=()
@@ -115,6 +117,8 @@ check() {
   step pytorch_loss 60 python3 examples/pytorch_loss.py "$library"
   step ops_check 240 python3 tests/gpu/ops_check.py "$library"
   grep -E '^FAILED|cases, .*failed' "$logs/ops_check.txt"
+  step package_check 120 python3 tests/gpu/package_check.py
+  tail -n 1 "$logs/package_check.txt"
   if python3 -c 'import transformers' 2> /dev/null; then
     step transformers_check 120 python3 tests/gpu/transformers_check.py "$BUILD/leeway"
     tail -n 1 "$logs/transformers_check.txt"
@@ -191,6 +195,7 @@ for stage in "${stages[@]}"; do
   echo "---- $stage"
   case $stage in
     head) measure head 300 "$library" ;;
+    hosts) measure hosts 120 ;;
     loss) measure loss 90 "$library" ;;
     model) measure model 480 --program "$BUILD/gpu_model_benchmark" ;;
     *) "$stage" ;;

@@ -63,6 +63,8 @@ struct HeldBatch {
     batch.weights = pointer<float>(hold(tensors.weights));
     batch.versions = pointer<int32_t>(hold(tensors.versions));
     batch.rollout_ids = pointer<int32_t>(hold(tensors.rollout_ids));
+    batch.correction_weights = pointer<float>(hold(tensors.correction_weights));
+    batch.correction_mask = pointer<uint8_t>(hold(tensors.correction_mask));
     const auto stream = [&](Stream s, const Tensor& t) {
       batch.streams[static_cast<int>(s)] = pointer<float>(hold(t));
     };
