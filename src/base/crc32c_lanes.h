@@ -14,7 +14,7 @@
 namespace leeway::crc32c_lanes {
 
 inline constexpr int kLanes = 256;
-inline constexpr int64_t kPartWords = 512 * kLanes;
+inline constexpr int64_t kPartWords = 128 * kLanes;
 
 // Polynomials are reflected: bit 31 is the coefficient of x^0.
 inline constexpr uint32_t kOne = 1u << 31;

@@ -40,11 +40,11 @@ PublishedWeights WeightFolders::publish(const std::shared_ptr<const PolicySnapsh
                                         PolicyVersion version) {
   LEEWAY_CHECK(weights != nullptr && weights->version() == version, "weights of this version");
   PublishedWeights published{.version = version};
-  if (share_ && weights->device() != nullptr) {
+  if (share_) {
     try {
-      published.shared = share_(*weights);
-      published.checksum = published.shared->checksum;
-      shared_[version] = weights;
+      if (weights->device() != nullptr) published.shared = share_(*weights);
+      published.checksum = weights->checksum();
+      kept_[version] = weights;
       return published;
     } catch (const Error& error) {
       share_ = {};
@@ -59,8 +59,8 @@ PublishedWeights WeightFolders::publish(const std::shared_ptr<const PolicySnapsh
 
 void WeightFolders::write(PublishedWeights& published) {
   if (!published.folder.empty()) return;
-  const auto weights = shared_.find(published.version);
-  LEEWAY_CHECK(weights != shared_.end(), "weights that were published");
+  const auto weights = kept_.find(published.version);
+  LEEWAY_CHECK(weights != kept_.end(), "weights that were published");
   published.folder = write_folder(*weights->second);
 }
 
@@ -86,7 +86,7 @@ std::string WeightFolders::write_folder(const PolicySnapshot& weights) {
 }
 
 void WeightFolders::keep_only(const std::set<PolicyVersion>& versions) {
-  std::erase_if(shared_, [&](const auto& each) { return !versions.contains(each.first); });
+  std::erase_if(kept_, [&](const auto& each) { return !versions.contains(each.first); });
   std::vector<PolicyVersion> old;
   for (PolicyVersion version : there_) {
     if (!versions.contains(version)) old.push_back(version);

@@ -46,7 +46,8 @@ class WeightFolders : public WeightStore {
  public:
   using Share = std::function<SharedWeights(const PolicySnapshot&)>;
   // What an earlier process left in `folder` is removed. `share`: as WeightSharing's; may be empty.
-  // Snapshots that are shared live until `keep_only` leaves their version out.
+  // Without it folders are written at once. With it, when a server needs one, those of weights on
+  // the host too; snapshots live until `keep_only` leaves their version out.
   explicit WeightFolders(std::string folder, Share share = {});
   // Removes what it has written.
   ~WeightFolders() override;
@@ -64,7 +65,8 @@ class WeightFolders : public WeightStore {
   std::string folder_;
   Share share_;  // emptied when it fails
   std::set<PolicyVersion> there_;
-  std::map<PolicyVersion, std::shared_ptr<const PolicySnapshot>> shared_;
+  std::map<PolicyVersion, std::shared_ptr<const PolicySnapshot>>
+      kept_;  // without a folder, or shared
   std::vector<std::string> log_;
 };
 

@@ -111,8 +111,13 @@ TEST(WeightFolders, OfSharedMemoryAreWrittenWhenAServerNeedsThem) {
   EXPECT_TRUE(fs::is_empty(store.folder()));
   store.keep_only({});
   EXPECT_TRUE(second.expired());
-  // What is on the host alone is in files.
-  EXPECT_NE(store.publish(weights_of(3), 3).folder, "");
+  // What is on the host alone is shared with nobody, and servers may have it already.
+  PublishedWeights three = store.publish(weights_of(3), 3);
+  EXPECT_FALSE(three.shared.has_value());
+  EXPECT_EQ(three.checksum, weights_of(3)->checksum());
+  EXPECT_TRUE(fs::is_empty(store.folder()));
+  store.write(three);
+  EXPECT_EQ(checksum(load_parameters(three.folder)), three.checksum);
   EXPECT_TRUE(store.take_log().empty());
 }
 
