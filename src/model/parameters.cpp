@@ -111,12 +111,18 @@ NetworkPointers<float> network_of(Parameters& parameters) {
 }
 
 uint32_t checksum(const Parameters& parameters) {
-  std::string sums;
+  std::vector<uint32_t> crcs;
   for (size_t i = 0; i < parameters.table().size(); ++i) {
     const auto values = parameters.of(i);
-    sums += fmt::format("{} ", crc32c({reinterpret_cast<const char*>(values.data()),
-                                       values.size() * sizeof(float)}));
+    crcs.push_back(
+        crc32c({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}));
   }
+  return checksum(crcs);
+}
+
+uint32_t checksum(std::span<const uint32_t> crcs) {
+  std::string sums;
+  for (const uint32_t crc : crcs) sums += fmt::format("{} ", crc);
   return crc32c(sums);
 }
 
