@@ -71,7 +71,7 @@ void run(Options options, bool type_given, bool dtype_given) {
   if (!from_folder && type_given) throw Error("--type: is for GGUF files; for folders use --dtype");
   if (from_folder && dtype_given) throw Error("--dtype: is for folders; for GGUF files use --type");
 
-  Interrupt interrupt;
+  Interrupt interrupt("stopping");
   TerminalProgress progress;
   options.convert.tokenizer = !options.no_tokenizer;
   options.convert.progress = [&](int64_t done, int64_t total) {
