@@ -15,7 +15,8 @@ from common import GIB, Contender, context, measure, table, write
 from head import VOCABULARY, Floor, Problem, RecomputingHead, backward_of, materialised_logprobs
 from leeway.integrations._output_head import head_as, output_head
 
-METHOD = ("forward and backward, one process, contenders by turns; medians of the rounds after 2 "
+METHOD = ("forward and backward, one process, contenders by turns, each right after an untimed run of "
+          "the three products, so that the clock is the same for all; medians of the rounds after 2 "
           "warm-ups, CUDA events; floor: the three products alone; memory: the allocator's peak beyond "
           "inputs and gradients")
 VOCABULARY_CHUNK, CHUNK_ROWS = 8192, 2048
@@ -93,18 +94,24 @@ def one_pass(problem):
 def heads(hidden_size, rounds):
     problem = Problem(16384, hidden_size)
     leeway.correction("clipped")(lambda tokens: torch.exp(tokens.pi - tokens.rollout).clamp(max=5.0))
-    floor = Contender("floor: three products", Floor(problem, 4096).run)
+    products = Floor(problem, 4096).run
+
+    def reset():
+        problem.clear()
+        products()
+
+    floor = Contender("floor: three products", products, reset)
     contenders = [
         floor,
-        Contender("leeway.policy_head", one_pass(problem), problem.clear),
-        Contender("leeway.token_logprobs + policy_loss", pair(problem), problem.clear),
+        Contender("leeway.policy_head", one_pass(problem), reset),
+        Contender("leeway.token_logprobs + policy_loss", pair(problem), reset),
         Contender("the same, with a correction in Python", pair(problem, "reinforce+clipped"),
-                  problem.clear),
-        Contender("logits materialised", backward_of(problem, materialised_logprobs), problem.clear),
+                  reset),
+        Contender("logits materialised", backward_of(problem, materialised_logprobs), reset),
         Contender("recomputed in chunks of rows", backward_of(problem, RecomputingHead.apply),
-                  problem.clear),
+                  reset),
         Contender("recomputed in chunks of rows and vocabulary",
-                  backward_of(problem, VocabularyChunkedHead.apply), problem.clear)]
+                  backward_of(problem, VocabularyChunkedHead.apply), reset)]
     measure(contenders, rounds)
     rows = [{"name": c.name, "hidden": hidden_size, "ms": c.median(), "spread": c.spread(),
              "over_floor": c.median() / floor.median(), "extra_gib": c.peak_bytes / GIB,

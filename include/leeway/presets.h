@@ -98,7 +98,8 @@ class Catalog {
   void add(CorrectionInfo correction);
 
   // Registers a preset under a new name. Its keys may have the names of other presets' keys, which
-  // then are its own. Throws Error if the name, or one of its keys among the corrections', is taken.
+  // then are its own. Throws Error if the name, or one of its keys among the corrections', is
+  // taken.
   void add(PresetInfo preset);
 
   const std::deque<PresetInfo>& presets() const { return presets_; }

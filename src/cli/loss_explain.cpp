@@ -5,9 +5,9 @@
 #include "cli/output.h"
 #include "config/config.h"
 #include "core/explain.h"
+#include "core/explain_text.h"
 #include "leeway/error.h"
 #include "leeway/metrics.h"
-#include "core/explain_text.h"
 
 namespace leeway {
 namespace {

@@ -71,7 +71,7 @@ def heads():
                            ("gspo", {}), ("gspo", {"prox": "current"})):
         results = []
         for device in ("cpu", "cuda"):
-            h, w = (x.to(device).requires_grad_() for x in (hidden, weight))
+            h, w = (x.clone().to(device).requires_grad_() for x in (hidden, weight))
             _, there = example(device)
             there.update(change, preset=preset, reduction="seq_mean_token_mean", temperature=0.9)
             out = leeway.policy_head(h, w, targets.to(device), **there)

@@ -212,6 +212,8 @@ def policy_head(hidden: Tensor, weight: Tensor, targets: Tensor, *, rollout: Opt
     if rows is None and mask is not None and not spec.described.looks_past_mask and \
             not torch.compiler.is_compiling():
         rows = batch.mask.nonzero().reshape(-1)
+        if rows.shape[0] == taken.shape[0]:
+            rows = None  # all of them: no list to follow
     if spec.described.callers or batch.rollout is None:
         logprobs, entropy = ops.token_logprobs(flat, weight, taken, rows, temperature, **options)
         loss, metrics = _loss_of(logprobs, batch, spec, denominator)
