@@ -11,7 +11,8 @@
 #include "torch/torch_errors.h"
 
 #ifdef LEEWAY_CUDA
-#include <c10/cuda/CUDAStream.h>
+#include "cuda/copy_finite.h"
+#include "torch/cuda_tensors.h"
 #endif
 
 namespace leeway {
@@ -22,6 +23,17 @@ TorchDeviceWeights::TorchDeviceWeights(FlatLayout layout, const Tensor& weights)
     : layout_(std::move(layout)) {
   LEEWAY_CHECK(weights.numel() == layout_.size, "weights in the layout");
   const at::NoGradGuard guard;
+#ifdef LEEWAY_CUDA
+  if (weights.is_cuda() &&
+      (weights.scalar_type() == at::kFloat || weights.scalar_type() == at::kBFloat16)) {
+    flat_ = at::empty_like(weights);
+    const Tensor not_finite = at::empty({1}, weights.options().dtype(at::kInt));
+    cuda::copy_finite(dtype_of(weights), data_of(weights), layout_.size, data_of(flat_),
+                      not_finite.data_ptr<int32_t>(), stream_of(weights));
+    known_finite_ = not_finite.item<int32_t>() == 0;  // waits for the copy
+    return;
+  }
+#endif
   flat_ = weights.clone();
 #ifdef LEEWAY_CUDA
   if (flat_.is_cuda()) c10::cuda::getCurrentCUDAStream(flat_.device().index()).synchronize();
@@ -34,6 +46,7 @@ void TorchDeviceWeights::copy_to(Parameters& host) const {
 
 // Numbers are finite if the least and the greatest of them are: both are NaN where any number is.
 std::string TorchDeviceWeights::not_finite_text() const {
+  if (known_finite_) return "";
   return with_plain_errors([&]() -> std::string {
     const at::NoGradGuard guard;
     const auto finite = [](const Tensor& tensor) {

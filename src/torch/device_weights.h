@@ -27,6 +27,7 @@ class TorchDeviceWeights final : public DeviceWeights {
  private:
   FlatLayout layout_;
   at::Tensor flat_;
+  bool known_finite_ = false;  // seen when they were copied
 };
 
 }  // namespace leeway
