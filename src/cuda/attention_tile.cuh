@@ -83,17 +83,13 @@ __device__ __forceinline__ float row_sum(float x) {
   return __fadd_rn(x, __shfl_xor_sync(kAllLanes, x, 2));
 }
 
-// What the keys of a tile weigh: rounded to bf16, as the operand of the product with the values.
-using TileWeights = uint32_t[kTileKeys / 16][4];
-
 // `query(k, words)` gives columns 16 k .. 16 k + 15 of the 16 rows' queries, `last` the last
 // positions that the lane's two rows see; the tile's keys begin at position `first`. `scale` is
-// log2(e) over the root of the head's dimensions. With kRows = 1 rows g + 8 are nobody's: nothing is
-// computed for them.
-template <int kDim, int kRows = 2, class Query>
-__device__ __forceinline__ void weigh_keys(ChunkState<kDim>& state, const Query& query,
-                                           uint32_t keys, int first, const int* last, float scale,
-                                           TileWeights& weights) {
+// log2(e) over the root of the head's dimensions.
+template <int kDim, class Query>
+__device__ __forceinline__ void attend_tile(ChunkState<kDim>& state, const Query& query,
+                                            uint32_t keys, uint32_t values, int first,
+                                            const int* last, float scale) {
   using Layout = TileLayout<kDim>;
   const int lane = threadIdx.x % kWarp;
   float scores[kTileKeys / 8][4];
@@ -116,20 +112,19 @@ __device__ __forceinline__ void weigh_keys(ChunkState<kDim>& state, const Query&
     }
   }
 
-  if (first + kTileKeys - 1 > min(last[0], last[kRows - 1])) {
+  if (first + kTileKeys - 1 > min(last[0], last[1])) {
 #pragma unroll
     for (int n = 0; n < kTileKeys / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 2 * kRows; ++i) {
+      for (int i = 0; i < 4; ++i) {
         if (first + n * 8 + lane % 4 * 2 + i % 2 > last[i / 2]) scores[n][i] = -INFINITY;
       }
     }
   }
 
+  uint32_t weights[kTileKeys / 16][4];
 #pragma unroll
-  for (int n = 0; kRows == 1 && n < kTileKeys / 16; ++n) weights[n][1] = weights[n][3] = 0u;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < 2; ++r) {
     float largest = state.most[r];
 #pragma unroll
     for (int n = 0; n < kTileKeys / 8; ++n) {
@@ -155,13 +150,7 @@ __device__ __forceinline__ void weigh_keys(ChunkState<kDim>& state, const Query&
       state.out[n][2 * r + 1] = __fmul_rn(state.out[n][2 * r + 1], shrink);
     }
   }
-}
 
-template <int kDim>
-__device__ __forceinline__ void add_values(ChunkState<kDim>& state, const TileWeights& weights,
-                                           uint32_t values) {
-  using Layout = TileLayout<kDim>;
-  const int lane = threadIdx.x % kWarp;
   const int value_row = lane / 8 % 2 * 8 + lane % 8, value_piece = lane / 16;
 #pragma unroll
   for (int k = 0; k < kTileKeys / 16; ++k) {
@@ -173,15 +162,6 @@ __device__ __forceinline__ void add_values(ChunkState<kDim>& state, const TileWe
       multiply_add(state.out[2 * n + 1], weights[k], b[2], b[3]);
     }
   }
-}
-
-template <int kDim, class Query>
-__device__ __forceinline__ void attend_tile(ChunkState<kDim>& state, const Query& query,
-                                            uint32_t keys, uint32_t values, int first,
-                                            const int* last, float scale) {
-  TileWeights weights;
-  weigh_keys<kDim>(state, query, keys, first, last, scale, weights);
-  add_values(state, weights, values);
 }
 
 // What chunks before have given, and how the next one is joined to it.

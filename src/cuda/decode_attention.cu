@@ -1,7 +1,8 @@
 // Attention of decode rows over the KV cache: one warp for a row and 16 of the query heads that
 // share a key/value head. Bound by the bytes of keys and values, so everything else is arranged
-// around their copies: a warp needs the room of one tile of each, many warps share a
-// multiprocessor, and copies of the first tiles are queued before the row's own heads are there.
+// around their copies: they pass through a ring of pages in shared memory, of which all but one are
+// on their way at any time; the ring is small, so that many warps share a multiprocessor; and the
+// first copies are queued before the row's own heads are there.
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +22,7 @@ using Bf16 = __nv_bfloat16;
 constexpr int kPageKeys = static_cast<int>(kBlockKeys);
 constexpr int kTilePages = kTileKeys / kPageKeys;
 constexpr int kMostHeads = 16;        // of a warp
-constexpr int64_t kBusy = 792;        // blocks that keep a large device busy
+constexpr int64_t kBusy = 1056;       // blocks that keep a large device busy
 constexpr int64_t kMostSplits = 64;
 constexpr int64_t kMostWorkspace = int64_t{1} << 24;  // floats; rows beyond it are not split
 
@@ -45,20 +46,19 @@ __device__ __forceinline__ void wait_for_copies() {
   __syncwarp();
 }
 
-// Tiles of one sequence and one key/value head into shared memory, by a warp. Positions from `end`
-// on, and pieces beyond the head's dimensions, are zeros.
+// Pages of one sequence and one key/value head into shared memory, by a warp. The pages of a tile
+// come in order, its keys before its values.
 template <int kDim>
-struct WarpCopies {
+struct PageCopies {
   using Layout = TileLayout<kDim>;
   static constexpr int kKeys = kWarp / Layout::kPieces;  // at a time
 
   const int32_t* pages;  // of the sequence
   int end, my_key, my_piece;
-  bool mine;            // the piece is one of the head's
+  bool mine;                        // the piece is one of the head's
   int32_t chunk_pages, next_pages;  // a lane's of the chunk's 32, and of the next chunk's
-  int32_t page[kTilePages];
 
-  __device__ __forceinline__ WarpCopies(const int32_t* of_sequence, int head_dim, int begin,
+  __device__ __forceinline__ PageCopies(const int32_t* of_sequence, int head_dim, int begin,
                                         int after)
       : pages(of_sequence), end(after) {
     const int lane = threadIdx.x;
@@ -73,32 +73,26 @@ struct WarpCopies {
     return position < end ? pages[position / kPageKeys] : 0;
   }
 
-  // Before the copies of the tile at `first`; tiles come in order.
-  __device__ __forceinline__ void choose_tile(int first) {
-    if (first % kChunkKeys == 0) {
-      chunk_pages = next_pages;
-      next_pages = page_of(first + kChunkKeys);
-    }
-#pragma unroll
-    for (int i = 0; i < kTilePages; ++i) {
-      page[i] = __shfl_sync(kAllLanes, chunk_pages, first % kChunkKeys / kPageKeys + i);
-    }
+  // Before the first copies of the tile at `first`.
+  __device__ __forceinline__ void begin_tile(int first) {
+    if (first % kChunkKeys != 0) return;
+    chunk_pages = next_pages;
+    next_pages = page_of(first + kChunkKeys);
   }
 
-  // `from` is the array at the lane's piece of the head.
+  // The page of positions `first` on; `from` is the array at the lane's piece of the head. Positions
+  // from `end` on, and pieces beyond the head's dimensions, are zeros.
   __device__ __forceinline__ void queue(const Bf16* from, int64_t stride, int first,
-                                        uint32_t tile) const {
-    const bool whole = mine && first + kTileKeys <= end;
+                                        uint32_t to) const {
+    const int64_t page = __shfl_sync(kAllLanes, chunk_pages, first % kChunkKeys / kPageKeys);
+    const Bf16* row = from + (page * kPageKeys + my_key) * stride;
+    const bool whole = mine && first + kPageKeys <= end;
 #pragma unroll
-    for (int i = 0; i < kTilePages; ++i) {
-      const Bf16* row = from + (static_cast<int64_t>(page[i]) * kPageKeys + my_key) * stride;
-#pragma unroll 4
-      for (int j = 0; j < kPageKeys / kKeys; ++j) {
-        const int key = i * kPageKeys + j * kKeys + my_key;
-        const bool there = whole || (mine && first + key < end);
-        copy_piece(Layout::place(tile, key, my_piece), there ? row : from, there);
-        row += kKeys * stride;
-      }
+    for (int j = 0; j < kPageKeys / kKeys; ++j) {
+      const int key = j * kKeys + my_key;
+      const bool there = whole || (mine && first + key < end);
+      copy_piece(Layout::place(to, key, my_piece), there ? row : from, there);
+      row += kKeys * stride;
     }
   }
 };
@@ -122,7 +116,7 @@ struct HeldQueries {
       }
     }
   }
-  __device__ __forceinline__ void operator()(int k, uint32_t* words) const {
+  __device__ __forceinline__ void words_of(int k, uint32_t* words) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       words[i] = kRows == 1 && i % 2 == 1 ? 0u : held[k][i / 2 * kRows + i % 2];
@@ -190,14 +184,101 @@ __device__ __forceinline__ void copy_heads(const Bf16* from, int numbers, Bf16* 
   }
 }
 
-// With kRows = 1 a warp has at most 8 heads. Shared memory: kStages tiles of keys and of values,
-// then the warp's query heads, the row's key and its value.
-template <int kDim, int kStages, int kRows>
+// ---------------------------------------------------------------------------------------------
+// A tile, page by page: the arithmetic of attention_tile.cuh for the rows that there are.
+
+using TileScores = float[kTileKeys / 8][4];
+using TileWeights = uint32_t[kTilePages][4];
+
+// Scores of the 16 keys of a page.
+template <int kDim, int kRows>
+__device__ __forceinline__ void score_page(const HeldQueries<kDim, kRows>& queries, uint32_t page,
+                                           float (*scores)[4]) {
+  const int lane = threadIdx.x;
+  const int key_row = lane / 16 * 8 + lane % 8, key_piece = lane / 8 % 2;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) scores[0][i] = scores[1][i] = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    uint32_t words[4], b[4];
+    queries.words_of(k, words);
+    load_matrices(b, TileLayout<kDim>::place(page, key_row, 2 * k + key_piece));
+    multiply_add(scores[0], words, b[0], b[1]);
+    multiply_add(scores[1], words, b[2], b[3]);
+  }
+}
+
+template <int kDim, int kRows>
+__device__ __forceinline__ void weigh_tile(ChunkState<kDim>& state, TileScores& scores, int first,
+                                           int last, float scale, TileWeights& weights) {
+  if (first + kTileKeys - 1 > last) {
+#pragma unroll
+    for (int n = 0; n < kTileKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2 * kRows; ++i) {
+        if (first + n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2 > last) {
+          scores[n][i] = -INFINITY;
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 0; kRows == 1 && n < kTilePages; ++n) weights[n][1] = weights[n][3] = 0u;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    float largest = state.most[r];
+#pragma unroll
+    for (int n = 0; n < kTileKeys / 8; ++n) {
+      largest = fmaxf(largest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+    }
+    largest = row_largest(largest);
+    const float base = largest == -INFINITY ? 0.0f : largest;
+    const float shrink = power_of_two(__fmul_rn(__fsub_rn(state.most[r], base), scale));
+    state.most[r] = largest;
+    float sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kTileKeys / 8; ++n) {
+      const float low = power_of_two(__fmul_rn(__fsub_rn(scores[n][2 * r], base), scale));
+      const float high = power_of_two(__fmul_rn(__fsub_rn(scores[n][2 * r + 1], base), scale));
+      sum = __fadd_rn(sum, __fadd_rn(low, high));
+      weights[n / 2][n % 2 * 2 + r] = pair_of(low, high);
+    }
+    state.sum[r] = __fmaf_rn(state.sum[r], shrink, sum);
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      state.out[n][2 * r] = __fmul_rn(state.out[n][2 * r], shrink);
+      state.out[n][2 * r + 1] = __fmul_rn(state.out[n][2 * r + 1], shrink);
+    }
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void add_page(ChunkState<kDim>& state, const uint32_t* weights,
+                                         uint32_t page) {
+  const int lane = threadIdx.x;
+  const int value_row = lane / 8 % 2 * 8 + lane % 8, value_piece = lane / 16;
+#pragma unroll
+  for (int n = 0; n < kDim / 16; ++n) {
+    uint32_t b[4];
+    load_matrices_turned(b, TileLayout<kDim>::place(page, value_row, 2 * n + value_piece));
+    multiply_add(state.out[2 * n], weights, b[0], b[1]);
+    multiply_add(state.out[2 * n + 1], weights, b[2], b[3]);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+
+// With kRows = 1 a warp has at most 8 heads. Shared memory: a ring of kSlots pages, then the warp's
+// query heads, the row's key and its value.
+template <int kDim, int kSlots, int kRows>
 __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ DecodeStep step) {
   using Layout = TileLayout<kDim>;
+  constexpr int kPageBytes = kPageKeys * kDim * static_cast<int>(sizeof(Bf16));
+  constexpr int kTileItems = 2 * kTilePages;  // pages of keys, then of values
   extern __shared__ __align__(128) char shared[];
-  const auto stages = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  auto* heads = reinterpret_cast<Bf16*>(shared + 2 * kStages * Layout::kBytes);
+  const auto ring = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  auto* heads = reinterpret_cast<Bf16*>(shared + kSlots * kPageBytes);
+  let_next_kernel_begin();
   const Attention& attention = step.attention;
   const int lane = threadIdx.x;
   const int64_t row = blockIdx.y;
@@ -228,30 +309,29 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
   const bool newest = end == position + 1, whole = begin == 0 && newest;
 
   const int32_t* pages = attention.places.pages + attention.places.starts[row];
-  WarpCopies<kDim> copies(pages, head_dim, begin, fresh && newest ? position : end);
+  PageCopies<kDim> copies(pages, head_dim, begin, fresh && newest ? position : end);
   const int piece = kv_head * head_dim + (copies.mine ? copies.my_piece * 8 : 0);
   const Bf16* keys = static_cast<const Bf16*>(attention.keys) + piece;
   const Bf16* values = static_cast<const Bf16*>(attention.values) + piece;
-  const auto keys_at = [&](int stage) { return stages + 2 * stage * Layout::kBytes; };
-  const auto values_at = [&](int stage) { return keys_at(stage) + Layout::kBytes; };
-  const auto queue_keys = [&](int first, int stage) {
+  // Item i of the tiles from `first` on. Keys that nobody sees are not copied; values are, as zeros,
+  // since they are multiplied.
+  const auto queue = [&](int first, int i, uint32_t slot) {
+    first += i / kTileItems * kTileKeys;
     if (first < end) {
-      copies.choose_tile(first);
-      copies.queue(keys, attention.key_stride, first, keys_at(stage));
+      const int item = i % kTileItems, page = first + item % kTilePages * kPageKeys;
+      if (item == 0) copies.begin_tile(first);
+      if (item >= kTilePages) {
+        copies.queue(values, attention.value_stride, page, slot);
+      } else if (page < end) {
+        copies.queue(keys, attention.key_stride, page, slot);
+      }
     }
-    end_of_copies();
-  };
-  const auto queue_values = [&](int first, int stage) {
-    if (first < end) copies.queue(values, attention.value_stride, first, values_at(stage));
     end_of_copies();
   };
   // Old keys and values: no earlier kernel of this pass writes them. Without fresh heads one does.
   if (!fresh) wait_for_earlier_kernels();
 #pragma unroll
-  for (int s = 0; s < kStages; ++s) {
-    queue_keys(begin + s * kTileKeys, s);
-    queue_values(begin + s * kTileKeys, s);
-  }
+  for (int i = 0; i < kSlots; ++i) queue(begin, i, ring + i * kPageBytes);
   if (fresh) wait_for_earlier_kernels();
 
   Bf16 *new_key = heads + count * head_dim, *new_value = new_key + head_dim;
@@ -289,14 +369,14 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
                count * head_dim, heads);
     __syncwarp();
   }
-  // The row's own key or value into its place in the last tile.
-  const auto put = [&](const Bf16* from, int first, uint32_t tile) {
-    if (!fresh || first + kTileKeys <= position) return;
+  // The row's own key or value into its place in the page of positions `first` on.
+  const auto put = [&](const Bf16* from, int first, uint32_t page) {
+    if (!fresh || position < first || position >= first + kPageKeys) return;
     if (lane * 8 < head_dim) {
-      const uint4 four = *reinterpret_cast<const uint4*>(from + lane * 8);
+      const uint4 words = *reinterpret_cast<const uint4*>(from + lane * 8);
       asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
-                       Layout::place(tile, position - first, lane)),
-                   "r"(four.x), "r"(four.y), "r"(four.z), "r"(four.w)
+                       Layout::place(page, position - first, lane)),
+                   "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
                    : "memory");
     }
     __syncwarp();
@@ -304,24 +384,35 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
 
   HeldQueries<kDim, kRows> queries;
   queries.hold(heads, count, head_dim);
-  const int last[2] = {position, position};
   ChunkState<kDim> state;
   Joined<kDim, kRows> total;
-  int stage = 0;
+  uint32_t slot = ring;
+  // The next item is there when this returns; `refill` puts the one kSlots further into its place.
+  const auto next_item = [&] { wait_for_copies<kSlots - 1>(); };
+  const auto refill = [&](int first, int item) {
+    __syncwarp();
+    queue(first, item + kSlots, slot);
+    slot = slot + kPageBytes == ring + kSlots * kPageBytes ? ring : slot + kPageBytes;
+  };
   for (int first = begin; first < end; first += kTileKeys) {
     if (first % kChunkKeys == 0) state.clear();
+    TileScores scores;
     TileWeights weights;
-    wait_for_copies<2 * kStages - 1>();
-    put(new_key, first, keys_at(stage));
-    weigh_keys<kDim, kRows>(state, queries, keys_at(stage), first, last, step.scale, weights);
-    __syncwarp();
-    queue_keys(first + kStages * kTileKeys, stage);
-    wait_for_copies<2 * kStages - 1>();
-    put(new_value, first, values_at(stage));
-    add_values(state, weights, values_at(stage));
-    __syncwarp();
-    queue_values(first + kStages * kTileKeys, stage);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+#pragma unroll
+    for (int page = 0; page < kTilePages; ++page) {
+      next_item();
+      put(new_key, first + page * kPageKeys, slot);
+      score_page<kDim, kRows>(queries, slot, scores + 2 * page);
+      refill(first, page);
+    }
+    weigh_tile<kDim, kRows>(state, scores, first, position, step.scale, weights);
+#pragma unroll
+    for (int page = 0; page < kTilePages; ++page) {
+      next_item();
+      put(new_value, first + page * kPageKeys, slot);
+      add_page(state, weights[page], slot);
+      refill(first, kTilePages + page);
+    }
 
     const bool ends = first + kTileKeys >= end;
     if (!ends && (first + kTileKeys) % kChunkKeys != 0) continue;
@@ -414,26 +505,26 @@ DecodeGrid grid_of(const HeadSizes& sizes, int64_t rows, int64_t most_positions)
   return grid;
 }
 
-template <int kDim, int kStages, int kRows>
+template <int kDim, int kSlots, int kRows>
 void launch(const DecodeStep& step, int64_t rows, int64_t splits, cudaStream_t stream) {
   const HeadSizes& sizes = step.attention.sizes;
   const int64_t heads = std::min<int64_t>(kMostHeads, sizes.query_heads / sizes.kv_heads) + 2;
-  const auto bytes = static_cast<int>(2 * kStages * TileLayout<kDim>::kBytes +
-                                      heads * sizes.head_dim * static_cast<int64_t>(sizeof(Bf16)));
-  check_cuda(cudaFuncSetAttribute(decode_kernel<kDim, kStages, kRows>,
+  const auto bytes = static_cast<int>((kSlots * kPageKeys * kDim + heads * sizes.head_dim) *
+                                       static_cast<int64_t>(sizeof(Bf16)));
+  check_cuda(cudaFuncSetAttribute(decode_kernel<kDim, kSlots, kRows>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "attention of decode rows, shared memory");
   const dim3 grid(static_cast<unsigned>(sizes.kv_heads * step.parts), static_cast<unsigned>(rows),
                   static_cast<unsigned>(splits));
-  launch_early(decode_kernel<kDim, kStages, kRows>, grid, kWarp, static_cast<size_t>(bytes), stream,
+  launch_early(decode_kernel<kDim, kSlots, kRows>, grid, kWarp, static_cast<size_t>(bytes), stream, {},
                step);
 }
 
-template <int kDim, int kStages>
+template <int kDim, int kSlots>
 void launch(const DecodeStep& step, int64_t rows, int64_t splits, cudaStream_t stream) {
   const HeadSizes& sizes = step.attention.sizes;
-  sizes.query_heads / sizes.kv_heads <= 8 ? launch<kDim, kStages, 1>(step, rows, splits, stream)
-                                          : launch<kDim, kStages, 2>(step, rows, splits, stream);
+  sizes.query_heads / sizes.kv_heads <= 8 ? launch<kDim, kSlots, 1>(step, rows, splits, stream)
+                                          : launch<kDim, kSlots, 2>(step, rows, splits, stream);
 }
 
 }  // namespace
@@ -459,18 +550,18 @@ void attend_decode_rows(const Attention& attention, const HeadStep* fresh, int64
   DecodeStep step{attention, fresh != nullptr ? *fresh : HeadStep{}, static_cast<int>(at.parts),
                   static_cast<int>(at.most_chunks), scale_of(sizes), workspace};
   if (sizes.head_dim <= 32) {
-    launch<32, 4>(step, rows, at.splits, stream);
+    launch<32, 16>(step, rows, at.splits, stream);
   } else if (sizes.head_dim <= 64) {
-    launch<64, 2>(step, rows, at.splits, stream);
+    launch<64, 12>(step, rows, at.splits, stream);
   } else if (sizes.head_dim <= 128) {
-    launch<128, 1>(step, rows, at.splits, stream);
+    launch<128, 6>(step, rows, at.splits, stream);
   } else {
-    launch<256, 1>(step, rows, at.splits, stream);
+    launch<256, 8>(step, rows, at.splits, stream);
   }
   check_launch("attention of decode rows");
   if (at.splits == 1) return;
   const dim3 heads(static_cast<unsigned>(rows), static_cast<unsigned>(sizes.query_heads));
-  launch_early(join_kernel, heads, 128, 0, stream, attention, static_cast<int>(at.splits),
+  launch_early(join_kernel, heads, 128, 0, stream, {}, attention, static_cast<int>(at.splits),
                static_cast<int>(at.most_chunks), scale_of(sizes), workspace);
   check_launch("attention of decode rows, joining");
 }

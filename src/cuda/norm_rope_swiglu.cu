@@ -10,6 +10,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kNormThreads = 128;
+constexpr int kHeadsAtOnce = 4;  // of a warp
 constexpr int kNormTurns = 4;  // of a thread over a row that is held in registers
 
 // ---------------------------------------------------------------------------------------------
@@ -43,6 +44,7 @@ __global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(RmsNorm norm) {
   constexpr int kTurns = kRowThreads == kWarp ? 1 : kNormTurns;
   __shared__ float scratch[kNormThreads / kWarp];
   wait_for_earlier_kernels();
+  let_next_kernel_begin();
   const int64_t row =
       static_cast<int64_t>(blockIdx.x) * (kNormThreads / kRowThreads) + threadIdx.x / kRowThreads;
   if (row >= norm.rows) return;  // a whole warp, or nobody
@@ -123,38 +125,51 @@ __global__ void rope_kernel(const T* x, int64_t count, int64_t heads, int64_t ha
   store<kCount>(b, y + head * 2 * half + half + i);
 }
 
-// A warp for each head of each row.
-template <class T>
-__global__ void store_heads_kernel(HeadStep step) {
+// A warp for kHeadsAtOnce heads of a row: their loads are under way together, and the row's angles
+// are read once.
+template <int kMostDim, class T>
+__global__ void __launch_bounds__(kThreads) store_heads_kernel(HeadStep step) {
   wait_for_earlier_kernels();
-  const int head_dim = static_cast<int>(step.sizes.head_dim);
+  let_next_kernel_begin();
+  const int head_dim = static_cast<int>(step.sizes.head_dim), half = head_dim / 2;
   const int query_heads = static_cast<int>(step.sizes.query_heads);
   const int kv_heads = static_cast<int>(step.sizes.kv_heads);
   const int heads = query_heads + 2 * kv_heads;
+  const int groups = (heads + kHeadsAtOnce - 1) / kHeadsAtOnce;
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
-  const int64_t row = at / heads;
-  const int head = static_cast<int>(at % heads);
+  const int64_t row = at / groups;
+  const int first = static_cast<int>(at % groups) * kHeadsAtOnce;
   if (row >= step.places.rows) return;
   const int position = step.places.positions[row];
   if (position < 0) return;
-  const T* from = static_cast<const T*>(step.qkv) + at * head_dim;
-  const int64_t angle = static_cast<int64_t>(position) * (head_dim / 2);
-  if (head < query_heads) {
-    return store_head(from, static_cast<const T*>(step.query_norm), step.eps,
-                      step.angles.cosines + angle, step.angles.sines + angle, head_dim,
-                      static_cast<T*>(step.q) + (row * query_heads + head) * head_dim);
+  const T* from = static_cast<const T*>(step.qkv) + (row * heads + first) * head_dim;
+  HeldHead<kMostDim> held[kHeadsAtOnce], angles;
+#pragma unroll
+  for (int i = 0; i < kHeadsAtOnce; ++i) {
+    if (first + i < heads) held[i].load(from + i * head_dim, half);
   }
+  const int64_t angle = static_cast<int64_t>(position) * half;
+  angles.load_angles(step.angles.cosines + angle, step.angles.sines + angle, half);
   const int64_t page = step.places.pages[step.places.starts[row] + position / kBlockKeys];
   const int64_t place = (page * kBlockKeys + position % kBlockKeys) * kv_heads * head_dim;
-  if (head < query_heads + kv_heads) {
-    return store_head(from, static_cast<const T*>(step.key_norm), step.eps,
-                      step.angles.cosines + angle, step.angles.sines + angle, head_dim,
-                      static_cast<T*>(step.keys) + place + (head - query_heads) * head_dim);
-  }
-  T* to = static_cast<T*>(step.values) + place + (head - query_heads - kv_heads) * head_dim;
-  for (int i = threadIdx.x % kWarp * 2; i < head_dim; i += 2 * kWarp) {
-    const float2 two = load_two(from + i);
-    store_two(two.x, two.y, to + i);
+#pragma unroll
+  for (int i = 0; i < kHeadsAtOnce; ++i) {
+    const int head = first + i;
+    if (head >= heads) return;
+    if (head < query_heads + kv_heads) {
+      const void* norm = head < query_heads ? step.query_norm : step.key_norm;
+      held[i].scale(static_cast<const T*>(norm), step.eps, half);
+      held[i].turn_by(angles);
+    }
+    T* to = nullptr;
+    if (head < query_heads) {
+      to = static_cast<T*>(step.q) + (row * query_heads + head) * head_dim;
+    } else if (head < query_heads + kv_heads) {
+      to = static_cast<T*>(step.keys) + place + (head - query_heads) * head_dim;
+    } else {
+      to = static_cast<T*>(step.values) + place + (head - query_heads - kv_heads) * head_dim;
+    }
+    held[i].store(half, to);
   }
 }
 
@@ -183,6 +198,7 @@ template <int kCount, class T>
 __global__ void swiglu_kernel(const T* gate, const T* up, int64_t stride, int64_t parts,
                               int64_t count, T* s) {
   wait_for_earlier_kernels();
+  let_next_kernel_begin();
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (at >= count) return;
   const int64_t from = at / parts * stride + at % parts * kCount;
@@ -240,7 +256,7 @@ void rms_norm(Dtype dtype, const RmsNorm& norm, cudaStream_t stream) {
       constexpr int kCount = decltype(numbers)::value;
       const auto launch = [&](auto* kernel, int row_threads) {
         launch_early(kernel, blocks_for(norm.rows * row_threads, kNormThreads), kNormThreads, 0,
-                     stream, norm);
+                     stream, {}, norm);
       };
       if (norm.width <= kWarp * kCount) {
         launch(rms_norm_kernel<kCount, kWarp, true, T>, kWarp);
@@ -276,8 +292,12 @@ void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream) {
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
     const HeadSizes& sizes = step.sizes;
-    const int64_t heads = step.places.rows * (sizes.query_heads + 2 * sizes.kv_heads);
-    launch_early(store_heads_kernel<T>, blocks_for(heads, kWarps), kThreads, 0, stream, step);
+    const int64_t groups =
+        step.places.rows *
+        ((sizes.query_heads + 2 * sizes.kv_heads + kHeadsAtOnce - 1) / kHeadsAtOnce);
+    auto* kernel = sizes.head_dim <= 128 ? store_heads_kernel<128, T>
+                                         : store_heads_kernel<static_cast<int>(kMostHeadDim), T>;
+    launch_early(kernel, blocks_for(groups, kWarps), kThreads, 0, stream, {}, step);
   });
   check_launch("store_heads");
 }
@@ -301,7 +321,7 @@ void swiglu(Dtype dtype, const void* gate, const void* up, int64_t stride, int64
       constexpr int kCount = decltype(numbers)::value;
       const int64_t parts = width / kCount;
       launch_early(swiglu_kernel<kCount, T>, blocks_for(rows * parts, kThreads), kThreads, 0,
-                   stream, as<T>(gate), as<T>(up), stride, parts, rows * parts,
+                   stream, {}, as<T>(gate), as<T>(up), stride, parts, rows * parts,
                    static_cast<T*>(s));
     });
   });

@@ -94,6 +94,10 @@ void attend_heads(LayerAttention& layer, const PassRows& rows, const at::Tensor&
 
 // s [R, I] = silu(gate) * up from gate_up [R, 2 I].
 void swiglu_rows(const at::Tensor& gate_up, at::Tensor& s);
+// project and swiglu_rows, with the same bits; gate_up [R, 2 I] is a place for what is between them
+// and is used if one kernel cannot do both.
+void project_gated(cuda::Products* products, const at::Tensor& x, const at::Tensor& transposed,
+                   at::Tensor& gate_up, at::Tensor& s);
 
 // What logits are the product of: hidden states [L, H] and the head's weight [V, H].
 struct DrawnHead {
