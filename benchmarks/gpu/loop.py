@@ -1,7 +1,8 @@
 """Steps of `leeway train` on a GPU, by the run's own time/*: sampling and training alone (lag 0) and
 beside each other (lag 1), for two models and two lengths of answers.
 
-  loop.py --program BUILD/leeway [--models 135M 0.6B] [--tokens 16 512] [--steps N] [--output FILE]
+  loop.py --program BUILD/leeway [--models 135M 0.6B] [--tokens 16 512] [--lags 0 1] [--steps N]
+          [--output FILE]
 
 Weights are random, so that answers have the greatest length. A run is ended when it has its steps.
 """
@@ -177,6 +178,7 @@ def main():
     parser.add_argument("--program", required=True)
     parser.add_argument("--models", nargs="*", default=["135M", "0.6B"], choices=list(SHAPES))
     parser.add_argument("--tokens", nargs="*", type=int, default=[16, 512])
+    parser.add_argument("--lags", nargs="*", type=int, default=[0, 1])
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--limit", type=float, default=40.0, help="seconds of a cell")
     parser.add_argument("--device", default="cuda")
@@ -192,7 +194,7 @@ def main():
             write_model(os.path.join(folder, "model"), SHAPES[model])
             for tokens in arguments.tokens:
                 alone = None
-                for lag in (0, 1):
+                for lag in arguments.lags:
                     cell = {"model": model, "tokens": tokens, "lag": lag,
                             "prompts": PROMPTS.get((model, tokens), 64)}
                     begin = time.time()

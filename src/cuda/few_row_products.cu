@@ -144,6 +144,7 @@ template <int kGroups, int kOutputs, int kStages, int kShare, bool kGated>
 __global__ void __launch_bounds__(kGroups * kGroupThreads + kWarp)
     product_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,
                    Product product) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // empty elsewhere: has_few_row_kernel sees it
   constexpr int kRows = kGroups * kGroupRows, kOwn = kGated ? kOutputs / 2 : kOutputs;
   constexpr int kXBytes = kRows * kDepthBytes, kStageBytes = kXBytes + kOutputs * kDepthBytes;
   extern __shared__ char shared[];
@@ -253,6 +254,7 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads + kWarp)
   // Nobody leaves while another block of the cluster may still write to it.
   __syncwarp();
   if constexpr (kShare > 1) synchronize_cluster();
+#endif
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -325,14 +327,15 @@ bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) 
 }  // namespace
 
 bool has_few_row_kernel(const Projection& p) {
-  static const bool hopper = [] {
-    int device = 0, major = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
-               cudaSuccess &&
-           major == 9;
+  // The device has loaded code of sm_90a if the kernel has its barriers.
+  static const bool loaded = [] {
+    cudaFuncAttributes attributes{};
+    const cudaError_t status =
+        cudaFuncGetAttributes(&attributes, product_kernel<1, 32, 8, kFewRowShare, false>);
+    if (status != cudaSuccess) cudaGetLastError();  // no code for this device at all
+    return status == cudaSuccess && attributes.sharedSizeBytes > 0;
   }();
-  return hopper && p.rows <= kMostFewRows && p.type == Dtype::bf16 && p.y_type == Dtype::bf16 &&
+  return loaded && p.rows <= kMostFewRows && p.type == Dtype::bf16 && p.y_type == Dtype::bf16 &&
          p.inputs % 8 == 0 && p.outputs % 8 == 0 && p.y_stride % 2 == 0 && aligned(p.x) &&
          aligned(p.weight) && aligned(p.y);
 }
