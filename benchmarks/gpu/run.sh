@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds for CUDA, checks and measures on one NVIDIA GPU. Stages, all of them without arguments:
-#   benchmarks/gpu/run.sh [build] [check] [head] [loss] [model] [sanitize]
+#   benchmarks/gpu/run.sh [build] [check] [head] [loss] [model] [loop] [swap] [sanitize]
 #
 #   BUILD   build folder                      (build-gpu)
 #   OUT     where results go, gpu_*.json      (benchmarks/results)
@@ -17,11 +17,11 @@ OUT=${OUT:-benchmarks/results}
 PREFIX=${PREFIX:-}
 export PYTHONUNBUFFERED=1
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(build check head loss model sanitize)
+[ ${#stages[@]} -gt 0 ] || stages=(build check head loss model loop swap sanitize)
 for stage in "${stages[@]}"; do
   case $stage in
-    build | check | head | loss | model | sanitize) ;;
-    *) echo "run.sh: $stage: no such stage; there are build check head loss model sanitize" >&2
+    build | check | head | loss | model | loop | swap | sanitize) ;;
+    *) echo "run.sh: $stage: no such stage; there are build check head loss model loop swap sanitize" >&2
        exit 2 ;;
   esac
 done
@@ -84,7 +84,7 @@ build() {
   export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0}
   step configure 120 cmake -G Ninja -S "$root" -B "$BUILD" "-DCMAKE_PREFIX_PATH=$paths" \
     "${options[@]}" || return 1
-  for target in leeway_ops leeway_cuda_module cuda_core_test leeway gpu_model_benchmark devices_test \
+  for target in leeway_ops leeway_cuda_module cuda_core_test leeway gpu_model_benchmark gpu_weight_swap devices_test \
     torch_decoder_test torch_sampling_test torch_training_test torch_symbols_test; do
     if ninja -C "$BUILD" -t query "$target" > /dev/null 2>&1; then
       targets+=("$target")
@@ -163,7 +163,9 @@ for stage in "${stages[@]}"; do
   case $stage in
     head) measure head 200 "$library" ;;
     loss) measure loss 90 "$library" ;;
-    model) measure model 380 --program "$BUILD/gpu_model_benchmark" ;;
+    model) measure model 440 --program "$BUILD/gpu_model_benchmark" ;;
+    loop) measure loop 180 --program "$BUILD/leeway" ;;
+    swap) step swap 60 "$BUILD/gpu_weight_swap" && tables+=("$logs/swap.txt") ;;
     *) "$stage" ;;
   esac
 done
