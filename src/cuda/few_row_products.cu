@@ -37,18 +37,21 @@ __device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 // At the barrier of the same place in a block of the cluster.
 __device__ __forceinline__ void arrive_at(uint32_t barrier, int block) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
       "r"(block)
       : "memory");
 }
 __device__ __forceinline__ void wait_for(uint32_t barrier, int parity) {
   asm volatile(
       "{\n.reg .pred done;\nagain%=:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra again%=;\n}" ::"r"(barrier),
       "r"(parity)
       : "memory");
@@ -210,8 +213,13 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads + kWarp)
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
     const auto release = [&](int step) {
-      if (threadIdx.x % kGroupThreads >= kShare) return;
-      arrive_at(empty(step % kStages), static_cast<int>(threadIdx.x) % kGroupThreads);
+      const int block = static_cast<int>(threadIdx.x) % kGroupThreads;
+      if (block >= kShare) return;
+      if constexpr (kShare > 1) {
+        arrive_at(empty(step % kStages), block);
+      } else {
+        arrive(empty(step % kStages));
+      }
     };
     for (int step = 0; step < steps; ++step) {
       const int stage = step % kStages;
