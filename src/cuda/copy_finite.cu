@@ -63,10 +63,10 @@ void copy_finite(Dtype dtype, const void* from, int64_t count, void* to, int32_t
   if (count == 0) return;
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    const unsigned blocks = std::min<unsigned>(
-        blocks_for(count, kThreads), 4 * static_cast<unsigned>(multiprocessors()));
-    copy_finite_kernel<T><<<blocks, kThreads, 0, stream>>>(
-        static_cast<const T*>(from), count, static_cast<T*>(to), not_finite);
+    const unsigned blocks = std::min<unsigned>(blocks_for(count, kThreads),
+                                               4 * static_cast<unsigned>(multiprocessors()));
+    copy_finite_kernel<T><<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(from), count,
+                                                           static_cast<T*>(to), not_finite);
   });
   check_launch("copy_finite");
 }

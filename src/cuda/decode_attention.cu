@@ -21,8 +21,8 @@ using Bf16 = __nv_bfloat16;
 
 constexpr int kPageKeys = static_cast<int>(kBlockKeys);
 constexpr int kTilePages = kTileKeys / kPageKeys;
-constexpr int kMostHeads = 16;        // of a warp
-constexpr int64_t kBusy = 1056;       // blocks that keep a large device busy
+constexpr int kMostHeads = 16;   // of a warp
+constexpr int64_t kBusy = 1056;  // blocks that keep a large device busy
 constexpr int64_t kMostSplits = 64;
 constexpr int64_t kMostWorkspace = int64_t{1} << 24;  // floats; rows beyond it are not split
 
@@ -80,8 +80,8 @@ struct PageCopies {
     next_pages = page_of(first + kChunkKeys);
   }
 
-  // The page of positions `first` on; `from` is the array at the lane's piece of the head. Positions
-  // from `end` on, and pieces beyond the head's dimensions, are zeros.
+  // The page of positions `first` on; `from` is the array at the lane's piece of the head.
+  // Positions from `end` on, and pieces beyond the head's dimensions, are zeros.
   __device__ __forceinline__ void queue(const Bf16* from, int64_t stride, int first,
                                         uint32_t to) const {
     const int64_t page = __shfl_sync(kAllLanes, chunk_pages, first % kChunkKeys / kPageKeys);
@@ -313,8 +313,8 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
   const int piece = kv_head * head_dim + (copies.mine ? copies.my_piece * 8 : 0);
   const Bf16* keys = static_cast<const Bf16*>(attention.keys) + piece;
   const Bf16* values = static_cast<const Bf16*>(attention.values) + piece;
-  // Item i of the tiles from `first` on. Keys that nobody sees are not copied; values are, as zeros,
-  // since they are multiplied.
+  // Item i of the tiles from `first` on. Keys that nobody sees are not copied; values are, as
+  // zeros, since they are multiplied.
   const auto queue = [&](int first, int i, uint32_t slot) {
     first += i / kTileItems * kTileKeys;
     if (first < end) {
@@ -336,8 +336,8 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
 
   Bf16 *new_key = heads + count * head_dim, *new_value = new_key + head_dim;
   if (fresh) {
-    const auto* qkv = static_cast<const Bf16*>(step.fresh.qkv) +
-                      row * (query_heads + 2 * kv_heads) * head_dim;
+    const auto* qkv =
+        static_cast<const Bf16*>(step.fresh.qkv) + row * (query_heads + 2 * kv_heads) * head_dim;
     copy_heads(qkv + first_head * head_dim, count * head_dim, heads);
     if (newest) {
       copy_heads(qkv + (query_heads + kv_head) * head_dim, head_dim, new_key);
@@ -353,20 +353,19 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
     }
     __syncwarp();
     if (newest && part == 0 && lane * 8 < head_dim) {
-      const int64_t place = static_cast<int64_t>(pages[position / kPageKeys]) * kPageKeys +
-                            position % kPageKeys;
+      const int64_t place =
+          static_cast<int64_t>(pages[position / kPageKeys]) * kPageKeys + position % kPageKeys;
       const int at = kv_head * head_dim + lane * 8;
-      *reinterpret_cast<uint4*>(static_cast<Bf16*>(step.fresh.keys) +
-                                place * attention.key_stride + at) =
-          *reinterpret_cast<const uint4*>(new_key + lane * 8);
+      *reinterpret_cast<uint4*>(static_cast<Bf16*>(step.fresh.keys) + place * attention.key_stride +
+                                at) = *reinterpret_cast<const uint4*>(new_key + lane * 8);
       *reinterpret_cast<uint4*>(static_cast<Bf16*>(step.fresh.values) +
                                 place * attention.value_stride + at) =
           *reinterpret_cast<const uint4*>(new_value + lane * 8);
     }
   } else {
-    copy_heads(static_cast<const Bf16*>(attention.q) + row * attention.q_stride +
-                   first_head * head_dim,
-               count * head_dim, heads);
+    copy_heads(
+        static_cast<const Bf16*>(attention.q) + row * attention.q_stride + first_head * head_dim,
+        count * head_dim, heads);
     __syncwarp();
   }
   // The row's own key or value into its place in the page of positions `first` on.
@@ -510,14 +509,14 @@ void launch(const DecodeStep& step, int64_t rows, int64_t splits, cudaStream_t s
   const HeadSizes& sizes = step.attention.sizes;
   const int64_t heads = std::min<int64_t>(kMostHeads, sizes.query_heads / sizes.kv_heads) + 2;
   const auto bytes = static_cast<int>((kSlots * kPageKeys * kDim + heads * sizes.head_dim) *
-                                       static_cast<int64_t>(sizeof(Bf16)));
+                                      static_cast<int64_t>(sizeof(Bf16)));
   check_cuda(cudaFuncSetAttribute(decode_kernel<kDim, kSlots, kRows>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "attention of decode rows, shared memory");
   const dim3 grid(static_cast<unsigned>(sizes.kv_heads * step.parts), static_cast<unsigned>(rows),
                   static_cast<unsigned>(splits));
-  launch_early(decode_kernel<kDim, kSlots, kRows>, grid, kWarp, static_cast<size_t>(bytes), stream, {},
-               step);
+  launch_early(decode_kernel<kDim, kSlots, kRows>, grid, kWarp, static_cast<size_t>(bytes), stream,
+               {}, step);
 }
 
 template <int kDim, int kSlots>
@@ -547,8 +546,12 @@ void attend_decode_rows(const Attention& attention, const HeadStep* fresh, int64
   }
   if (rows == 0) return;
   const DecodeGrid at = grid_of(sizes, rows, most_positions);
-  DecodeStep step{attention, fresh != nullptr ? *fresh : HeadStep{}, static_cast<int>(at.parts),
-                  static_cast<int>(at.most_chunks), scale_of(sizes), workspace};
+  DecodeStep step{attention,
+                  fresh != nullptr ? *fresh : HeadStep{},
+                  static_cast<int>(at.parts),
+                  static_cast<int>(at.most_chunks),
+                  scale_of(sizes),
+                  workspace};
   if (sizes.head_dim <= 32) {
     launch<32, 16>(step, rows, at.splits, stream);
   } else if (sizes.head_dim <= 64) {

@@ -1,5 +1,5 @@
-// A block has 64 or 128 rows and kOutputs outputs. One warp queues copies of the next inputs, 64 at a
-// time, into a ring of stages; a warpgroup for each 64 rows multiplies what is there. Blocks of a
+// A block has 64 or 128 rows and kOutputs outputs. One warp queues copies of the next inputs, 64 at
+// a time, into a ring of stages; a warpgroup for each 64 rows multiplies what is there. Blocks of a
 // cluster share their rows: each copies a part of them, to all.
 
 #include "cuda/few_row_products.h"
@@ -92,9 +92,9 @@ __device__ __forceinline__ void multiply_add(float (&c)[16], uint64_t a, uint64_
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
       "%12, %13, %14, %15}, "
       "%16, %17, keep, 1, 1, 0, 0;\n}"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
-        "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
-        "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15])
       : "l"(a), "l"(b));
 }
 __device__ __forceinline__ void multiply_add(float (&c)[32], uint64_t a, uint64_t b) {
@@ -105,12 +105,11 @@ __device__ __forceinline__ void multiply_add(float (&c)[32], uint64_t a, uint64_
       "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31}, "
       "%32, %33, keep, 1, 1, 0, 0;\n}"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
-        "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
-        "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
-        "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
-        "+f"(c[30]), "+f"(c[31])
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
       : "l"(a), "l"(b));
 }
 __device__ __forceinline__ void multiply_add(float (&c)[48], uint64_t a, uint64_t b) {
@@ -122,13 +121,12 @@ __device__ __forceinline__ void multiply_add(float (&c)[48], uint64_t a, uint64_
       "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
       "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
       "%48, %49, keep, 1, 1, 0, 0;\n}"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
-        "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
-        "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
-        "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
-        "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]),
-        "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]),
+        "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
         "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47])
       : "l"(a), "l"(b));
 }
@@ -144,9 +142,9 @@ struct Product {
 
 // kGated: the first half of a block's outputs are gates, the second what they are for.
 template <int kGroups, int kOutputs, int kStages, int kShare, bool kGated>
-__global__ void __launch_bounds__(kGroups * kGroupThreads + kWarp)
-    product_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,
-                   Product product) {
+__global__ void __launch_bounds__(kGroups* kGroupThreads + kWarp)
+    product_kernel(const __grid_constant__ CUtensorMap x,
+                   const __grid_constant__ CUtensorMap weight, Product product) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // empty elsewhere: has_few_row_kernel sees it
   constexpr int kRows = kGroups * kGroupRows, kOwn = kGated ? kOutputs / 2 : kOutputs;
   constexpr int kXBytes = kRows * kDepthBytes, kStageBytes = kXBytes + kOutputs * kDepthBytes;
@@ -289,10 +287,10 @@ CUtensorMap map_of(const void* matrix, int64_t rows, int64_t inputs, int box_row
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(inputs), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(inputs) * sizeof(Bf16)};
   const cuuint32_t box[2] = {kDepth, static_cast<cuuint32_t>(box_rows)}, every[2] = {1, 1};
-  const CUresult status = encode_tiled()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes, strides, box,
-      every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status =
+      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes,
+                     strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) throw Error("CUDA: a map of a matrix is refused");
   return map;
 }

@@ -1,9 +1,10 @@
 // Products of few rows with a model's matrices, for GPUs of compute capability 9.0: what a decode
-// step needs, where cuBLASLt without splitting the inputs has nothing good. The inputs of an element
-// are summed in the order of cuBLASLt's kernels, so that results have the bits of products.h.
+// step needs, where cuBLASLt without splitting the inputs has nothing good. The inputs of an
+// element are summed in the order of cuBLASLt's kernels, so that results have the bits of
+// products.h.
 //
-// The first part of the weights is on its way before the kernel before it in the stream is done: that
-// one must not be what writes them.
+// The first part of the weights is on its way before the kernel before it in the stream is done:
+// that one must not be what writes them.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -11,7 +11,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kNormThreads = 128;
 constexpr int kHeadsAtOnce = 4;  // of a warp
-constexpr int kNormTurns = 4;  // of a thread over a row that is held in registers
+constexpr int kNormTurns = 4;    // of a thread over a row that is held in registers
 
 // ---------------------------------------------------------------------------------------------
 // Kernels

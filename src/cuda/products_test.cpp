@@ -104,8 +104,8 @@ TEST(Products, GatedRowsHaveTheBitsOfAProductAndSwiGlu) {
       const DeviceArray<__nv_bfloat16> in_two(static_cast<size_t>(rows * half));
       swiglu(Dtype::bf16, gate_up.data(), gate_up.data() + half, shape.outputs, rows, half,
              in_two.data(), nullptr);
-      const DeviceArray<__nv_bfloat16> on_device(std::span<const __nv_bfloat16>(
-          x.data(), static_cast<size_t>(rows * shape.inputs)));
+      const DeviceArray<__nv_bfloat16> on_device(
+          std::span<const __nv_bfloat16>(x.data(), static_cast<size_t>(rows * shape.inputs)));
       const DeviceArray<__nv_bfloat16> in_one(static_cast<size_t>(rows * half));
       Projection p;
       p.rows = rows, p.inputs = shape.inputs, p.outputs = shape.outputs;

@@ -269,8 +269,7 @@ void attend_heads(LayerAttention& layer, const PassRows& rows, const Tensor& qkv
 #ifdef LEEWAY_CUDA
   if (q.is_cuda() && q.scalar_type() == at::kBFloat16) {
     const cudaStream_t stream = stream_of(q);
-    const cuda::HeadStep step =
-        head_step_of(layer.heads, rows, qkv, q, layer.keys, layer.values);
+    const cuda::HeadStep step = head_step_of(layer.heads, rows, qkv, q, layer.keys, layer.values);
     const cuda::Attention attention =
         attention_of(layer.heads.counts, rows, q, layer.keys, layer.values, out);
     if (const int64_t decoding = rows.decode_rows; decoding < q.size(0)) {
