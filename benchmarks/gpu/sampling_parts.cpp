@@ -145,7 +145,6 @@ class Pass {
             [&](size_t i) { project(products_.get(), h_, weights_.layers[i].qkv_t, {}, qkv_); });
     measure("store_heads", [&](size_t i) { heads(i); });
     measure("attention", [&](size_t i) { attention(i); });
-    measure("heads and attention", [&](size_t i) { heads_and_attention(i); });
     measure("o", [&](size_t i) {
       project(products_.get(), attention_, weights_.layers[i].o_t, {}, delta_);
     });
@@ -193,16 +192,12 @@ class Pass {
     attend(counts_, rows_, config_.max_position_embeddings, q_, pages_[2 * i], pages_[2 * i + 1],
            space_, attention_);
   }
-  void heads_and_attention(size_t i) {
-    LayerAttention layer{weights_.layers[i].heads, pages_[2 * i], pages_[2 * i + 1], space_,
-                         config_.max_position_embeddings};
-    attend_heads(layer, rows_, qkv_, q_, attention_);
-  }
   void layer(size_t i) {
     const SamplingLayer& layer = weights_.layers[i];
     norm(layer.input_norm);
     project(products_.get(), h_, layer.qkv_t, layer.qkv_bias, qkv_);
-    heads_and_attention(i);
+    heads(i);
+    attention(i);
     project(products_.get(), attention_, layer.o_t, layer.o_bias, delta_);
     norm(layer.post_norm);
     project_gated(products_.get(), h_, layer.gate_up_t, gate_up_, s_);

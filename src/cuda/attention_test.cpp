@@ -5,14 +5,12 @@
 #include <cuda_bf16.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <string>
 
 #include "base/rng.h"
 #include "cuda/gpu_test_support.h"
-#include "cuda/norm_rope_swiglu.h"
 
 namespace leeway::cuda {
 namespace {
@@ -128,7 +126,7 @@ struct OnDevice {
     at.q = q.data() + first * problem.width();
     const DeviceArray<__nv_bfloat16> result(static_cast<size_t>(count * problem.width()));
     at.out = result.data();
-    attend_decode_rows(at, nullptr, count, most_positions, space.data(), nullptr);
+    attend_decode_rows(at, count, most_positions, space.data(), nullptr);
     return result.values();
   }
 
@@ -229,64 +227,6 @@ TEST(Attention, ARowHasTheSameBitsHoweverItIsComputed) {
   std::printf("%lld rows compared\n", static_cast<long long>(compared));
 }
 
-// Rows that are their sequences' last, with their heads as a product leaves them: in two steps, and
-// in one.
-TEST(Attention, DecodeRowsStoreTheirOwnHeadsWithTheSameBits) {
-  LEEWAY_NEEDS_GPU();
-  for (const HeadSizes& sizes : kSizes) {
-    if (sizes.head_dim % 4 != 0) continue;
-    for (const bool normed : {true, false}) {
-      Problem problem(sizes, {1, 2, 16, 17, 64, 65, 200, 511, 512, 513, 1100, 1600});
-      const auto rows = static_cast<int64_t>(problem.lengths.size());
-      Rng rng(11);
-      const int64_t heads = sizes.query_heads + 2 * sizes.kv_heads, half = sizes.head_dim / 2;
-      const DeviceArray<__nv_bfloat16> qkv(
-          random_numbers(static_cast<size_t>(rows * heads * sizes.head_dim), rng));
-      const DeviceArray<__nv_bfloat16> query_norm(random_numbers(sizes.head_dim, rng));
-      const DeviceArray<__nv_bfloat16> key_norm(random_numbers(sizes.head_dim, rng));
-      std::vector<float> cosines, sines;
-      for (int64_t i = 0; i < 1600 * half; ++i) {
-        const double angle = rng.normal();
-        cosines.push_back(static_cast<float>(std::cos(angle)));
-        sines.push_back(static_cast<float>(std::sin(angle)));
-      }
-      const DeviceArray<float> on_cosines(cosines), on_sines(sines);
-      std::vector<int32_t> positions, starts;
-      for (size_t s = 0; s < problem.lengths.size(); ++s) {
-        positions.push_back(problem.lengths[s] - 1);
-        starts.push_back(problem.starts[static_cast<size_t>(problem.first_rows[s])]);
-      }
-      const DeviceArray<int32_t> on_positions(positions), on_starts(starts);
-      const DeviceArray<float> space(static_cast<size_t>(decode_workspace(sizes, 32768)));
-
-      const auto results = [&](bool fresh, int64_t most_positions) {
-        const OnDevice device(problem);
-        const DeviceArray<__nv_bfloat16> q(static_cast<size_t>(rows * problem.width()));
-        const DeviceArray<__nv_bfloat16> out(static_cast<size_t>(rows * problem.width()));
-        Attention at = device.attention(true);
-        at.places = {rows, on_positions.data(), on_starts.data(), device.pages.data()};
-        at.q = q.data(), at.out = out.data();
-        HeadStep step;
-        step.sizes = sizes, step.places = at.places;
-        step.qkv = qkv.data();
-        if (normed) step.query_norm = query_norm.data(), step.key_norm = key_norm.data();
-        step.eps = 1e-6f;
-        step.angles = {on_cosines.data(), on_sines.data()};
-        step.q = q.data();
-        step.keys = device.paged_keys.data(), step.values = device.paged_values.data();
-        if (!fresh) store_heads(Dtype::bf16, step, nullptr);
-        attend_decode_rows(at, fresh ? &step : nullptr, rows, most_positions, space.data(),
-                           nullptr);
-        return std::array{bits_of(out.values()), bits_of(device.paged_keys.values()),
-                          bits_of(device.paged_values.values())};
-      };
-      const auto wanted = results(false, 2048);
-      EXPECT_EQ(results(true, 2048), wanted) << text_of(sizes);
-      EXPECT_EQ(results(true, 32768), wanted) << text_of(sizes) << ", split";
-    }
-  }
-}
-
 TEST(Attention, PaddingRowsAreZero) {
   LEEWAY_NEEDS_GPU();
   const Problem problem({4, 2, 64}, {20, 30});
@@ -296,7 +236,7 @@ TEST(Attention, PaddingRowsAreZero) {
   const DeviceArray<float> space(static_cast<size_t>(decode_workspace(problem.sizes, 4096)));
   Attention at = device.attention(true);
   at.places.positions = positions.data(), at.places.starts = starts.data(), at.places.rows = 3;
-  attend_decode_rows(at, nullptr, 3, 4096, space.data(), nullptr);
+  attend_decode_rows(at, 3, 4096, space.data(), nullptr);
   const Numbers out = device.out.values();
   for (int64_t i = problem.width(); i < 3 * problem.width(); ++i) {
     ASSERT_EQ(__bfloat162float(out[static_cast<size_t>(i)]), 0.0f);

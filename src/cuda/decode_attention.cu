@@ -1,8 +1,7 @@
 // Attention of decode rows over the KV cache: one warp for a row and 16 of the query heads that
 // share a key/value head. Bound by the bytes of keys and values, so everything else is arranged
 // around their copies: they pass through a ring of pages in shared memory, of which all but one are
-// on their way at any time; the ring is small, so that many warps share a multiprocessor; and the
-// first copies are queued before the row's own heads are there.
+// on their way at any time; and the ring is small, so that many warps share a multiprocessor.
 
 #include <algorithm>
 #include <cmath>
@@ -11,8 +10,6 @@
 #include "cuda/attention.h"
 #include "cuda/attention_tile.cuh"
 #include "cuda/early_launch.cuh"
-#include "cuda/norm_rope_swiglu.h"
-#include "cuda/store_head.cuh"
 
 namespace leeway::cuda {
 namespace {
@@ -28,7 +25,6 @@ constexpr int64_t kMostWorkspace = int64_t{1} << 24;  // floats; rows beyond it 
 
 struct DecodeStep {
   Attention attention;
-  HeadStep fresh;  // without qkv: queries are ready, and all keys and values are stored
   int parts, most_chunks;
   float scale;
   float* workspace;
@@ -102,7 +98,7 @@ template <int kDim, int kRows>
 struct HeldQueries {
   uint32_t held[kDim / 16][2 * kRows];
 
-  // heads [count, head_dim] in shared memory
+  // heads [count, head_dim]
   __device__ __forceinline__ void hold(const Bf16* heads, int count, int head_dim) {
     const int lane = threadIdx.x;
 #pragma unroll
@@ -164,24 +160,6 @@ struct Joined {
 __device__ __forceinline__ float* partial_of(float* workspace, const HeadSizes& sizes, int64_t row,
                                              int64_t head, int chunks, int chunk) {
   return workspace + ((row * sizes.query_heads + head) * chunks + chunk) * (sizes.head_dim + 2);
-}
-
-// Heads [count, head_dim] to shared memory; loads are under way together.
-__device__ __forceinline__ void copy_heads(const Bf16* from, int numbers, Bf16* to) {
-  constexpr int kAhead = 2;
-  for (int base = 0; base < numbers; base += kAhead * kWarp * 8) {
-    uint4 loaded[kAhead];
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      const int at = base + (a * kWarp + static_cast<int>(threadIdx.x)) * 8;
-      if (at < numbers) loaded[a] = *reinterpret_cast<const uint4*>(from + at);
-    }
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      const int at = base + (a * kWarp + static_cast<int>(threadIdx.x)) * 8;
-      if (at < numbers) *reinterpret_cast<uint4*>(to + at) = loaded[a];
-    }
-  }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -268,8 +246,7 @@ __device__ __forceinline__ void add_page(ChunkState<kDim>& state, const uint32_t
 
 // ---------------------------------------------------------------------------------------------
 
-// With kRows = 1 a warp has at most 8 heads. Shared memory: a ring of kSlots pages, then the warp's
-// query heads, the row's key and its value.
+// With kRows = 1 a warp has at most 8 heads. Shared memory: a ring of kSlots pages.
 template <int kDim, int kSlots, int kRows>
 __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ DecodeStep step) {
   using Layout = TileLayout<kDim>;
@@ -277,7 +254,6 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
   constexpr int kTileItems = 2 * kTilePages;  // pages of keys, then of values
   extern __shared__ __align__(128) char shared[];
   const auto ring = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  auto* heads = reinterpret_cast<Bf16*>(shared + kSlots * kPageBytes);
   let_next_kernel_begin();
   const Attention& attention = step.attention;
   const int lane = threadIdx.x;
@@ -290,7 +266,6 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
   const int first_head = kv_head * group + part * kMostHeads;
   const int count = min(kMostHeads, group - part * kMostHeads);
   const int position = attention.places.positions[row];
-  const bool fresh = step.fresh.qkv != nullptr;
 
   // A split's keys: whole chunks.
   const int chunks = position / kChunkKeys + 1, splits = gridDim.z;
@@ -306,10 +281,10 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
     return;
   }
   if (begin >= end) return;
-  const bool newest = end == position + 1, whole = begin == 0 && newest;
+  const bool whole = begin == 0 && end == position + 1;
 
   const int32_t* pages = attention.places.pages + attention.places.starts[row];
-  PageCopies<kDim> copies(pages, head_dim, begin, fresh && newest ? position : end);
+  PageCopies<kDim> copies(pages, head_dim, begin, end);
   const int piece = kv_head * head_dim + (copies.mine ? copies.my_piece * 8 : 0);
   const Bf16* keys = static_cast<const Bf16*>(attention.keys) + piece;
   const Bf16* values = static_cast<const Bf16*>(attention.values) + piece;
@@ -328,61 +303,14 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
     }
     end_of_copies();
   };
-  // Old keys and values: no earlier kernel of this pass writes them. Without fresh heads one does.
-  if (!fresh) wait_for_earlier_kernels();
+  wait_for_earlier_kernels();  // positions and pages are no kernel's
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) queue(begin, i, ring + i * kPageBytes);
-  if (fresh) wait_for_earlier_kernels();
-
-  Bf16 *new_key = heads + count * head_dim, *new_value = new_key + head_dim;
-  if (fresh) {
-    const auto* qkv =
-        static_cast<const Bf16*>(step.fresh.qkv) + row * (query_heads + 2 * kv_heads) * head_dim;
-    copy_heads(qkv + first_head * head_dim, count * head_dim, heads);
-    if (newest) {
-      copy_heads(qkv + (query_heads + kv_head) * head_dim, head_dim, new_key);
-      copy_heads(qkv + (query_heads + kv_heads + kv_head) * head_dim, head_dim, new_value);
-    }
-    __syncwarp();
-    const int64_t angle = static_cast<int64_t>(position) * (head_dim / 2);
-    for (int h = 0; h < count + (newest ? 1 : 0); ++h) {
-      const void* norm = h < count ? step.fresh.query_norm : step.fresh.key_norm;
-      store_head<kDim>(heads + h * head_dim, static_cast<const Bf16*>(norm), step.fresh.eps,
-                       step.fresh.angles.cosines + angle, step.fresh.angles.sines + angle, head_dim,
-                       heads + h * head_dim);
-    }
-    __syncwarp();
-    if (newest && part == 0 && lane * 8 < head_dim) {
-      const int64_t place =
-          static_cast<int64_t>(pages[position / kPageKeys]) * kPageKeys + position % kPageKeys;
-      const int at = kv_head * head_dim + lane * 8;
-      *reinterpret_cast<uint4*>(static_cast<Bf16*>(step.fresh.keys) + place * attention.key_stride +
-                                at) = *reinterpret_cast<const uint4*>(new_key + lane * 8);
-      *reinterpret_cast<uint4*>(static_cast<Bf16*>(step.fresh.values) +
-                                place * attention.value_stride + at) =
-          *reinterpret_cast<const uint4*>(new_value + lane * 8);
-    }
-  } else {
-    copy_heads(
-        static_cast<const Bf16*>(attention.q) + row * attention.q_stride + first_head * head_dim,
-        count * head_dim, heads);
-    __syncwarp();
-  }
-  // The row's own key or value into its place in the page of positions `first` on.
-  const auto put = [&](const Bf16* from, int first, uint32_t page) {
-    if (!fresh || position < first || position >= first + kPageKeys) return;
-    if (lane * 8 < head_dim) {
-      const uint4 words = *reinterpret_cast<const uint4*>(from + lane * 8);
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
-                       Layout::place(page, position - first, lane)),
-                   "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
-                   : "memory");
-    }
-    __syncwarp();
-  };
 
   HeldQueries<kDim, kRows> queries;
-  queries.hold(heads, count, head_dim);
+  queries.hold(
+      static_cast<const Bf16*>(attention.q) + row * attention.q_stride + first_head * head_dim,
+      count, head_dim);
   ChunkState<kDim> state;
   Joined<kDim, kRows> total;
   uint32_t slot = ring;
@@ -400,7 +328,6 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
 #pragma unroll
     for (int page = 0; page < kTilePages; ++page) {
       next_item();
-      put(new_key, first + page * kPageKeys, slot);
       score_page<kDim, kRows>(queries, slot, scores + 2 * page);
       refill(first, page);
     }
@@ -408,7 +335,6 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
 #pragma unroll
     for (int page = 0; page < kTilePages; ++page) {
       next_item();
-      put(new_value, first + page * kPageKeys, slot);
       add_page(state, weights[page], slot);
       refill(first, kTilePages + page);
     }
@@ -507,16 +433,13 @@ DecodeGrid grid_of(const HeadSizes& sizes, int64_t rows, int64_t most_positions)
 template <int kDim, int kSlots, int kRows>
 void launch(const DecodeStep& step, int64_t rows, int64_t splits, cudaStream_t stream) {
   const HeadSizes& sizes = step.attention.sizes;
-  const int64_t heads = std::min<int64_t>(kMostHeads, sizes.query_heads / sizes.kv_heads) + 2;
-  const auto bytes = static_cast<int>((kSlots * kPageKeys * kDim + heads * sizes.head_dim) *
-                                      static_cast<int64_t>(sizeof(Bf16)));
+  constexpr int kBytes = kSlots * kPageKeys * kDim * static_cast<int>(sizeof(Bf16));
   check_cuda(cudaFuncSetAttribute(decode_kernel<kDim, kSlots, kRows>,
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "attention of decode rows, shared memory");
   const dim3 grid(static_cast<unsigned>(sizes.kv_heads * step.parts), static_cast<unsigned>(rows),
                   static_cast<unsigned>(splits));
-  launch_early(decode_kernel<kDim, kSlots, kRows>, grid, kWarp, static_cast<size_t>(bytes), stream,
-               {}, step);
+  launch_early(decode_kernel<kDim, kSlots, kRows>, grid, kWarp, size_t{kBytes}, stream, {}, step);
 }
 
 template <int kDim, int kSlots>
@@ -538,20 +461,16 @@ int64_t decode_workspace(const HeadSizes& sizes, int64_t most_positions) {
   return most;
 }
 
-void attend_decode_rows(const Attention& attention, const HeadStep* fresh, int64_t rows,
-                        int64_t most_positions, float* workspace, cudaStream_t stream) {
+void attend_decode_rows(const Attention& attention, int64_t rows, int64_t most_positions,
+                        float* workspace, cudaStream_t stream) {
   const HeadSizes& sizes = attention.sizes;
   if (sizes.head_dim % 8 != 0 || sizes.head_dim < 8 || sizes.head_dim > kMostHeadDim) {
     throw Error("attention: head_dim is not a multiple of 8 up to 256");
   }
   if (rows == 0) return;
   const DecodeGrid at = grid_of(sizes, rows, most_positions);
-  DecodeStep step{attention,
-                  fresh != nullptr ? *fresh : HeadStep{},
-                  static_cast<int>(at.parts),
-                  static_cast<int>(at.most_chunks),
-                  scale_of(sizes),
-                  workspace};
+  const DecodeStep step{attention, static_cast<int>(at.parts), static_cast<int>(at.most_chunks),
+                        scale_of(sizes), workspace};
   if (sizes.head_dim <= 32) {
     launch<32, 16>(step, rows, at.splits, stream);
   } else if (sizes.head_dim <= 64) {
@@ -564,7 +483,7 @@ void attend_decode_rows(const Attention& attention, const HeadStep* fresh, int64
   check_launch("attention of decode rows");
   if (at.splits == 1) return;
   const dim3 heads(static_cast<unsigned>(rows), static_cast<unsigned>(sizes.query_heads));
-  launch_early(join_kernel, heads, 128, 0, stream, {}, attention, static_cast<int>(at.splits),
+  launch_early(join_kernel, heads, 128, 0, stream, attention, static_cast<int>(at.splits),
                static_cast<int>(at.most_chunks), scale_of(sizes), workspace);
   check_launch("attention of decode rows, joining");
 }

@@ -22,29 +22,17 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
-#ifdef LEEWAY_EARLY_SWITCH
-inline bool g_early = true;
-#endif
-struct EarlyLaunch {
-  int cluster = 1;  // blocks side by side that share their memory
-};
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes,
-                  cudaStream_t stream, const EarlyLaunch& options, Arguments&&... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(options.cluster);
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+                  cudaStream_t stream, Arguments&&... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid, config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = attributes, config.numAttrs = options.cluster > 1 ? 2 : 1;
-#ifdef LEEWAY_EARLY_SWITCH
-  attributes[0].val.programmaticStreamSerializationAllowed = g_early ? 1 : 0;
-#endif
+  config.attrs = &early, config.numAttrs = 1;
   // A failed launch is reported by the caller's check_launch.
   static_cast<void>(
       cudaLaunchKernelEx(&config, kernel, Parameters(static_cast<Arguments&&>(arguments))...));

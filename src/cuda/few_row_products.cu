@@ -1,6 +1,5 @@
 // A block has 64 or 128 rows and kOutputs outputs. One warp queues copies of the next inputs, 64 at
-// a time, into a ring of stages; a warpgroup for each 64 rows multiplies what is there. Blocks of a
-// cluster share their rows: each copies a part of them, to all.
+// a time, into a ring of stages; a warpgroup for each 64 rows multiplies what is there.
 
 #include "cuda/few_row_products.h"
 
@@ -19,10 +18,6 @@ using Bf16 = __nv_bfloat16;
 constexpr int kDepth = 64;        // inputs of a stage
 constexpr int kDepthBytes = 128;  // of a row
 constexpr int kGroupRows = 64, kGroupThreads = 128;
-#ifndef FEW_ROW_SHARE
-#define FEW_ROW_SHARE 2
-#endif
-constexpr int kFewRowShare = FEW_ROW_SHARE;
 
 // ---------------------------------------------------------------------------------------------
 // Barriers, copies and products that have no other spelling
@@ -40,14 +35,6 @@ __device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
 __device__ __forceinline__ void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// At the barrier of the same place in a block of the cluster.
-__device__ __forceinline__ void arrive_at(uint32_t barrier, int block) {
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-      "r"(block)
-      : "memory");
-}
 __device__ __forceinline__ void wait_for(uint32_t barrier, int parity) {
   asm volatile(
       "{\n.reg .pred done;\nagain%=:\n"
@@ -56,10 +43,6 @@ __device__ __forceinline__ void wait_for(uint32_t barrier, int parity) {
       "r"(parity)
       : "memory");
 }
-__device__ __forceinline__ void synchronize_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
-}
 // A box of the matrix that begins at an input and a row.
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& from, int input, int row,
                                          uint32_t barrier) {
@@ -67,15 +50,6 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& from, i
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
       "l"(&from), "r"(barrier), "r"(input), "r"(row)
-      : "memory");
-}
-// The same for all blocks of `mask`, at the same place in each.
-__device__ __forceinline__ void copy_box_to_all(uint32_t to, const CUtensorMap& from, int input,
-                                                int row, uint32_t barrier, uint16_t mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
-      "l"(&from), "r"(barrier), "r"(input), "r"(row), "h"(mask)
       : "memory");
 }
 // Rows of 128 bytes whose pieces of 16 bytes are permuted as the copies leave them.
@@ -141,7 +115,7 @@ struct Product {
 };
 
 // kGated: the first half of a block's outputs are gates, the second what they are for.
-template <int kGroups, int kOutputs, int kStages, int kShare, bool kGated>
+template <int kGroups, int kOutputs, int kStages, bool kGated>
 __global__ void __launch_bounds__(kGroups* kGroupThreads + kWarp)
     product_kernel(const __grid_constant__ CUtensorMap x,
                    const __grid_constant__ CUtensorMap weight, Product product) {
@@ -161,15 +135,11 @@ __global__ void __launch_bounds__(kGroups* kGroupThreads + kWarp)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       make_barrier(full(stage), 1);
-      make_barrier(empty(stage), kShare * kGroups);
+      make_barrier(empty(stage), kGroups);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  if constexpr (kShare > 1) {
-    synchronize_cluster();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   let_next_kernel_begin();
 
   if (warp == kGroups * kGroupThreads / kWarp) {
@@ -183,15 +153,7 @@ __global__ void __launch_bounds__(kGroups* kGroupThreads + kWarp)
       }
     };
     const auto queue_x = [&](int step, int stage) {
-      constexpr int kPart = kRows / kShare;
-      const int part = static_cast<int>(blockIdx.x) % kShare;
-      const uint32_t to = stages + stage * kStageBytes + part * kPart * kDepthBytes;
-      if constexpr (kShare > 1) {
-        copy_box_to_all(to, x, step * kDepth, first_row + part * kPart, full(stage),
-                        static_cast<uint16_t>((1 << kShare) - 1));
-      } else {
-        copy_box(to, x, step * kDepth, first_row, full(stage));
-      }
+      copy_box(stages + stage * kStageBytes, x, step * kDepth, first_row, full(stage));
     };
     if (lane == 0) {
       const int at_once = min(steps, kStages);
@@ -210,15 +172,6 @@ __global__ void __launch_bounds__(kGroups* kGroupThreads + kWarp)
     float sums[kOutputs / 2];
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
-    const auto release = [&](int step) {
-      const int block = static_cast<int>(threadIdx.x) % kGroupThreads;
-      if (block >= kShare) return;
-      if constexpr (kShare > 1) {
-        arrive_at(empty(step % kStages), block);
-      } else {
-        arrive(empty(step % kStages));
-      }
-    };
     for (int step = 0; step < steps; ++step) {
       const int stage = step % kStages;
       wait_for(full(stage), step / kStages % 2);
@@ -230,7 +183,7 @@ __global__ void __launch_bounds__(kGroups* kGroupThreads + kWarp)
       for (int k = 0; k < kDepth / 16; ++k) multiply_add(sums, a + 2 * k, b + 2 * k);
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-      if (step > 0) release(step - 1);
+      if (step > 0 && threadIdx.x % kGroupThreads == 0) arrive(empty((step - 1) % kStages));
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
@@ -257,9 +210,6 @@ __global__ void __launch_bounds__(kGroups* kGroupThreads + kWarp)
       }
     }
   }
-  // Nobody leaves while another block of the cluster may still write to it.
-  __syncwarp();
-  if constexpr (kShare > 1) synchronize_cluster();
 #endif
 }
 
@@ -299,11 +249,11 @@ unsigned parts_of(int64_t size, int64_t part) {
   return static_cast<unsigned>((size + part - 1) / part);
 }
 
-template <int kGroups, int kOutputs, int kStages, int kShare, bool kGated>
+template <int kGroups, int kOutputs, int kStages, bool kGated>
 void launch(const Projection& p, cudaStream_t stream) {
   constexpr int kRows = kGroups * kGroupRows, kOwn = kGated ? kOutputs / 2 : kOutputs;
   constexpr int kBytes = kStages * (kRows + kOutputs) * kDepthBytes + 1024;
-  auto* kernel = product_kernel<kGroups, kOutputs, kStages, kShare, kGated>;
+  auto* kernel = product_kernel<kGroups, kOutputs, kStages, kGated>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "products of few rows, shared memory");
   Product product{};
@@ -312,15 +262,15 @@ void launch(const Projection& p, cudaStream_t stream) {
   product.bias = static_cast<const Bf16*>(p.bias);
   product.y = static_cast<Bf16*>(p.y);
   product.y_stride = !kGated && p.y_stride > 0 ? p.y_stride : product.outputs;
-  const dim3 grid(parts_of(product.outputs, kOwn * kShare) * kShare, parts_of(p.rows, kRows));
+  const dim3 grid(parts_of(product.outputs, kOwn), parts_of(p.rows, kRows));
   launch_early(kernel, grid, kGroups * kGroupThreads + kWarp, size_t{kBytes}, stream,
-               EarlyLaunch{.cluster = kShare}, map_of(p.x, p.rows, p.inputs, kRows / kShare),
-               map_of(p.weight, p.outputs, p.inputs, kOwn), product);
+               map_of(p.x, p.rows, p.inputs, kRows), map_of(p.weight, p.outputs, p.inputs, kOwn),
+               product);
   check_launch("products of few rows");
 }
 
-// What a block has to read of each input, times the number of times that all multiprocessors are
-// filled with blocks.
+// Rows and outputs of a block whose inputs are read, times the number of times that all
+// multiprocessors are filled with blocks: what a product takes per input.
 int64_t cost_of(const Projection& p, int groups, int outputs) {
   const int64_t blocks =
       static_cast<int64_t>(parts_of(p.outputs, outputs)) * parts_of(p.rows, groups * kGroupRows);
@@ -328,16 +278,32 @@ int64_t cost_of(const Projection& p, int groups, int outputs) {
   return waves * (groups * kGroupRows + outputs);
 }
 
+struct Costs {
+  int64_t small, medium, large;
+  int64_t least() const { return std::min(small, std::min(medium, large)); }
+};
+Costs costs_of(const Projection& p) {
+  return {cost_of(p, 1, 32), cost_of(p, 1, 64), cost_of(p, 2, 64)};
+}
+Costs gated_costs_of(const Projection& p) {
+  return {cost_of(p, 1, 64), cost_of(p, 1, 96), cost_of(p, 2, 96)};
+}
+
+// Up to 128 rows cuBLASLt may have nothing good without splitting the inputs (70 us where this
+// takes 9); beyond, it is the faster one of the two for all but small products.
+constexpr int64_t kAlwaysRows = 128, kMostCost = 150'000;
+
+bool pays(const Projection& p, const Costs& costs) {
+  return p.rows <= kAlwaysRows || (p.rows <= kMostFewRows && costs.least() * p.inputs <= kMostCost);
+}
+
 bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-}  // namespace
-
-bool has_few_row_kernel(const Projection& p) {
+bool takes(const Projection& p) {
   // The device has loaded code of sm_90a if the kernel has its barriers.
   static const bool loaded = [] {
     cudaFuncAttributes attributes{};
-    const cudaError_t status =
-        cudaFuncGetAttributes(&attributes, product_kernel<1, 32, 8, kFewRowShare, false>);
+    const cudaError_t status = cudaFuncGetAttributes(&attributes, product_kernel<1, 32, 8, false>);
     if (status != cudaSuccess) cudaGetLastError();  // no code for this device at all
     return status == cudaSuccess && attributes.sharedSizeBytes > 0;
   }();
@@ -346,27 +312,34 @@ bool has_few_row_kernel(const Projection& p) {
          aligned(p.weight) && aligned(p.y);
 }
 
+}  // namespace
+
+bool has_few_row_kernel(const Projection& p) { return takes(p) && pays(p, costs_of(p)); }
+bool has_gated_few_row_kernel(const Projection& p) {
+  return takes(p) && p.bias == nullptr && pays(p, gated_costs_of(p));
+}
+
 void project_few_rows(const Projection& p, cudaStream_t stream) {
   if (p.rows == 0) return;
-  const int64_t small = cost_of(p, 1, 32), medium = cost_of(p, 1, 64), large = cost_of(p, 2, 64);
-  if (small <= std::min(medium, large)) {
-    launch<1, 32, 8, kFewRowShare, false>(p, stream);
-  } else if (medium <= large) {
-    launch<1, 64, 8, kFewRowShare, false>(p, stream);
+  const Costs costs = costs_of(p);
+  if (costs.small == costs.least()) {
+    launch<1, 32, 8, false>(p, stream);
+  } else if (costs.medium == costs.least()) {
+    launch<1, 64, 8, false>(p, stream);
   } else {
-    launch<2, 64, 6, kFewRowShare, false>(p, stream);
+    launch<2, 64, 6, false>(p, stream);
   }
 }
 
 void project_few_rows_gated(const Projection& p, cudaStream_t stream) {
   if (p.rows == 0) return;
-  const int64_t small = cost_of(p, 1, 64), medium = cost_of(p, 1, 96), large = cost_of(p, 2, 96);
-  if (small <= std::min(medium, large)) {
-    launch<1, 64, 8, kFewRowShare, true>(p, stream);
-  } else if (medium <= large) {
-    launch<1, 96, 6, kFewRowShare, true>(p, stream);
+  const Costs costs = gated_costs_of(p);
+  if (costs.small == costs.least()) {
+    launch<1, 64, 8, true>(p, stream);
+  } else if (costs.medium == costs.least()) {
+    launch<1, 96, 6, true>(p, stream);
   } else {
-    launch<2, 96, 5, kFewRowShare, true>(p, stream);
+    launch<2, 96, 5, true>(p, stream);
   }
 }
 

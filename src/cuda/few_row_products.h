@@ -17,8 +17,10 @@ namespace leeway::cuda {
 
 inline constexpr int64_t kMostFewRows = 256;
 
-// Whether the two below take the product: its rows, types, alignment, and the current device.
+// Whether the two below take a product, and are the faster way for it: by its rows, sizes, types
+// and alignment, and the device.
 bool has_few_row_kernel(const Projection& projection);
+bool has_gated_few_row_kernel(const Projection& projection);
 
 // Products::project.
 void project_few_rows(const Projection& projection, cudaStream_t stream);

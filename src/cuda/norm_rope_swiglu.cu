@@ -10,8 +10,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kNormThreads = 128;
-constexpr int kHeadsAtOnce = 4;  // of a warp
-constexpr int kNormTurns = 4;    // of a thread over a row that is held in registers
+constexpr int kNormTurns = 4;  // of a thread over a row that is held in registers
 
 // ---------------------------------------------------------------------------------------------
 // Kernels
@@ -127,7 +126,7 @@ __global__ void rope_kernel(const T* x, int64_t count, int64_t heads, int64_t ha
 
 // A warp for kHeadsAtOnce heads of a row: their loads are under way together, and the row's angles
 // are read once.
-template <int kMostDim, class T>
+template <int kMostDim, int kHeadsAtOnce, class T>
 __global__ void __launch_bounds__(kThreads) store_heads_kernel(HeadStep step) {
   wait_for_earlier_kernels();
   let_next_kernel_begin();
@@ -256,7 +255,7 @@ void rms_norm(Dtype dtype, const RmsNorm& norm, cudaStream_t stream) {
       constexpr int kCount = decltype(numbers)::value;
       const auto launch = [&](auto* kernel, int row_threads) {
         launch_early(kernel, blocks_for(norm.rows * row_threads, kNormThreads), kNormThreads, 0,
-                     stream, {}, norm);
+                     stream, norm);
       };
       if (norm.width <= kWarp * kCount) {
         launch(rms_norm_kernel<kCount, kWarp, true, T>, kWarp);
@@ -292,12 +291,19 @@ void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream) {
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
     const HeadSizes& sizes = step.sizes;
-    const int64_t groups =
-        step.places.rows *
-        ((sizes.query_heads + 2 * sizes.kv_heads + kHeadsAtOnce - 1) / kHeadsAtOnce);
-    auto* kernel = sizes.head_dim <= 128 ? store_heads_kernel<128, T>
-                                         : store_heads_kernel<static_cast<int>(kMostHeadDim), T>;
-    launch_early(kernel, blocks_for(groups, kWarps), kThreads, 0, stream, {}, step);
+    const int64_t heads = sizes.query_heads + 2 * sizes.kv_heads;
+    const auto launch = [&](auto* kernel, int64_t at_once) {
+      const int64_t warps = step.places.rows * ((heads + at_once - 1) / at_once);
+      launch_early(kernel, blocks_for(warps, kWarps), kThreads, 0, stream, step);
+    };
+    // With few rows a warp for each head is on more multiprocessors.
+    constexpr int kWide = static_cast<int>(kMostHeadDim);
+    const bool few = step.places.rows < 1024;
+    if (sizes.head_dim <= 128) {
+      few ? launch(store_heads_kernel<128, 1, T>, 1) : launch(store_heads_kernel<128, 4, T>, 4);
+    } else {
+      few ? launch(store_heads_kernel<kWide, 1, T>, 1) : launch(store_heads_kernel<kWide, 4, T>, 4);
+    }
   });
   check_launch("store_heads");
 }
@@ -321,8 +327,7 @@ void swiglu(Dtype dtype, const void* gate, const void* up, int64_t stride, int64
       constexpr int kCount = decltype(numbers)::value;
       const int64_t parts = width / kCount;
       launch_early(swiglu_kernel<kCount, T>, blocks_for(rows * parts, kThreads), kThreads, 0,
-                   stream, {}, as<T>(gate), as<T>(up), stride, parts, rows * parts,
-                   static_cast<T*>(s));
+                   stream, as<T>(gate), as<T>(up), stride, parts, rows * parts, static_cast<T*>(s));
     });
   });
   check_launch("swiglu");

@@ -404,9 +404,9 @@ template <bool kExact>
 void launch(const SampleRows& batch, cudaStream_t stream) {
   const Layout layout = layout_of(batch.vocabulary);
   launch_early(scan_kernel<kExact>, static_cast<unsigned>(batch.draws * kParts), kThreads, 0,
-               stream, {}, batch, layout);
+               stream, batch, layout);
   check_launch("sample_rows");
-  launch_early(choose_kernel<kExact>, static_cast<unsigned>(batch.draws), kThreads, 0, stream, {},
+  launch_early(choose_kernel<kExact>, static_cast<unsigned>(batch.draws), kThreads, 0, stream,
                batch, layout);
   check_launch("sample_rows, choosing");
 }

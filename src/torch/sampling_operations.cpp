@@ -45,38 +45,6 @@ cuda::RmsNorm norm_of(const Tensor& weight, double eps, const Tensor& y) {
   return norm;
 }
 
-cuda::HeadStep head_step_of(const HeadWeights& heads, const PassRows& rows, const Tensor& qkv,
-                            const Tensor& q, const Tensor& keys, const Tensor& values) {
-  cuda::HeadStep step;
-  step.sizes = sizes_of(heads.counts);
-  step.places = places_of(rows);
-  step.qkv = data_of(qkv);
-  step.query_norm = data_of(heads.query_norm), step.key_norm = data_of(heads.key_norm);
-  step.eps = static_cast<float>(heads.eps);
-  step.angles = {heads.rope.cosines.data_ptr<float>(), heads.rope.sines.data_ptr<float>()};
-  step.q = data_of(q);
-  step.keys = data_of(keys), step.values = data_of(values);
-  return step;
-}
-
-cuda::Attention attention_of(const HeadCounts& counts, const PassRows& rows, const Tensor& q,
-                             const Tensor& keys, const Tensor& values, const Tensor& out) {
-  cuda::Attention attention;
-  attention.sizes = sizes_of(counts);
-  attention.places = places_of(rows);
-  attention.q = data_of(q), attention.q_stride = q.size(1);
-  attention.keys = data_of(keys), attention.values = data_of(values);
-  attention.key_stride = attention.value_stride = counts.kv_heads * counts.head_dim;
-  attention.out = data_of(out);
-  return attention;
-}
-
-void attend_tiles_of(const cuda::Attention& attention, const PassRows& rows, cudaStream_t stream) {
-  if (!rows.tiles.defined()) return;
-  cuda::attend_tiles(attention, static_cast<cuda::AttentionTile*>(data_of(rows.tiles)),
-                     rows.tiles.size(0), stream);
-}
-
 cuda::Projection projection_of(const Tensor& x, const Tensor& transposed, const Tensor& bias,
                                const Tensor& y) {
   cuda::Projection projection;
@@ -177,7 +145,15 @@ void store_heads(const HeadWeights& heads, const PassRows& rows, const Tensor& q
   const auto& [query_heads, kv_heads, head_dim] = heads.counts;
 #ifdef LEEWAY_CUDA
   if (qkv.is_cuda()) {
-    const cuda::HeadStep step = head_step_of(heads, rows, qkv, q, keys, values);
+    cuda::HeadStep step;
+    step.sizes = sizes_of(heads.counts);
+    step.places = places_of(rows);
+    step.qkv = data_of(qkv);
+    step.query_norm = data_of(heads.query_norm), step.key_norm = data_of(heads.key_norm);
+    step.eps = static_cast<float>(heads.eps);
+    step.angles = {heads.rope.cosines.data_ptr<float>(), heads.rope.sines.data_ptr<float>()};
+    step.q = data_of(q);
+    step.keys = data_of(keys), step.values = data_of(values);
     cuda::store_heads(dtype_of(qkv), step, stream_of(qkv));
     return;
   }
@@ -220,10 +196,19 @@ void attend(const HeadCounts& counts, const PassRows& rows, [[maybe_unused]] int
             [[maybe_unused]] const Tensor& workspace, Tensor& out) {
 #ifdef LEEWAY_CUDA
   if (q.is_cuda() && q.scalar_type() == at::kBFloat16) {
-    const cuda::Attention attention = attention_of(counts, rows, q, keys, values, out);
-    cuda::attend_decode_rows(attention, nullptr, rows.decode_rows, most_positions,
+    cuda::Attention attention;
+    attention.sizes = sizes_of(counts);
+    attention.places = places_of(rows);
+    attention.q = data_of(q), attention.q_stride = q.size(1);
+    attention.keys = data_of(keys), attention.values = data_of(values);
+    attention.key_stride = attention.value_stride = counts.kv_heads * counts.head_dim;
+    attention.out = data_of(out);
+    cuda::attend_decode_rows(attention, rows.decode_rows, most_positions,
                              workspace.data_ptr<float>(), stream_of(q));
-    attend_tiles_of(attention, rows, stream_of(q));
+    if (rows.tiles.defined()) {
+      cuda::attend_tiles(attention, static_cast<cuda::AttentionTile*>(data_of(rows.tiles)),
+                         rows.tiles.size(0), stream_of(q));
+    }
     return;
   }
   if (q.is_cuda()) {
@@ -264,35 +249,6 @@ void attend(const HeadCounts& counts, const PassRows& rows, [[maybe_unused]] int
   }
 }
 
-void attend_heads(LayerAttention& layer, const PassRows& rows, const Tensor& qkv, Tensor& q,
-                  Tensor& out) {
-#ifdef LEEWAY_CUDA
-  if (q.is_cuda() && q.scalar_type() == at::kBFloat16) {
-    const cudaStream_t stream = stream_of(q);
-    const cuda::HeadStep step = head_step_of(layer.heads, rows, qkv, q, layer.keys, layer.values);
-    const cuda::Attention attention =
-        attention_of(layer.heads.counts, rows, q, layer.keys, layer.values, out);
-    if (const int64_t decoding = rows.decode_rows; decoding < q.size(0)) {
-      PassRows others = rows;
-      const int64_t count = q.size(0) - decoding;
-      others.positions = rows.positions.narrow(0, decoding, count);
-      others.starts = rows.starts.narrow(0, decoding, count);
-      cuda::store_heads(cuda::Dtype::bf16,
-                        head_step_of(layer.heads, others, qkv.narrow(0, decoding, count),
-                                     q.narrow(0, decoding, count), layer.keys, layer.values),
-                        stream);
-    }
-    cuda::attend_decode_rows(attention, &step, rows.decode_rows, layer.most_positions,
-                             layer.workspace.data_ptr<float>(), stream);
-    attend_tiles_of(attention, rows, stream);
-    return;
-  }
-#endif
-  store_heads(layer.heads, rows, qkv, q, layer.keys, layer.values);
-  attend(layer.heads.counts, rows, layer.most_positions, q, layer.keys, layer.values,
-         layer.workspace, out);
-}
-
 void swiglu_rows(const Tensor& gate_up, Tensor& s) {
 #ifdef LEEWAY_CUDA
   if (s.is_cuda()) {
@@ -312,7 +268,7 @@ void project_gated(cuda::Products* products, const Tensor& x, const Tensor& tran
 #ifdef LEEWAY_CUDA
   if (x.is_cuda() && x.scalar_type() == at::kBFloat16) {
     const cuda::Projection projection = projection_of(x, transposed, Tensor(), s);
-    if (cuda::has_few_row_kernel(projection)) {
+    if (cuda::has_gated_few_row_kernel(projection)) {
       return cuda::project_few_rows_gated(projection, stream_of(x));
     }
   }

@@ -82,16 +82,6 @@ void attend(const HeadCounts& counts, const PassRows& rows, int64_t most_positio
 int64_t attention_workspace_size(const HeadCounts& counts, int64_t most_positions,
                                  at::ScalarType type);
 
-// Both of the above: what attention does between a layer's two products. On CUDA in bf16 one kernel
-// does all for decode rows, and q has results of the other rows only.
-struct LayerAttention {
-  const HeadWeights& heads;
-  at::Tensor keys, values, workspace;
-  int64_t most_positions = 0;
-};
-void attend_heads(LayerAttention& layer, const PassRows& rows, const at::Tensor& qkv, at::Tensor& q,
-                  at::Tensor& out);
-
 // s [R, I] = silu(gate) * up from gate_up [R, 2 I].
 void swiglu_rows(const at::Tensor& gate_up, at::Tensor& s);
 // project and swiglu_rows, with the same bits; gate_up [R, 2 I] is a place for what is between them

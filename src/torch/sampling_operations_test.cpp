@@ -421,43 +421,20 @@ TEST(SamplingOperations, GatesEmbedsAndCopies) {
   }
 }
 
-// What one kernel may do is what two steps do, bit for bit: decode rows alone, and before two
-// tiles.
-TEST(SamplingOperations, StepsInOneHaveTheBitsOfTwo) {
+TEST(SamplingOperations, AGatedProductHasTheBitsOfTwoSteps) {
   for (const at::Device device : devices()) {
     for (const at::ScalarType type : kTypes) {
-      const HeadCounts counts{4, 2, 64};
       const auto on = at::device(device).dtype(type);
-      for (const int64_t decoding : {int64_t{4}, int64_t{2}}) {
-        PassRows rows = moved(scattered_rows({70, -1, 17, 140}, 24, 5), device);
-        rows.decode_rows = decoding;
-        if (decoding < 4) rows.tiles = integers({2, 1, 3, 1}).view({2, 2}).to(device);
-        const Tensor angles = random({256, 32}, 9, 3.0);
-        HeadWeights heads{counts, random({64}, 7).to(on), random({64}, 8).to(on), 1e-6, {}};
-        heads.rope.cosines = angles.cos().to(device), heads.rope.sines = angles.sin().to(device);
-        const Tensor qkv = random({4, 8 * 64}, 6).to(on);
-        const Tensor keys = random({24, 16, 2, 64}, 1).to(on),
-                     values = random({24, 16, 2, 64}, 2).to(on);
-        const Tensor workspace = at::empty({attention_workspace_size(counts, kMostPositions, type)},
-                                           at::device(device).dtype(at::kFloat));
-        Tensor q = at::zeros({4, 4 * 64}, on), out = at::zeros({4, 4 * 64}, on);
-        Tensor new_keys = keys.clone(), new_values = values.clone();
-        store_heads(heads, rows, qkv, q, new_keys, new_values);
-        attend(counts, rows, kMostPositions, q, new_keys, new_values, workspace, out);
-        LayerAttention layer{heads, keys.clone(), values.clone(), workspace, kMostPositions};
-        Tensor own_q = at::zeros_like(q), own_out = at::zeros_like(out);
-        attend_heads(layer, rows, qkv, own_q, own_out);
-        EXPECT_EQ(largest_difference(own_out, out), 0.0) << decoding;
-        EXPECT_EQ(largest_difference(layer.keys, new_keys), 0.0) << decoding;
-        EXPECT_EQ(largest_difference(layer.values, new_values), 0.0) << decoding;
-      }
       const auto products = make_products(device);
-      const Tensor x = random({5, 64}, 3).to(on), weight = random({160, 64}, 4).to(on);
-      Tensor gate_up = at::empty({5, 160}, on), s = at::empty({5, 80}, on), own = s.clone();
-      project(products.get(), x, weight.t(), {}, gate_up);
-      swiglu_rows(gate_up, s);
-      project_gated(products.get(), x, weight.t(), gate_up, own);
-      EXPECT_EQ(largest_difference(own, s), 0.0);
+      for (const int64_t rows : {1, 5, 70, 300}) {
+        const Tensor x = random({rows, 64}, 3).to(on), weight = random({160, 64}, 4).to(on);
+        Tensor gate_up = at::empty({rows, 160}, on), s = at::empty({rows, 80}, on);
+        Tensor own = at::empty_like(s);
+        project(products.get(), x, weight.t(), {}, gate_up);
+        swiglu_rows(gate_up, s);
+        project_gated(products.get(), x, weight.t(), gate_up, own);
+        EXPECT_EQ(largest_difference(own, s), 0.0) << rows;
+      }
     }
   }
 }

@@ -248,11 +248,12 @@ void TorchSampling::forward(const PassShape& shape) {
   embed(weights_->embedding, rows, x);
   for (size_t i = 0; i < weights_->layers.size(); ++i) {
     const SamplingLayer& layer = weights_->layers[i];
+    Tensor &keys = pages_[2 * i], &values = pages_[2 * i + 1];
     add_norm(x, i == 0 ? Tensor() : delta, layer.input_norm, eps, h);
     project(products_.get(), h, layer.qkv_t, layer.qkv_bias, qkv);
-    LayerAttention heads{layer.heads, pages_[2 * i], pages_[2 * i + 1], attention_space_,
-                         config_.max_position_embeddings};
-    attend_heads(heads, rows, qkv, q, attention);
+    store_heads(layer.heads, rows, qkv, q, keys, values);
+    attend(counts_, rows, config_.max_position_embeddings, q, keys, values, attention_space_,
+           attention);
     project(products_.get(), attention, layer.o_t, layer.o_bias, delta);
     add_norm(x, delta, layer.post_norm, eps, h);
     project_gated(products_.get(), h, layer.gate_up_t, gate_up, s);
