@@ -439,7 +439,7 @@ void launch(const DecodeStep& step, int64_t rows, int64_t splits, cudaStream_t s
              "attention of decode rows, shared memory");
   const dim3 grid(static_cast<unsigned>(sizes.kv_heads * step.parts), static_cast<unsigned>(rows),
                   static_cast<unsigned>(splits));
-  launch_early(decode_kernel<kDim, kSlots, kRows>, grid, kWarp, size_t{kBytes}, stream, {}, step);
+  launch_early(decode_kernel<kDim, kSlots, kRows>, grid, kWarp, size_t{kBytes}, stream, step);
 }
 
 template <int kDim, int kSlots>

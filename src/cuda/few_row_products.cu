@@ -22,6 +22,8 @@ constexpr int kGroupRows = 64, kGroupThreads = 128;
 // ---------------------------------------------------------------------------------------------
 // Barriers, copies and products that have no other spelling
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
 __device__ __forceinline__ uint32_t address_of(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
@@ -104,6 +106,8 @@ __device__ __forceinline__ void multiply_add(float (&c)[48], uint64_t a, uint64_
         "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47])
       : "l"(a), "l"(b));
 }
+
+#endif
 
 // ---------------------------------------------------------------------------------------------
 
