@@ -33,6 +33,7 @@ struct RendererConfig {
 
 struct Config {
   std::string preset = "icepop";
+  std::string plugin;  // a library with presets and corrections of one's own, absolute; or empty
   Settings loss;  // in order: file first, then --set
   LossSpec loss_spec;
   RendererConfig renderer;

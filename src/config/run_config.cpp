@@ -486,7 +486,7 @@ std::vector<Section> describe(RunConfig& run, RendererConfig& renderer) {
            "task may\n"
            "well be several times that.",
        .fields = trainer_fields(run.trainer, run.model.device)},
-      {.path = "trainer.loss", .about = "`preset`, and the keys of that preset.", .open = true},
+      {.path = "trainer.loss", .about = "`preset`, the keys of that preset, and `plugin`.", .open = true},
       {.path = "orchestrator",
        .about = "Which rollouts are sampled, when, and how their rewards become advantages.",
        .fields = orchestrator_fields(run.orchestrator)},

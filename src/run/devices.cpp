@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "base/folders.h"
@@ -89,6 +90,17 @@ MakeTrainingBackend training_backend(Device device, TrainingPrecision precision)
 
 MakeTrainingBackend training_backend(const RunConfig& run) {
   return training_backend(run.model.device, run.trainer.precision);
+}
+
+int64_t default_kv_bytes(Device device) {
+  constexpr int64_t kGibibyte = int64_t{1} << 30;
+  if (device == Device::cpu) return kGibibyte;
+  return std::clamp(cuda_backends().backends->free_bytes() / 2, kGibibyte, 16 * kGibibyte);
+}
+
+std::optional<WeightSharing> weight_sharing(Device device) {
+  if (device == Device::cpu) return {};
+  return cuda_backends().backends->sharing();
 }
 
 }  // namespace leeway

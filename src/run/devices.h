@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "config/config.h"
 #include "engine/backend.h"
+#include "model/shared_weights.h"
 #include "trainer/backend.h"
 
 namespace leeway {
@@ -27,5 +29,10 @@ MakeSamplingBackend sampling_backend(Device device, Precision precision);
 MakeSamplingBackend sampling_backend(const RunConfig& run);
 MakeTrainingBackend training_backend(Device device, TrainingPrecision precision);
 MakeTrainingBackend training_backend(const RunConfig& run);
+// For EngineOptions::kv_bytes where nobody has said it: 1 GiB on the CPU; on cuda 16 GiB, or half
+// of what is free if that is less.
+int64_t default_kv_bytes(Device device);
+// How the device's memory is shared with other processes; empty: it is not.
+std::optional<WeightSharing> weight_sharing(Device device);
 
 }  // namespace leeway

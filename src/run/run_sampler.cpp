@@ -18,6 +18,7 @@
 #include "pool/curl_http.h"
 #include "pool/name_source.h"
 #include "pool/pool_sampler.h"
+#include "run/devices.h"
 #endif
 
 namespace leeway {
@@ -88,14 +89,17 @@ std::vector<std::string> child_options(const RunSetup& setup) {
   const int64_t threads = run.rollout.threads > 0
                               ? run.rollout.threads
                               : std::max<int64_t>(1, cores / setup.spawn_servers);
-  return {"--device",          name_of(run.model.device),
-          "--precision",       name_of(rollout_precision(run)),
-          "--kv-after-swap",   name_of(run.rollout.kv_after_swap),
-          "--kv-bytes",        std::to_string(run.rollout.kv_bytes),
-          "--max-sequences",   std::to_string(run.rollout.max_sequences),
-          "--threads",         std::to_string(threads),
-          "--max-requests",    "65536",
-          "--max-connections", "65536"};
+  std::vector<std::string> options = {
+      "--device",          name_of(run.model.device),
+      "--precision",       name_of(rollout_precision(run)),
+      "--kv-after-swap",   name_of(run.rollout.kv_after_swap),
+      "--kv-bytes",        std::to_string(run.rollout.kv_bytes),
+      "--max-sequences",   std::to_string(run.rollout.max_sequences),
+      "--threads",         std::to_string(threads),
+      "--max-requests",    "65536",
+      "--max-connections", "65536"};
+  if (run.model.device == Device::cuda) options.emplace_back("--device-weights");
+  return options;
 }
 
 }  // namespace
@@ -123,7 +127,9 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
     return;
   }
   PoolContext context = context_of(setup);
-  auto store = std::make_unique<WeightFolders>(files.folder() + "/broadcast");
+  const std::optional<WeightSharing> sharing = weight_sharing(setup.config.run.model.device);
+  auto store = std::make_unique<WeightFolders>(files.folder() + "/broadcast",
+                                               sharing ? sharing->share : WeightFolders::Share());
   const PolicyVersion version = weights->version();
   std::unique_ptr<ServerSource> source;
   if (setup.spawn_servers > 0) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/files.h"
 #include "leeway/error.h"
 #include "orchestrator/demonstrations.h"
 #include "run/configured_renderer.h"
@@ -49,8 +50,24 @@ Config with_its_device(Config config) {
   return config;
 }
 
-Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer) {
-  if (!run.model.path.empty()) return load_parameters(run.model.path);
+// Such ids have no embedding: text would reach them in the middle of a run, or never.
+void refuse_ids_beyond(const std::string& tokenizer_file, const std::string& folder, int32_t ids) {
+  const int64_t vocab_size = load_model_config(folder).vocab_size;
+  if (ids <= vocab_size) return;
+  throw Error(
+      fmt::format("{}: has ids up to {}, but the weights in {} have vocab_size = {}: the "
+                  "tokenizer belongs to another model",
+                  tokenizer_file, ids - 1, folder, vocab_size));
+}
+
+Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer,
+                        const std::string& tokenizer_file) {
+  if (!run.model.path.empty()) {
+    if (!tokenizer_file.empty()) {
+      refuse_ids_beyond(tokenizer_file, run.model.path, tokenizer.vocab_size());
+    }
+    return load_parameters(run.model.path);
+  }
   Parameters weights(scratch_config(run.model, tokenizer.vocab_size()));
   initialise(weights, static_cast<uint64_t>(run.seed));
   return weights;
@@ -112,7 +129,15 @@ PolicyCard make_card(const Config& config) {
 
 std::string tokenizer_file_of(const RunConfig& run, const PolicyCard& card) {
   if (card.byte) return "";
-  return run.model.tokenizer.empty() ? run.model.path + "/tokenizer.json" : run.model.tokenizer;
+  if (!run.model.tokenizer.empty()) return run.model.tokenizer;
+  const std::string file = run.model.path + "/tokenizer.json";
+  if (!is_present(file)) {
+    throw Error(
+        fmt::format("{}: there is no such file, which turns text into tokens; name another "
+                    "folder's with model.tokenizer",
+                    file));
+  }
+  return file;
 }
 
 }  // namespace
@@ -124,7 +149,7 @@ RunSetup::RunSetup(Config configuration, bool needs_environments)
       tokenizer_file(tokenizer_file_of(config.run, card)),
       tokenizer(card.byte ? make_byte_tokenizer(card.control_tokens)
                           : load_tokenizer(tokenizer_file)),
-      weights(make_weights(config.run, *tokenizer)) {
+      weights(make_weights(config.run, *tokenizer, tokenizer_file)) {
   const RunConfig& run = config.run;
   if (!config.renderer.name.empty()) {
     renderer = make_configured_renderer(config.renderer, tokenizer.get());

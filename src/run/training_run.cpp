@@ -15,7 +15,7 @@
 #include "orchestrator/steady_clock.h"
 #include "run/devices.h"
 #include "run/environment_check.h"
-#include "run/explain_text.h"
+#include "core/explain_text.h"
 #include "run/failure.h"
 #include "run/logged_progress.h"
 #include "run/run_end.h"

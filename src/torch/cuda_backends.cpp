@@ -7,6 +7,13 @@
 
 #include "torch/torch_sampling.h"
 #include "torch/torch_training.h"
+#include "torch/weight_sharing.h"
+
+#ifdef LEEWAY_CUDA
+#include <c10/cuda/CUDAGuard.h>
+
+#include "cuda/device.h"
+#endif
 
 namespace leeway {
 namespace {
@@ -34,12 +41,26 @@ MakeSamplingBackend cuda_sampling(bool half) {
   return make_torch_sampling(first_gpu(), type_of(half));
 }
 
+int64_t cuda_free_bytes() {
+#ifdef LEEWAY_CUDA
+  const c10::cuda::CUDAGuard guard(first_gpu());
+  size_t free = 0, total = 0;
+  cuda::check_cuda(cudaMemGetInfo(&free, &total), "the GPU's memory");
+  return static_cast<int64_t>(free);
+#else
+  return 0;
+#endif
+}
+
+WeightSharing cuda_sharing() { return cuda_weight_sharing(first_gpu()); }
+
 }  // namespace
 }  // namespace leeway
 
 extern "C" __attribute__((visibility("default"))) const leeway::CudaBackends*
 leeway_cuda_backends() {
-  static const leeway::CudaBackends backends = {LEEWAY_VERSION, leeway::why_no_cuda,
-                                                leeway::cuda_training, leeway::cuda_sampling};
+  static const leeway::CudaBackends backends = {LEEWAY_VERSION,          leeway::why_no_cuda,
+                                                leeway::cuda_training,   leeway::cuda_sampling,
+                                                leeway::cuda_free_bytes, leeway::cuda_sharing};
   return &backends;
 }

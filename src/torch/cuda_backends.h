@@ -3,9 +3,11 @@
 // and the C++ library symbols they export, out of the program's own symbol resolution).
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "engine/backend.h"
+#include "model/shared_weights.h"
 #include "trainer/backend.h"
 
 namespace leeway {
@@ -18,6 +20,9 @@ struct CudaBackends {
   // On the first GPU; `half`: passes in bf16, else in float32.
   MakeTrainingBackend (*training)(bool half);
   MakeSamplingBackend (*sampling)(bool half);
+  int64_t (*free_bytes)();  // of the first GPU's memory
+  // Weights of the first GPU, between processes.
+  WeightSharing (*sharing)();
 };
 
 // The one symbol of the library, of type CudaBackendsEntry.

@@ -23,6 +23,7 @@ class TorchDeviceWeights final : public DeviceWeights {
 
   void copy_to(Parameters& host) const override;
   std::string not_finite_text() const override;
+  uint32_t checksum() const override;
 
  private:
   FlatLayout layout_;
