@@ -9,7 +9,7 @@
 namespace leeway {
 namespace {
 
-std::string header_of(std::span<const TensorToSave* const> tensors) {
+std::string header_of(std::span<const TensorPlan> tensors) {
   rapidjson::StringBuffer buffer;
   rapidjson::Writer<rapidjson::StringBuffer> writer(buffer);
   writer.StartObject();
@@ -20,15 +20,15 @@ std::string header_of(std::span<const TensorToSave* const> tensors) {
   writer.String("pt");
   writer.EndObject();
   uint64_t begin = 0;
-  for (const TensorToSave* tensor : tensors) {
-    const uint64_t end = begin + tensor->values.size_bytes();
-    writer.Key(tensor->name.c_str(), static_cast<rapidjson::SizeType>(tensor->name.size()));
+  for (const TensorPlan& tensor : tensors) {
+    const uint64_t end = begin + tensor.byte_size();
+    writer.Key(tensor.name.c_str(), static_cast<rapidjson::SizeType>(tensor.name.size()));
     writer.StartObject();
     writer.Key("dtype");
-    writer.String(name_of(DType::f32));
+    writer.String(name_of(tensor.dtype));
     writer.Key("shape");
     writer.StartArray();
-    for (const int64_t extent : tensor->shape) writer.Int64(extent);
+    for (const int64_t extent : tensor.shape) writer.Int64(extent);
     writer.EndArray();
     writer.Key("data_offsets");
     writer.StartArray();
@@ -44,31 +44,57 @@ std::string header_of(std::span<const TensorToSave* const> tensors) {
   return header;
 }
 
+std::vector<TensorPlan> sorted_by_name(std::vector<TensorPlan> plan) {
+  std::sort(plan.begin(), plan.end(),
+            [](const TensorPlan& a, const TensorPlan& b) { return a.name < b.name; });
+  for (size_t i = 0; i < plan.size(); ++i) {
+    LEEWAY_CHECK(plan[i].name != "__metadata__", "the format reserves this name");
+    LEEWAY_CHECK(i == 0 || plan[i].name != plan[i - 1].name, "names must be distinct");
+  }
+  return plan;
+}
+
 }  // namespace
+
+uint64_t TensorPlan::byte_size() const {
+  uint64_t size = size_of(dtype);
+  for (const int64_t extent : shape) size *= static_cast<uint64_t>(extent);
+  return size;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<TensorPlan> plan)
+    : tensors_(sorted_by_name(std::move(plan))), file_(path) {
+  for (const TensorPlan& tensor : tensors_) left_ += tensor.byte_size();
+  const std::string header = header_of(tensors_);
+  const uint64_t length = header.size();
+  file_.write(&length, sizeof length);
+  file_.write(header.data(), header.size());
+}
+
+void SafetensorsWriter::write(std::span<const std::byte> values) {
+  LEEWAY_CHECK(values.size() <= left_, "more values than the plan has");
+  left_ -= values.size();
+  file_.write(values.data(), values.size());
+}
+
+FileSum SafetensorsWriter::commit() {
+  LEEWAY_CHECK(left_ == 0, "every tensor must be written");
+  return file_.commit();
+}
 
 FileSum write_safetensors(const std::string& path, std::span<const TensorToSave> tensors) {
   std::vector<const TensorToSave*> sorted;
+  std::vector<TensorPlan> plan;
   for (const TensorToSave& tensor : tensors) {
-    uint64_t size = 1;
-    for (const int64_t extent : tensor.shape) size *= static_cast<uint64_t>(extent);
-    LEEWAY_CHECK(size == tensor.values.size(),
+    plan.push_back({tensor.name, DType::f32, tensor.shape});
+    LEEWAY_CHECK(plan.back().byte_size() == tensor.values.size_bytes(),
                  "the shape of " + tensor.name + " must match its size");
     sorted.push_back(&tensor);
   }
   std::sort(sorted.begin(), sorted.end(),
             [](const TensorToSave* a, const TensorToSave* b) { return a->name < b->name; });
-  for (size_t i = 0; i < sorted.size(); ++i) {
-    LEEWAY_CHECK(sorted[i]->name != "__metadata__", "the format reserves this name");
-    LEEWAY_CHECK(i == 0 || sorted[i]->name != sorted[i - 1]->name, "names must be distinct");
-  }
-  const std::string header = header_of(sorted);
-  const uint64_t length = header.size();
-  FileWriter file(path);
-  file.write(&length, sizeof length);
-  file.write(header.data(), header.size());
-  for (const TensorToSave* tensor : sorted) {
-    file.write(tensor->values.data(), tensor->values.size_bytes());
-  }
+  SafetensorsWriter file(path, std::move(plan));
+  for (const TensorToSave* tensor : sorted) file.write(std::as_bytes(tensor->values));
   return file.commit();
 }
 

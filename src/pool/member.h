@@ -47,7 +47,10 @@ struct MemberEvent {
   std::string server;
   MemberState state = MemberState::discovering;
   std::string text;
-  bool first = false;  // ready: it was not in the pool before
+  bool first = false;        // ready: it was not in the pool before
+  bool loaded = false;       // ready: it took weights, in `seconds` from its pause to its resume
+  bool from_memory = false;  // of a GPU
+  double seconds = 0.0;
 };
 
 // `context` and `http` must outlive it.
@@ -76,6 +79,11 @@ class Member {
   // Ready, or only away to take new weights.
   bool in_pool() const {
     return state_ == MemberState::ready || (state_ == MemberState::syncing && was_ready_);
+  }
+  // It is to take weights that have no folder yet, and cannot take them from memory.
+  bool wants_folder() const {
+    return state_ == MemberState::syncing && step_ == Step::none && target_.folder.empty() &&
+           !takes_from_memory(target_);
   }
   PolicyVersion loading() const { return step_ == Step::none ? -1 : loading_.version; }
   bool calls() const { return call_ != 0; }
@@ -113,7 +121,8 @@ class Member {
   void rediscover(const std::string& reason, double now);
   void stop_call();
   void take_facts(ServerFacts facts, double now);
-  void begin_sync();
+  bool takes_from_memory(const PublishedWeights& weights) const;
+  void begin_sync(double now);
   void take_update(const HttpResult& result);
   void end_sync(const HttpResult& result, double now);
   void begin_ready(double now);
@@ -139,6 +148,9 @@ class Member {
   std::vector<ServerCall> updates_;
   size_t next_update_ = 0;
   std::string update_failure_;
+  bool from_memory_ = false;     // of the sync going on
+  bool refused_memory_ = false;  // since it was found
+  double sync_begin_ = 0.0;
   int64_t attempts_ = 0;
   std::vector<int64_t> loads_;  // samples by rank
   std::optional<std::string> loss_;

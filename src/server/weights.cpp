@@ -79,9 +79,13 @@ std::string folder_below(const std::string& root, const std::string& folder) {
 }
 
 WeightUpdates::WeightUpdates(EngineThread& engine, std::shared_ptr<const PolicySnapshot> first,
-                             const std::string& root,
+                             const std::string& root, const WeightSharing* sharing,
                              std::function<void(std::function<void()>)> post)
-    : engine_(engine), current_(std::move(first)), root_(root), post_(std::move(post)) {}
+    : engine_(engine),
+      current_(std::move(first)),
+      root_(root),
+      sharing_(sharing),
+      post_(std::move(post)) {}
 
 std::shared_ptr<const PolicySnapshot> WeightUpdates::load(const std::string& folder,
                                                           std::optional<PolicyVersion> given,
@@ -92,12 +96,27 @@ std::shared_ptr<const PolicySnapshot> WeightUpdates::load(const std::string& fol
   return snapshot;
 }
 
+std::shared_ptr<const PolicySnapshot> WeightUpdates::take(const SharedWeights& shared,
+                                                          const ModelConfig& config,
+                                                          PolicyVersion version) const {
+  auto snapshot = sharing_->take(shared, config, version);
+  if (const std::string problem = snapshot->not_finite_text(); !problem.empty()) {
+    throw Error(problem);
+  }
+  return snapshot;
+}
+
 void WeightUpdates::start(const WeightUpdate& update,
                           std::function<void(int status, const std::string& message)> done) {
-  const std::string folder = folder_below(root_, update.folder);
+  if (update.shared && sharing_ == nullptr) {
+    throw ApiError(403,
+                   "this server takes no weights from a GPU's memory: start it with "
+                   "--device-weights");
+  }
+  const std::string folder = update.shared ? "" : folder_below(root_, update.folder);
   if (busy_) throw ApiError(503, "other weights are being loaded: try again when they are");
   std::optional<PolicyVersion> given = update.version;
-  if (!given) given = version_of_folder(folder);
+  if (!given && !update.shared) given = version_of_folder(folder);
   const PolicyVersion version = given.value_or(current_->version() + 1);
   busy_ = true;
   // Runs on the worker's thread or the engine's, and there may outlive this object; what it posts
@@ -111,19 +130,20 @@ void WeightUpdates::start(const WeightUpdate& update,
       done(status, message);
     });
   };
-  worker_.post([this, folder, given, version, finish] {
-    std::shared_ptr<const PolicySnapshot> weights;
-    try {
-      weights = load(folder, given, version);
-    } catch (const Error& error) {
-      return finish(400, error.what(), nullptr);
-    } catch (const std::exception& error) {
-      return finish(500, error.what(), nullptr);
-    }
-    engine_.update_weights(weights, [finish, weights](const std::string& failure) {
-      finish(failure.empty() ? 200 : 400, failure, weights);
-    });
-  });
+  worker_.post(
+      [this, folder, shared = update.shared, config = current_->config(), given, version, finish] {
+        std::shared_ptr<const PolicySnapshot> weights;
+        try {
+          weights = shared ? take(*shared, config, version) : load(folder, given, version);
+        } catch (const Error& error) {
+          return finish(400, error.what(), nullptr);
+        } catch (const std::exception& error) {
+          return finish(500, error.what(), nullptr);
+        }
+        engine_.update_weights(weights, [finish, weights](const std::string& failure) {
+          finish(failure.empty() ? 200 : 400, failure, weights);
+        });
+      });
 }
 
 }  // namespace leeway

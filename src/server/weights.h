@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "model/shared_weights.h"
 #include "server/engine_thread.h"
 #include "server/worker.h"
 
@@ -13,20 +14,23 @@ namespace leeway {
 
 struct WeightUpdate {
   std::string folder;
+  std::optional<SharedWeights> shared;   // in a GPU's memory, instead of a folder
   std::optional<PolicyVersion> version;  // absent: that of the folder's name step_N, else the next
 };
 
 // On the server's thread, except where it says otherwise.
 class WeightUpdates {
  public:
-  // `post` runs a function on the server's thread.
+  // `sharing`: null where weights are taken from no memory; must outlive it. `post` runs a function
+  // on the server's thread.
   WeightUpdates(EngineThread& engine, std::shared_ptr<const PolicySnapshot> first,
-                const std::string& root, std::function<void(std::function<void()>)> post);
+                const std::string& root, const WeightSharing* sharing,
+                std::function<void(std::function<void()>)> post);
 
   // The version's number and checksum are there when `done` is called: status 200, or another and
   // the reason. The engine goes on sampling with the old weights until the new ones are loaded, and
-  // for good if they are refused. Throws ApiError 403 for a folder that is not below the root, and
-  // 503 while another update is under way.
+  // for good if they are refused. Throws ApiError 403 for a folder that is not below the root and
+  // for memory where none is taken, and 503 while another update is under way.
   void start(const WeightUpdate& update,
              std::function<void(int status, const std::string& message)> done);
 
@@ -38,10 +42,13 @@ class WeightUpdates {
   std::shared_ptr<const PolicySnapshot> load(const std::string& folder,
                                              std::optional<PolicyVersion> given,
                                              PolicyVersion version) const;
+  std::shared_ptr<const PolicySnapshot> take(const SharedWeights& shared, const ModelConfig& config,
+                                             PolicyVersion version) const;
 
   EngineThread& engine_;
   std::shared_ptr<const PolicySnapshot> current_;
   std::string root_;
+  const WeightSharing* sharing_;
   std::function<void(std::function<void()>)> post_;
   bool busy_ = false;
   Worker worker_;

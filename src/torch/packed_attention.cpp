@@ -223,6 +223,7 @@ Attended attention(const PackedSequences& sequences, const Tensor& q, const Tens
     attention.out = data_of(attended.out);
     attention.lse = attended.lse.data_ptr<float>();
     attention.lse_row = 1, attention.lse_head = q.size(0);
+    attention.counters = sequences.counters.data_ptr<int32_t>();
     cuda::attend_tiles(attention, static_cast<cuda::AttentionTile*>(data_of(sequences.tiles)),
                        sequences.tiles.size(0), stream_of(q));
     return attended;

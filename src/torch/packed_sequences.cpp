@@ -79,6 +79,7 @@ PackedSequences::PackedSequences(const ModelConfig& config, std::span<const int6
   }
   tiles = on_device(tiles_of(cu_seqlens), device).view({-1, 2});
   longest_first = on_device(longest_first_of(cu_seqlens), device).view({2, -1});
+  counters = at::zeros({2}, at::TensorOptions(at::kInt).device(device));
   offsets = on_device({cu_seqlens.begin(), cu_seqlens.end()}, device);
   positions = on_device(places, device);
   LengthGroups padded = group_lengths(lengths);

@@ -197,7 +197,7 @@ Tensor heads_backward(const HeadWeights& heads, const Tensor& positions, const T
 SwigluGradient swiglu_backward(const Tensor& gate_up, const Tensor& d_s) {
 #ifdef LEEWAY_CUDA
   if (gate_up.is_cuda()) {
-    const SwigluGradient out{at::empty_like(gate_up), at::empty_like(d_s)};
+    const SwigluGradient out{gate_up, d_s};
     cuda::swiglu_rows_backward(dtype_of(gate_up), data_of(gate_up), data_of(d_s), d_s.size(0),
                                d_s.size(1), data_of(out.d_gate_up), data_of(out.s),
                                stream_of(gate_up));
