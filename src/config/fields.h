@@ -49,7 +49,7 @@ struct Field {
   std::string inert;
   std::string inert_by;     // full name of the key that decides it
   bool input_path = false;  // for text: a file or folder that is read
-  std::string no_path;      // with input_path: the one value that is not a path
+  std::vector<std::string> no_paths;  // with input_path: values that are not paths
   // Full name of a key that may say the same in other words; the dump shows this one.
   std::string synonym;
   bool in_dump = true;  // false: other keys of the dump say the same

@@ -14,6 +14,7 @@
 #include "base/folders.h"
 #include "base/json.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "model/name_text.h"
 #include "model/parameters.h"
 #include "model/safetensors.h"
@@ -313,6 +314,7 @@ std::string not_finite_text(const Parameters& parameters) {
 }
 
 Parameters load_parameters(const std::string& folder) {
+  if (is_adapter_folder(folder)) return load_adapter(folder);
   ModelConfig config = load_model_config(folder);
   const StoredModel model = open_model(folder);
   check_checksums(folder);
@@ -329,6 +331,7 @@ Parameters load_parameters(const std::string& folder) {
 
 FileSums save_parameters(const Parameters& parameters, const std::string& folder,
                          int64_t shard_bytes) {
+  if (parameters.lora() != nullptr) return save_adapter(parameters, folder);
   if (shard_bytes < 1) {
     throw Error(fmt::format("{}: shard_bytes = {}: must be positive", folder, shard_bytes));
   }

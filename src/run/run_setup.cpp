@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <initializer_list>
 #include <optional>
 #include <utility>
 
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "orchestrator/demonstrations.h"
 #include "run/configured_renderer.h"
 #include "run/devices.h"
@@ -49,7 +51,38 @@ Config with_its_device(Config config) {
   return config;
 }
 
+// An adapter over the model's folder: one that is there, or a new one.
+Parameters make_adapter(const RunConfig& run) {
+  const LoraTable& table = run.model.lora;
+  auto base = std::make_shared<const Parameters>(load_parameters(run.model.path));
+  if (base->lora() != nullptr) {
+    throw Error(fmt::format(
+        "model.path = \"{}\": is an adapter, and [model.lora] needs the model below it; set "
+        "model.path to that and model.lora.path to the adapter",
+        run.model.path));
+  }
+  const std::string where = std::filesystem::absolute(run.model.path).string();
+  if (!table.path.empty()) {
+    Parameters adapter = load_adapter(table.path, std::move(base));
+    adapter.set_base_path(where);
+    return adapter;
+  }
+  Parameters adapter(std::move(base), {.rank = table.rank,
+                                       .alpha = table.alpha,
+                                       .targets = ordered_targets(table.targets),
+                                       .base_path = where});
+  initialise(adapter, static_cast<uint64_t>(run.seed));
+  return adapter;
+}
+
 Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer) {
+  if (run.model.lora.enabled) return make_adapter(run);
+  if (is_adapter_folder(run.model.path)) {
+    throw Error(fmt::format(
+        "model.path = \"{}\": is an adapter; set model.path to the model below it and "
+        "model.lora.path to the adapter, or merge them: leeway merge",
+        run.model.path));
+  }
   if (!run.model.path.empty()) return load_parameters(run.model.path);
   Parameters weights(scratch_config(run.model, tokenizer.vocab_size()));
   initialise(weights, static_cast<uint64_t>(run.seed));
@@ -189,6 +222,8 @@ EngineOptions RunSetup::engine_options(int threads) const {
   options.max_rows_per_step = rows_per_step(config.run.model.device);
   options.kv_after_swap = table.kv_after_swap;
   options.backend = sampling_backend(config.run);
+  // The trainer has the base too: no copy of it.
+  options.frozen = FrozenWeights::in_place;
   return options;
 }
 
