@@ -178,7 +178,11 @@ LoraSettings load_lora_settings(const std::string& folder) {
   return lora;
 }
 
-Parameters load_adapter(const std::string& folder, std::shared_ptr<const Parameters> base) {
+namespace {
+
+// Reads the matrices into what `make` makes of the settings, once these and the file fit `config`.
+template <class Make>
+Parameters read_matrices(const std::string& folder, const ModelConfig& config, const Make& make) {
   LoraSettings lora = load_lora_settings(folder);
   const std::string path = folder + kWeights;
   if (!path_exists(path)) {
@@ -189,8 +193,8 @@ Parameters load_adapter(const std::string& folder, std::shared_ptr<const Paramet
   }
   check_checksums(folder);
   const SafetensorsFile file(path);
-  check_layout(file, base->config(), lora);
-  Parameters adapter(std::move(base), std::move(lora));
+  check_layout(file, config, lora);
+  Parameters adapter = make(std::move(lora));
   for (size_t i = 0; i < adapter.table().size(); ++i) {
     const StoredTensor& tensor = *file.find(kPrefix + adapter.table()[i].name);
     copy_as_float(tensor, path, adapter.of(i));
@@ -200,6 +204,20 @@ Parameters load_adapter(const std::string& folder, std::shared_ptr<const Paramet
     }
   }
   return adapter;
+}
+
+}  // namespace
+
+Parameters load_adapter(const std::string& folder, std::shared_ptr<const Parameters> base) {
+  return read_matrices(folder, base->config(), [&](LoraSettings lora) {
+    return Parameters(base, std::move(lora));
+  });
+}
+
+Parameters load_adapter_matrices(const std::string& folder, const ModelConfig& config) {
+  return read_matrices(folder, config, [&](LoraSettings lora) {
+    return Parameters(config, std::move(lora));
+  });
 }
 
 std::string model_folder_of(const std::string& folder) {
@@ -217,6 +235,15 @@ std::string model_folder_of(const std::string& folder) {
 Parameters load_adapter(const std::string& folder) {
   return load_adapter(folder,
                       std::make_shared<const Parameters>(load_parameters(model_folder_of(folder))));
+}
+
+Parameters load_policy(const std::string& folder, const std::string& adapter) {
+  Parameters model = load_parameters(folder);
+  if (adapter.empty()) return model;
+  if (model.lora() != nullptr) {
+    throw Error(fmt::format("{}: is an adapter itself; name its base, and one --adapter", folder));
+  }
+  return load_adapter(adapter, std::make_shared<const Parameters>(std::move(model)));
 }
 
 Parameters load_like(const Parameters& like, const std::string& folder) {

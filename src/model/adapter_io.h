@@ -30,6 +30,13 @@ Parameters load_adapter(const std::string& folder, std::shared_ptr<const Paramet
 // Over the base of model_folder_of.
 Parameters load_adapter(const std::string& folder);
 
+// The matrices alone, without the base that they are for.
+Parameters load_adapter_matrices(const std::string& folder, const ModelConfig& config);
+
+// The model of a folder with the adapter of another over it; an empty name: without one. Throws
+// Error as both loads do, and for an adapter over an adapter.
+Parameters load_policy(const std::string& folder, const std::string& adapter);
+
 // Weights of the kind that `like` is: an adapter over its base, or all of a model.
 Parameters load_like(const Parameters& like, const std::string& folder);
 

@@ -26,7 +26,9 @@ class Parameters {
   explicit Parameters(ModelConfig config);
   // An adapter over `base`, which has none itself. Table and buffer are the adapter's alone.
   Parameters(std::shared_ptr<const Parameters> base, LoraSettings lora);
-  // Zeros in the layout of another, without its base: for gradients and moments.
+  // The matrices of an adapter without a base: for gradients and moments, and for files alone.
+  Parameters(ModelConfig config, std::optional<LoraSettings> lora);
+  // Zeros in the layout of another, without its base.
   static Parameters zeros_like(const Parameters& other);
 
   const ModelConfig& config() const { return config_; }
@@ -50,8 +52,6 @@ class Parameters {
   float* find(std::string_view name);
 
  private:
-  Parameters(ModelConfig config, std::optional<LoraSettings> lora);
-
   ModelConfig config_;
   std::optional<LoraSettings> lora_;
   std::shared_ptr<const Parameters> base_;

@@ -2,6 +2,7 @@
 #include <rapidjson/writer.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "leeway/error.h"
 #include "model/safetensors.h"
@@ -9,7 +10,37 @@
 namespace leeway {
 namespace {
 
-std::string header_of(std::span<const TensorToSave* const> tensors) {
+// What the header says of a tensor.
+struct Entry {
+  const std::string* name;
+  DType dtype;
+  const std::vector<int64_t>* shape;
+  size_t place;  // in the caller's list
+
+  uint64_t bytes() const {
+    uint64_t size = size_of(dtype);
+    for (const int64_t extent : *shape) size *= static_cast<uint64_t>(extent);
+    return size;
+  }
+};
+
+// In the file's order.
+template <class Tensor, class DTypeOf>
+std::vector<Entry> sorted_entries(std::span<const Tensor> tensors, const DTypeOf& dtype_of) {
+  std::vector<Entry> sorted;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    sorted.push_back({&tensors[i].name, dtype_of(tensors[i]), &tensors[i].shape, i});
+  }
+  std::sort(sorted.begin(), sorted.end(),
+            [](const Entry& a, const Entry& b) { return *a.name < *b.name; });
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    LEEWAY_CHECK(*sorted[i].name != "__metadata__", "the format reserves this name");
+    LEEWAY_CHECK(i == 0 || *sorted[i].name != *sorted[i - 1].name, "names must be distinct");
+  }
+  return sorted;
+}
+
+std::string header_of(std::span<const Entry> tensors) {
   rapidjson::StringBuffer buffer;
   rapidjson::Writer<rapidjson::StringBuffer> writer(buffer);
   writer.StartObject();
@@ -20,15 +51,15 @@ std::string header_of(std::span<const TensorToSave* const> tensors) {
   writer.String("pt");
   writer.EndObject();
   uint64_t begin = 0;
-  for (const TensorToSave* tensor : tensors) {
-    const uint64_t end = begin + tensor->values.size_bytes();
-    writer.Key(tensor->name.c_str(), static_cast<rapidjson::SizeType>(tensor->name.size()));
+  for (const Entry& tensor : tensors) {
+    const uint64_t end = begin + tensor.bytes();
+    writer.Key(tensor.name->c_str(), static_cast<rapidjson::SizeType>(tensor.name->size()));
     writer.StartObject();
     writer.Key("dtype");
-    writer.String(name_of(DType::f32));
+    writer.String(name_of(tensor.dtype));
     writer.Key("shape");
     writer.StartArray();
-    for (const int64_t extent : tensor->shape) writer.Int64(extent);
+    for (const int64_t extent : *tensor.shape) writer.Int64(extent);
     writer.EndArray();
     writer.Key("data_offsets");
     writer.StartArray();
@@ -44,30 +75,38 @@ std::string header_of(std::span<const TensorToSave* const> tensors) {
   return header;
 }
 
+void write_header(FileWriter& file, std::span<const Entry> tensors) {
+  const std::string header = header_of(tensors);
+  const uint64_t length = header.size();
+  file.write(&length, sizeof length);
+  file.write(header.data(), header.size());
+}
+
 }  // namespace
 
 FileSum write_safetensors(const std::string& path, std::span<const TensorToSave> tensors) {
-  std::vector<const TensorToSave*> sorted;
-  for (const TensorToSave& tensor : tensors) {
-    uint64_t size = 1;
-    for (const int64_t extent : tensor.shape) size *= static_cast<uint64_t>(extent);
-    LEEWAY_CHECK(size == tensor.values.size(),
-                 "the shape of " + tensor.name + " must match its size");
-    sorted.push_back(&tensor);
+  const auto sorted = sorted_entries(tensors, [](const TensorToSave&) { return DType::f32; });
+  for (const Entry& entry : sorted) {
+    LEEWAY_CHECK(entry.bytes() == tensors[entry.place].values.size_bytes(),
+                 "the shape of " + *entry.name + " must match its size");
   }
-  std::sort(sorted.begin(), sorted.end(),
-            [](const TensorToSave* a, const TensorToSave* b) { return a->name < b->name; });
-  for (size_t i = 0; i < sorted.size(); ++i) {
-    LEEWAY_CHECK(sorted[i]->name != "__metadata__", "the format reserves this name");
-    LEEWAY_CHECK(i == 0 || sorted[i]->name != sorted[i - 1]->name, "names must be distinct");
-  }
-  const std::string header = header_of(sorted);
-  const uint64_t length = header.size();
   FileWriter file(path);
-  file.write(&length, sizeof length);
-  file.write(header.data(), header.size());
-  for (const TensorToSave* tensor : sorted) {
-    file.write(tensor->values.data(), tensor->values.size_bytes());
+  write_header(file, sorted);
+  for (const Entry& entry : sorted) {
+    const std::span<const float> values = tensors[entry.place].values;
+    file.write(values.data(), values.size_bytes());
+  }
+  return file.commit();
+}
+
+FileSum write_made_safetensors(const std::string& path, std::span<const TensorToMake> tensors) {
+  const auto sorted = sorted_entries(tensors, [](const TensorToMake& each) { return each.dtype; });
+  FileWriter file(path);
+  write_header(file, sorted);
+  for (const Entry& entry : sorted) {
+    const std::string bytes = tensors[entry.place].bytes();
+    LEEWAY_CHECK(entry.bytes() == bytes.size(), "the bytes of " + *entry.name + " fit its shape");
+    file.write(bytes.data(), bytes.size());
   }
   return file.commit();
 }

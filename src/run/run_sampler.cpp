@@ -63,7 +63,9 @@ PoolContext context_of(const RunSetup& setup) {
   const RunConfig& run = setup.config.run;
   return {.table = run.inference,
           .model = {.vocab_size = setup.weights.config().vocab_size,
-                    .max_length = setup.weights.config().max_position_embeddings},
+                    .max_length = setup.weights.config().max_position_embeddings,
+                    .weights = setup.weights.lora() != nullptr ? ServedWeights::adapter
+                                                               : ServedWeights::whole},
           .headers = headers_of(run.inference),
           .temperature = run.rollout.temperature};
 }

@@ -8,7 +8,6 @@
 #include "server/routes.h"
 
 namespace leeway {
-namespace {
 
 // SGLang sends versions as text.
 std::optional<PolicyVersion> version_in(const JsonFields& fields) {
@@ -27,10 +26,10 @@ std::optional<PolicyVersion> version_in(const JsonFields& fields) {
   return version;
 }
 
-void start_update(ServerContext& context, const Exchange& exchange, const std::string& folder,
-                  std::optional<PolicyVersion> version, bool resume) {
+void start_update(ServerContext& context, const Exchange& exchange, const WeightUpdate& update,
+                  bool resume) {
   context.check_ready();
-  context.weights.start({folder, version}, [&context, exchange, resume](
+  context.weights.start(update, [&context, exchange, resume](
                                                int code, const std::string& message) {
     if (code != 200) {
       return exchange->respond({.status = code, .body = error_json(code, message)});
@@ -45,6 +44,8 @@ void start_update(ServerContext& context, const Exchange& exchange, const std::s
     context.engine.resume(answer_when_done(context, exchange, body));
   });
 }
+
+namespace {
 
 std::optional<std::string> folder_in(const JsonFields& fields) {
   for (const char* key : {"weight_dir", "model_path", "weights_path", "path"}) {
@@ -67,7 +68,7 @@ void update_weights(ServerContext& context, const Exchange& exchange) {
   if (!folder) refuse_no_folder("weight_dir");
   std::optional<PolicyVersion> version = version_in(fields);
   if (!version) version = version_in(outer);
-  start_update(context, exchange, *folder, version, false);
+  start_update(context, exchange, {.folder = *folder, .version = version});
 }
 
 void update_from_disk(ServerContext& context, const Exchange& exchange) {
@@ -79,7 +80,7 @@ void update_from_disk(ServerContext& context, const Exchange& exchange) {
   const bool abort = fields.flag("abort_all_requests").value_or(false);
   const bool keep_pause = fields.flag("keep_pause").value_or(true);
   const std::optional<PolicyVersion> version = version_in(fields);
-  start_update(context, exchange, *folder, version, !keep_pause);
+  start_update(context, exchange, {.folder = *folder, .version = version}, !keep_pause);
   if (abort) context.engine.cancel_all();
 }
 
@@ -95,7 +96,7 @@ void collective_rpc(ServerContext& context, const Exchange& exchange) {
   const std::optional<std::string> folder =
       arguments ? arguments->text("weights_path") : std::nullopt;
   if (!folder) refuse_no_folder("kwargs.weights_path");
-  start_update(context, exchange, *folder, version_in(*arguments), false);
+  start_update(context, exchange, {.folder = *folder, .version = version_in(*arguments)});
 }
 
 }  // namespace

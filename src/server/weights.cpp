@@ -14,6 +14,7 @@
 #include "base/folders.h"
 #include "base/json.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "server/api_error.h"
 
 namespace leeway {
@@ -79,42 +80,70 @@ std::string folder_below(const std::string& root, const std::string& folder) {
 }
 
 WeightUpdates::WeightUpdates(EngineThread& engine, std::shared_ptr<const PolicySnapshot> first,
-                             const std::string& root,
+                             ServedAdapter& adapter, const std::string& root,
                              std::function<void(std::function<void()>)> post)
-    : engine_(engine), current_(std::move(first)), root_(root), post_(std::move(post)) {}
+    : engine_(engine),
+      current_(std::move(first)),
+      adapter_(adapter),
+      root_(root),
+      post_(std::move(post)) {}
 
-std::shared_ptr<const PolicySnapshot> WeightUpdates::load(const std::string& folder,
-                                                          std::optional<PolicyVersion> given,
-                                                          PolicyVersion version) const {
-  check_folder_sums(folder, given);
-  auto snapshot = std::make_shared<const PolicySnapshot>(load_parameters(folder), version);
+std::shared_ptr<const Parameters> WeightUpdates::model() const {
+  std::shared_ptr<const Parameters> host = current_->shared_host();
+  return host->base() ? host->base() : host;
+}
+
+std::shared_ptr<const PolicySnapshot> WeightUpdates::load(const WeightUpdate& update,
+                                                          std::shared_ptr<const Parameters> model,
+                                                          PolicyVersion version) {
+  std::shared_ptr<const PolicySnapshot> snapshot;
+  if (update.folder.empty()) {
+    snapshot = std::make_shared<const PolicySnapshot>(std::move(model), version);
+  } else {
+    check_folder_sums(update.folder, update.version);
+    if (is_adapter_folder(update.folder)) {
+      snapshot = std::make_shared<const PolicySnapshot>(
+          load_adapter(update.folder, std::move(model)), version);
+    } else if (update.must_be_adapter) {
+      throw Error(update.folder + ": is no adapter: there is no adapter_config.json");
+    } else {
+      snapshot = std::make_shared<const PolicySnapshot>(load_parameters(update.folder), version);
+    }
+  }
   snapshot->checksum();  // computed here, and not on the server's thread
   return snapshot;
 }
 
-void WeightUpdates::start(const WeightUpdate& update,
+void WeightUpdates::start(const WeightUpdate& asked,
                           std::function<void(int status, const std::string& message)> done) {
-  const std::string folder = folder_below(root_, update.folder);
+  WeightUpdate update = asked;
+  if (!update.folder.empty()) update.folder = folder_below(root_, asked.folder);
   if (busy_) throw ApiError(503, "other weights are being loaded: try again when they are");
-  std::optional<PolicyVersion> given = update.version;
-  if (!given) given = version_of_folder(folder);
-  const PolicyVersion version = given.value_or(current_->version() + 1);
+  if (!update.version && !update.folder.empty()) {
+    update.version = version_of_folder(update.folder);
+  }
+  const PolicyVersion version = update.version.value_or(current_->version() + 1);
   busy_ = true;
   // Runs on the worker's thread or the engine's, and there may outlive this object; what it posts
   // does not.
-  const auto finish = [this, post = post_, done = std::move(done)](
+  const auto finish = [this, update, post = post_, done = std::move(done)](
                           int status, const std::string& message,
                           std::shared_ptr<const PolicySnapshot> weights) {
-    post([this, done, status, message, weights = std::move(weights)] {
+    post([this, update, done, status, message, weights = std::move(weights)] {
       busy_ = false;
-      if (status == 200) current_ = weights;
+      if (status == 200) {
+        current_ = weights;
+        const std::string& name =
+            update.adapter_name.empty() ? update.folder : update.adapter_name;
+        adapter_.set(weights->host().lora() ? AdapterName{name, update.folder} : AdapterName{});
+      }
       done(status, message);
     });
   };
-  worker_.post([this, folder, given, version, finish] {
+  worker_.post([this, update, model = model(), version, finish] {
     std::shared_ptr<const PolicySnapshot> weights;
     try {
-      weights = load(folder, given, version);
+      weights = load(update, model, version);
     } catch (const Error& error) {
       return finish(400, error.what(), nullptr);
     } catch (const std::exception& error) {
