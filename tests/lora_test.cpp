@@ -241,7 +241,7 @@ TEST_F(LoraRun, MistakesAreNamed) {
                          "model.path=run/weights/step_1", "--set", "output_dir=c"}),
                  {"model.path", "is an adapter", "leeway merge"});
   expect_mistake(leeway({"generate", "run/weights/step_1", "--adapter", "run/weights/step_1",
-                         "--prompt", "a", "--tokenizer", "byte"}),
+                         "--prompt", "a", "--tokenizer", "byte", "--quiet"}),
                  {"is an adapter itself"});
 }
 

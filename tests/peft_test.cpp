@@ -22,6 +22,8 @@ alpha = 8
 [sft]
 max_steps = 4
 learning_rate = 3e-2
+[rollout]
+stop = "\n"
 [[environment]]
 name = "sort"
 )";

@@ -123,9 +123,8 @@ TEST(LoraTrainer, ClippingSeesTheAdaptersGradient) {
   const OptimResult result = trainer.optim_step();
   EXPECT_GT(result.grad_norm, 1e-3);
   double norm = 0.0;
-  for (const float g : trainer.state().optimizer.first_moment().flat()) {
-    norm += static_cast<double>(g) * g;
-  }
+  const TrainingState state = trainer.state();
+  for (const float g : state.optimizer.first_moment().flat()) norm += static_cast<double>(g) * g;
   EXPECT_NEAR(std::sqrt(norm), 1e-3, 1e-8);
 }
 
