@@ -64,11 +64,15 @@ std::vector<std::string> read_targets(const std::string& file, const rapidjson::
   }
   std::vector<std::string> targets;
   for (const rapidjson::Value& each : value.GetArray()) {
-    std::string name = each.IsString() ? each.GetString() : "";
-    for (const char* block : {"self_attn.", "mlp."}) {
-      if (name.starts_with(block)) name = name.substr(std::string_view(block).size());
-    }
-    if (std::find(kLoraTargets.begin(), kLoraTargets.end(), name) == kLoraTargets.end()) {
+    // A module alone, or with what is before it: "mlp.up_proj", "model.layers.3.mlp.up_proj". An
+    // adapter of some layers alone lacks the matrices of the others.
+    const std::string whole = each.IsString() ? each.GetString() : "";
+    const size_t dot = whole.rfind('.');
+    const std::string block = dot == std::string::npos ? "" : whole.substr(0, dot);
+    const std::string name = dot == std::string::npos ? whole : whole.substr(dot + 1);
+    const bool in_layer = block.empty() || block.ends_with("self_attn") || block.ends_with("mlp");
+    if (!in_layer ||
+        std::find(kLoraTargets.begin(), kLoraTargets.end(), name) == kLoraTargets.end()) {
       refuse(file, "target_modules", each, "is no module that an adapter may have here; use " + all);
     }
     targets.push_back(name);

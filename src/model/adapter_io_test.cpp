@@ -88,6 +88,7 @@ TEST(AdapterIo, RefusesWhatItDoesNotComputeByKeyAndValue) {
   refused("target_modules", "[]");
   refused("target_modules", R"(["q_proj", "lm_head"])", {"lm_head", "q_proj, k_proj"});
   refused("target_modules", R"(["c_attn"])", {"c_attn"});
+  refused("target_modules", R"(["experts.q_proj"])", {"experts.q_proj"});
   refused("use_dora", "true", {"true"});
   refused("use_rslora", "true");
   refused("use_qalora", "true");
@@ -111,7 +112,9 @@ TEST(AdapterIo, RefusesWhatItDoesNotComputeByKeyAndValue) {
            {"something_new", "null"},
            {"megatron_core", R"("megatron.core")"},
            {"init_lora_weights", R"("gaussian")"},
-           {"target_modules", R"(["mlp.up_proj", "self_attn.q_proj"])"}}) {
+           {"target_modules", R"(["mlp.up_proj", "self_attn.q_proj"])"},
+           {"target_modules",
+            R"(["model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "q_proj"])"}}) {
     write_file_atomically(file, edited(good, key, value));
     EXPECT_NO_THROW(load_adapter(folder.path(), base)) << key;
   }

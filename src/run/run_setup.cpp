@@ -223,7 +223,7 @@ EngineOptions RunSetup::engine_options(int threads) const {
   options.kv_after_swap = table.kv_after_swap;
   options.backend = sampling_backend(config.run);
   // The trainer has the base too: no copy of it.
-  options.frozen = FrozenWeights::in_place;
+  if (config.run.model.lora.enabled) options.frozen = FrozenWeights::in_place;
   return options;
 }
 

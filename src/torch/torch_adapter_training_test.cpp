@@ -67,9 +67,22 @@ TEST(TorchAdapter, TakesTheStepsOfTheNativeBackend) {
       EXPECT_NEAR(got.loss, expected.loss, 1e-4 * (1.0 + std::abs(expected.loss))) << c.name;
       EXPECT_NEAR(got.grad_norm, expected.grad_norm, 1e-3 * expected.grad_norm) << c.name;
     }
-    testing::expect_near(torch.parameters(), native.parameters(), 1e-3, c.name);
+    // Adam divides the smallest gradients by their own size, and with them their rounding.
+    testing::expect_near(torch.parameters(), native.parameters(), 1e-2, c.name);
     EXPECT_EQ(torch.parameters().base(), policy.base());
   }
+}
+
+TEST(TorchAdapter, HasTheGradientOfTheNativeBackend) {
+  const Parameters policy = adapter_over(make_policy());
+  const std::vector<Sample> samples = rolled_out(policy, 1, 9, 0.05);
+  const auto gradient = [&](const MakeTrainingBackend& backend) {
+    Trainer trainer(policy, spec_of("reinforce"), testing::gradient_table(), backend);
+    trainer.forward_backward(samples, {});
+    EXPECT_EQ(trainer.optim_step().failure, "");
+    return trainer.state().optimizer.first_moment();
+  };
+  testing::expect_near(gradient(on(torch::kCPU, torch::kFloat)), gradient({}), 1e-4, "gradient");
 }
 
 TEST(TorchAdapter, GoesOnFromTheFilesOfEitherBackend) {
