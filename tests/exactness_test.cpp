@@ -240,17 +240,17 @@ TEST_P(Exactness, FastNumericsAreMeasured) {
   EXPECT_LT(largest, 1e-3);
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Exactness,
-                         ::testing::Values(Case{Family::qwen3, true, "qwen3_tied"},
-                                           Case{Family::qwen3, false, "qwen3_untied"},
-                                           Case{Family::qwen2, true, "qwen2_tied"},
-                                           Case{Family::llama, false, "llama_untied"},
-                                           Case{Family::qwen3, true, "qwen3_lora",
-                                                {"q_proj", "k_proj", "v_proj", "o_proj",
-                                                 "gate_proj", "up_proj", "down_proj"}},
-                                           Case{Family::qwen2, false, "qwen2_lora_on_some",
-                                                {"q_proj", "v_proj", "up_proj"}}),
-                         [](const auto& model) { return model.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Families, Exactness,
+    ::testing::Values(
+        Case{Family::qwen3, true, "qwen3_tied"}, Case{Family::qwen3, false, "qwen3_untied"},
+        Case{Family::qwen2, true, "qwen2_tied"}, Case{Family::llama, false, "llama_untied"},
+        Case{Family::qwen3,
+             true,
+             "qwen3_lora",
+             {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}},
+        Case{Family::qwen2, false, "qwen2_lora_on_some", {"q_proj", "v_proj", "up_proj"}}),
+    [](const auto& model) { return model.param.name; });
 
 }  // namespace
 }  // namespace leeway

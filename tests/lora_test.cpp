@@ -68,8 +68,8 @@ class LoraRun : public ResumeFixture {
     ASSERT_EQ(made.code, 0) << made;
   }
   std::string weights(const std::string& run, int step) const {
-    return read_file(path(run + "/weights/step_" + std::to_string(step) +
-                          "/adapter_model.safetensors"));
+    return read_file(
+        path(run + "/weights/step_" + std::to_string(step) + "/adapter_model.safetensors"));
   }
   std::vector<std::string> metrics() const { return results_of(path("run/metrics.jsonl")); }
 };
@@ -130,8 +130,7 @@ TEST_F(LoraRun, GoesOnBitForBitFromEveryCheckpoint) {
 TEST_F(LoraRun, DoesNotGoOnOverAnotherBase) {
   ASSERT_EQ(train({"trainer.max_steps=2"}).code, 0);
   fs::remove_all(path("base"));
-  ASSERT_EQ(
-      leeway({"init", "--config", "config.json", "--output", "base", "--seed", "5"}).code, 0);
+  ASSERT_EQ(leeway({"init", "--config", "config.json", "--output", "base", "--seed", "5"}).code, 0);
   expect_mistake(resume({"trainer.max_steps=4"}), {"model.path", "content has changed"});
 }
 
@@ -154,9 +153,9 @@ TEST_F(LoraRun, StartsFromAnAdapterAndFromARun) {
   EXPECT_TRUE(weights("next", 0) == weights("run", 2));  // the reference
 
   // All weights of a run can be the base of an adapter.
-  const RunResult full = leeway({"train", "run.toml", "--unset", "model.lora", "--set",
-                                 "output_dir=full", "--set", "trainer.max_steps=1", "--set",
-                                 "eval.prompts=2"});
+  const RunResult full =
+      leeway({"train", "run.toml", "--unset", "model.lora", "--set", "output_dir=full", "--set",
+              "trainer.max_steps=1", "--set", "eval.prompts=2"});
   ASSERT_EQ(full.code, 0) << full;
   const RunResult over = leeway({"train", "run.toml", "--from", "full", "--set", "output_dir=over",
                                  "--set", "trainer.max_steps=1", "--set", "eval.prompts=2"});
@@ -197,8 +196,8 @@ TEST_F(LoraRun, IsUsedMergedAndEvaluated) {
   expect_mistake(leeway({"merge", adapter, adapter, "twice"}), {adapter, "base"});
 
   const auto generated = [&](const std::vector<std::string>& of) {
-    std::vector<std::string> args = {"generate", "--prompt", "a=", "--tokenizer", "byte",
-                                     "--max-new-tokens", "8", "--json"};
+    std::vector<std::string> args = {"generate", "--prompt",         "a=", "--tokenizer",
+                                     "byte",     "--max-new-tokens", "8",  "--json"};
     args.insert(args.end(), of.begin(), of.end());
     const RunResult result = leeway(args);
     EXPECT_EQ(result.code, 0) << result;
@@ -230,9 +229,9 @@ TEST_F(LoraRun, MistakesAreNamed) {
   refused({"model.lora.targets=[]"}, {"model.lora.targets"});
   refused({"model.lora.layers=3"}, {"model.lora.layers"});
   refused({"model.lora.path=nowhere"}, {"nowhere/adapter_config.json"});
-  expect_mistake(leeway({"train", "run.toml", "--unset", "model.lora", "--set",
-                         "trainer.reference=base"}),
-                 {"trainer.reference", "[model.lora]"});
+  expect_mistake(
+      leeway({"train", "run.toml", "--unset", "model.lora", "--set", "trainer.reference=base"}),
+      {"trainer.reference", "[model.lora]"});
   write("scratch.toml", "[model.lora]\n[[environment]]\nname = \"sort\"\n");
   expect_mistake(leeway({"train", "scratch.toml"}), {"[model.lora] needs model.path"});
   ASSERT_EQ(train({"trainer.max_steps=1", "eval.prompts=2"}).code, 0);

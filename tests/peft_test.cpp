@@ -66,11 +66,11 @@ TEST(Peft, ReadsOurAdaptersAndWeReadItsOwn) {
     run({"init", "--config", "config.json", "--output", "base"});
     run({"sft", "run.toml"});
     const std::string adapter = "run/weights/step_4";
-    const RunResult peft = run_program({LEEWAY_SOURCE_DIR "/tests/python/peft_test.py", "base",
-                                        adapter, "tokens.json", "made"},
-                                       {.directory = folder.path().string(),
-                                        .time_limit = std::chrono::seconds(300),
-                                        .program = program});
+    const RunResult peft = run_program(
+        {LEEWAY_SOURCE_DIR "/tests/python/peft_test.py", "base", adapter, "tokens.json", "made"},
+        {.directory = folder.path().string(),
+         .time_limit = std::chrono::seconds(300),
+         .program = program});
     ASSERT_EQ(peft.code, 0) << peft;
     const Document theirs = json_of(peft.out);
     const auto ours = [&](const std::vector<std::string>& of) {

@@ -36,8 +36,7 @@ Parameters policy_of(const RunSetup& setup, const std::string& model, const std:
 
 EvaluationResult evaluate(const RunSetup& setup, const std::string& model,
                           const std::string& adapter) {
-  const auto weights =
-      std::make_shared<const PolicySnapshot>(policy_of(setup, model, adapter), 0);
+  const auto weights = std::make_shared<const PolicySnapshot>(policy_of(setup, model, adapter), 0);
   if (weights->config().vocab_size != setup.weights.config().vocab_size) {
     throw Error(fmt::format("--weights {}: has a vocabulary of {}, the configuration's model {}",
                             model, weights->config().vocab_size,

@@ -77,8 +77,8 @@ int serve(Options& options) {
   ServedText text =
       load_served_text(options.text, load_model_config(model_folder_of(server.folder)));
   const std::string& newest = options.adapter.empty() ? server.folder : options.adapter;
-  auto weights = std::make_shared<const PolicySnapshot>(
-      load_policy(server.folder, options.adapter), version_of_folder(newest).value_or(0));
+  auto weights = std::make_shared<const PolicySnapshot>(load_policy(server.folder, options.adapter),
+                                                        version_of_folder(newest).value_or(0));
   server.adapter = options.adapter;
   weights->checksum();
   server.on_failure = [](const std::string& reason) {

@@ -100,7 +100,7 @@ struct TrainerTable {
   ProxForward prox_forward = ProxForward::automatic;
   // "initial": the policy at step 0; "base": model.path below an adapter; or a Hugging Face folder.
   std::string reference = "initial";
-  std::string teacher;                // a Hugging Face folder; for teacher_tau
+  std::string teacher;  // a Hugging Face folder; for teacher_tau
   double entropy_bonus = 0.0;
   Numerics numerics = Numerics::exact;
   TrainingPrecision precision = TrainingPrecision::automatic;

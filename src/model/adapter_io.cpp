@@ -45,8 +45,9 @@ bool says_nothing(const rapidjson::Value& value) {
 // Keys whose value changes nothing of what an adapter computes when it is used.
 bool is_remark(std::string_view key) {
   static constexpr std::string_view kRemarks[] = {
-      "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout",
-      "megatron_core", "qalora_group_size", "peft_version", "eva_config", "runtime_config"};
+      "auto_mapping", "base_model_name_or_path", "revision",          "inference_mode",
+      "lora_dropout", "megatron_core",           "qalora_group_size", "peft_version",
+      "eva_config",   "runtime_config"};
   return std::find(std::begin(kRemarks), std::end(kRemarks), key) != std::end(kRemarks);
 }
 
@@ -73,7 +74,8 @@ std::vector<std::string> read_targets(const std::string& file, const rapidjson::
     const bool in_layer = block.empty() || block.ends_with("self_attn") || block.ends_with("mlp");
     if (!in_layer ||
         std::find(kLoraTargets.begin(), kLoraTargets.end(), name) == kLoraTargets.end()) {
-      refuse(file, "target_modules", each, "is no module that an adapter may have here; use " + all);
+      refuse(file, "target_modules", each,
+             "is no module that an adapter may have here; use " + all);
     }
     targets.push_back(name);
   }
@@ -100,9 +102,9 @@ void check_layout(const SafetensorsFile& file, const ModelConfig& config,
       throw Error(fmt::format("{}: tensor {} is missing; {}", file.path(), name, base));
     }
     if (tensor->shape != info.shape) {
-      throw Error(fmt::format("{}: tensor {} is {}, not {}: the adapter belongs to another base; {}",
-                              file.path(), name, shape_text(tensor->shape), shape_text(info.shape),
-                              base));
+      throw Error(
+          fmt::format("{}: tensor {} is {}, not {}: the adapter belongs to another base; {}",
+                      file.path(), name, shape_text(tensor->shape), shape_text(info.shape), base));
     }
   }
   for (const StoredTensor& tensor : file.tensors()) {
@@ -213,15 +215,13 @@ Parameters read_matrices(const std::string& folder, const ModelConfig& config, c
 }  // namespace
 
 Parameters load_adapter(const std::string& folder, std::shared_ptr<const Parameters> base) {
-  return read_matrices(folder, base->config(), [&](LoraSettings lora) {
-    return Parameters(base, std::move(lora));
-  });
+  return read_matrices(folder, base->config(),
+                       [&](LoraSettings lora) { return Parameters(base, std::move(lora)); });
 }
 
 Parameters load_adapter_matrices(const std::string& folder, const ModelConfig& config) {
-  return read_matrices(folder, config, [&](LoraSettings lora) {
-    return Parameters(config, std::move(lora));
-  });
+  return read_matrices(folder, config,
+                       [&](LoraSettings lora) { return Parameters(config, std::move(lora)); });
 }
 
 std::string model_folder_of(const std::string& folder) {

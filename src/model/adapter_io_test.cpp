@@ -21,10 +21,9 @@ std::shared_ptr<const Parameters> base_of(Family family) {
 }
 
 Parameters some_adapter(std::shared_ptr<const Parameters> base, const std::string& base_path = "") {
-  Parameters adapter(std::move(base), {.rank = 3,
-                                       .alpha = 6.0,
-                                       .targets = {"q_proj", "up_proj"},
-                                       .base_path = base_path});
+  Parameters adapter(
+      std::move(base),
+      {.rank = 3, .alpha = 6.0, .targets = {"q_proj", "up_proj"}, .base_path = base_path});
   Rng rng(4);
   for (float& value : adapter.flat()) value = static_cast<float>(rng.normal());
   return adapter;
@@ -60,8 +59,9 @@ TEST(AdapterIo, AFolderOfAnAdapterFindsItsBase) {
   ASSERT_NE(loaded.lora(), nullptr);
   EXPECT_TRUE(testing::same_bits(*loaded.base(), *base));
   save_parameters(some_adapter(base, "Qwen/Qwen3-0.6B"), nowhere.path());
-  expect_refused([&] { load_parameters(nowhere.path()); },
-                 {"adapter_config.json", "base_model_name_or_path", "Qwen/Qwen3-0.6B", "--adapter"});
+  expect_refused(
+      [&] { load_parameters(nowhere.path()); },
+      {"adapter_config.json", "base_model_name_or_path", "Qwen/Qwen3-0.6B", "--adapter"});
 }
 
 TEST(AdapterIo, RefusesWhatItDoesNotComputeByKeyAndValue) {
@@ -136,13 +136,11 @@ TEST(AdapterIo, RefusesAnAdapterOfAnotherBase) {
                   "[3, 32]", "another base", "hidden_size = 32"});
   ModelConfig deeper = small_config(Family::qwen3), flatter = deeper;
   deeper.num_hidden_layers = 3;
-  expect_refused(
-      [&] { load_adapter(folder.path(), std::make_shared<const Parameters>(deeper)); },
-      {"layers.2.self_attn.q_proj.lora_A.weight is missing", "num_hidden_layers = 3"});
+  expect_refused([&] { load_adapter(folder.path(), std::make_shared<const Parameters>(deeper)); },
+                 {"layers.2.self_attn.q_proj.lora_A.weight is missing", "num_hidden_layers = 3"});
   flatter.num_hidden_layers = 1;
-  expect_refused(
-      [&] { load_adapter(folder.path(), std::make_shared<const Parameters>(flatter)); },
-      {"layers.1", "no matrix of this adapter"});
+  expect_refused([&] { load_adapter(folder.path(), std::make_shared<const Parameters>(flatter)); },
+                 {"layers.1", "no matrix of this adapter"});
   const std::string file = folder.path() + "/adapter_config.json";
   write_file_atomically(file, edited(read_file(file), "r", "4"));
   expect_refused([&] { load_adapter(folder.path(), base); }, {"[3, 24]", "[4, 24]"});

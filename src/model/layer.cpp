@@ -81,8 +81,7 @@ void apply(Team& team, Numerics numerics, const Linear& linear, const float* x, 
 LayerWeights raw_layer(const ModelConfig& config, const NetworkPointers<const float>& network,
                        size_t index) {
   const LayerPointers<const float>& layer = network.layers[index];
-  const auto lora = [&](const LoraPointers<const float>& a,
-                        const LoraPointers<const float>& b = {},
+  const auto lora = [&](const LoraPointers<const float>& a, const LoraPointers<const float>& b = {},
                         const LoraPointers<const float>& c = {}) -> LowRank {
     return {network.rank, network.lora_scale, {a, b, c}, {}};
   };
@@ -97,21 +96,15 @@ LayerWeights raw_layer(const ModelConfig& config, const NetworkPointers<const fl
                  config.hidden_size,
                  {layer.q_bias, layer.k_bias, layer.v_bias},
                  lora(layer.q_lora, layer.k_lora, layer.v_lora)};
-  weights.o = {nullptr,  {{{layer.o, config.hidden_size}}}, 1, queries, {layer.o_bias},
+  weights.o = {nullptr,           {{{layer.o, config.hidden_size}}}, 1, queries, {layer.o_bias},
                lora(layer.o_lora)};
   weights.gate_up = {
-      nullptr,
-      {{{layer.gate, config.intermediate_size}, {layer.up, config.intermediate_size}}},
-      2,
-      config.hidden_size,
-      {},
-      lora(layer.gate_lora, layer.up_lora)};
-  weights.down = {nullptr,
-                  {{{layer.down, config.hidden_size}}},
-                  1,
-                  config.intermediate_size,
-                  {},
-                  lora(layer.down_lora)};
+      nullptr, {{{layer.gate, config.intermediate_size}, {layer.up, config.intermediate_size}}},
+      2,       config.hidden_size,
+      {},      lora(layer.gate_lora, layer.up_lora)};
+  weights.down = {nullptr, {{{layer.down, config.hidden_size}}},
+                  1,       config.intermediate_size,
+                  {},      lora(layer.down_lora)};
   return weights;
 }
 
@@ -150,12 +143,10 @@ void layer_forward(Team& team, const Pass& pass, const LayerWeights& weights, co
   store_kv(team, pass.layout, pass.sequences, b.k, v, pass.layout.width(), kv);
   attend(team, pass.layout, pass.sequences, b.q, kv, b.attention, b.log_sums);
   if (b.middle != x) copy_rows(team, x, rows, pass.hidden, b.middle);
-  apply(team, pass.numerics, weights.o, b.attention, rows, b.middle, Start::old_value,
-        b.low_o);
+  apply(team, pass.numerics, weights.o, b.attention, rows, b.middle, Start::old_value, b.low_o);
 
   rms_norm(team, b.middle, rows, pass.hidden, weights.post_norm, pass.eps, b.h, b.post_rms);
-  apply(team, pass.numerics, weights.gate_up, b.h, rows, b.gate_up, Start::zero,
-        b.low_gate_up);
+  apply(team, pass.numerics, weights.gate_up, b.h, rows, b.gate_up, Start::zero, b.low_gate_up);
   swiglu(team, b.gate_up, rows, pass.intermediate, b.s);
   if (out != b.middle) copy_rows(team, b.middle, rows, pass.hidden, out);
   apply(team, pass.numerics, weights.down, b.s, rows, out, Start::old_value, b.low_down);

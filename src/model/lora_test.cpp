@@ -70,7 +70,8 @@ Batch some_batch(std::vector<int64_t> lengths, uint64_t seed = 9) {
   Batch batch;
   Rng rng(seed);
   for (const int64_t length : lengths) {
-    for (int64_t i = 0; i < length; ++i) batch.tokens.push_back(static_cast<int32_t>(rng.below(50)));
+    for (int64_t i = 0; i < length; ++i)
+      batch.tokens.push_back(static_cast<int32_t>(rng.below(50)));
     batch.cu_seqlens.push_back(static_cast<int64_t>(batch.tokens.size()));
   }
   return batch;
@@ -97,8 +98,8 @@ void add_gradients(const Parameters& weights, const Batch& batch, const Training
 
 TEST(Lora, HasTwoMatricesOfEachTargetInEachLayer) {
   const ModelConfig config = small_config(Family::qwen3);
-  const auto table = lora_table(config, {.rank = 3, .alpha = 1, .targets = {"k_proj", "down_proj"},
-                                         .base_path = ""});
+  const auto table = lora_table(
+      config, {.rank = 3, .alpha = 1, .targets = {"k_proj", "down_proj"}, .base_path = ""});
   ASSERT_EQ(table.size(), 8u);
   EXPECT_EQ(table[0].name, "model.layers.0.self_attn.k_proj.lora_A.weight");
   EXPECT_EQ(table[0].shape, (std::vector<int64_t>{3, 24}));

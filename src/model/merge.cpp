@@ -86,8 +86,8 @@ std::string merged_bytes(const StoredTensor& tensor, const std::string& path,
   }
   const std::string bad = not_finite_text(tensor.name, tensor.shape, weights);
   if (!bad.empty()) {
-    throw Error(fmt::format("{}: with the adapter, tensor {} in {}", path, bad,
-                            name_of(tensor.dtype)));
+    throw Error(
+        fmt::format("{}: with the adapter, tensor {} in {}", path, bad, name_of(tensor.dtype)));
   }
   return as_dtype(weights, tensor.dtype);
 }
@@ -108,7 +108,9 @@ class Merge {
  public:
   Merge(const std::string& base, const std::string& adapter,
         const std::function<void(size_t, size_t)>& progress)
-      : base_(base), progress_(progress), config_(checked_config(base)),
+      : base_(base),
+        progress_(progress),
+        config_(checked_config(base)),
         adapter_(load_adapter_matrices(adapter, config_)) {
     check_checksums(base);
     for (const std::string& name : folder_names(base)) {

@@ -68,8 +68,8 @@ TEST(Merge, GivesAPlainFolderThatComputesWhatTheAdapterDoes) {
 
 // In the base's dtype: half a unit of the last place of 8 (bf16) or 11 bits (f16).
 TEST(Merge, KeepsTheDtypeOfTheBase) {
-  const auto model = std::make_shared<const Parameters>(
-      testing::small_parameters(small_config(Family::llama)));
+  const auto model =
+      std::make_shared<const Parameters>(testing::small_parameters(small_config(Family::llama)));
   for (const auto& [dtype, unit] :
        std::vector<std::pair<std::string, double>>{{"BF16", 0x1p-8}, {"F16", 0x1p-11}}) {
     const TestFolder base, adapter, out;
@@ -81,10 +81,9 @@ TEST(Merge, KeepsTheDtypeOfTheBase) {
         const auto whole = std::bit_cast<uint32_t>(value);
         // bf16: truncated. f16: of small numbers the sign, exponent and ten bits.
         const uint32_t exponent = (whole >> 23) & 0xff;
-        const auto half = exponent < 113
-                              ? (whole >> 16) & 0x8000u
-                              : ((whole >> 16) & 0x8000u) | ((exponent - 112) << 10) |
-                                    ((whole >> 13) & 0x3ffu);
+        const auto half = exponent < 113 ? (whole >> 16) & 0x8000u
+                                         : ((whole >> 16) & 0x8000u) | ((exponent - 112) << 10) |
+                                               ((whole >> 13) & 0x3ffu);
         bits.push_back(static_cast<uint16_t>(dtype == "BF16" ? whole >> 16 : half));
       }
       tensors.push_back(
@@ -119,8 +118,8 @@ TEST(Merge, KeepsTheDtypeOfTheBase) {
 
 TEST(Merge, RefusesWhatDoesNotFitAndLeavesNothing) {
   const TestFolder base, adapter, out;
-  const auto model = std::make_shared<const Parameters>(
-      testing::small_parameters(small_config(Family::qwen3)));
+  const auto model =
+      std::make_shared<const Parameters>(testing::small_parameters(small_config(Family::qwen3)));
   save_parameters(*model, base.path());
   save_parameters(some_adapter(model), adapter.path());
   const auto merge = [&](const std::string& from, const std::string& with) {

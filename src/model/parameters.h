@@ -112,11 +112,11 @@ void initialise(Parameters& parameters, uint64_t seed);
 // equals the embedding; `rotary_emb.inv_freq` in old files is ignored.
 Parameters load_parameters(const std::string& folder);
 
-// Writes the folder (created if missing) as transformers does, an adapter as PEFT does: config.json and float32
-// model.safetensors, or shards of at most `shard_bytes` with an index. Each file is written
-// atomically, config.json last. Weight files of an earlier save that are no longer referenced are
-// removed, as is its checksums.json. A tensor larger than `shard_bytes` gets its own shard. Throws
-// Error, e.g. for a full disk. Returns the files that were written.
+// Writes the folder (created if missing) as transformers does, an adapter as PEFT does: config.json
+// and float32 model.safetensors, or shards of at most `shard_bytes` with an index. Each file is
+// written atomically, config.json last. Weight files of an earlier save that are no longer
+// referenced are removed, as is its checksums.json. A tensor larger than `shard_bytes` gets its own
+// shard. Throws Error, e.g. for a full disk. Returns the files that were written.
 FileSums save_parameters(const Parameters& parameters, const std::string& folder,
                          int64_t shard_bytes = int64_t{5} << 30);
 

@@ -39,9 +39,8 @@ DataSum sum_of(const std::string& path) {
   FileSums sums;
   for (const auto& entry : fs::directory_iterator(path, error)) {
     const std::string name = entry.path().filename().string();
-    const bool read =
-        name == "config.json" || name == "adapter_config.json" || name == "tokenizer.json" ||
-        name.ends_with(".safetensors");
+    const bool read = name == "config.json" || name == "adapter_config.json" ||
+                      name == "tokenizer.json" || name.ends_with(".safetensors");
     if (read) sums[name] = sum_of_file(entry.path().string());
   }
   DataSum all{.path = path};

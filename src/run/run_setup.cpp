@@ -78,10 +78,10 @@ Parameters make_adapter(const RunConfig& run) {
 Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer) {
   if (run.model.lora.enabled) return make_adapter(run);
   if (is_adapter_folder(run.model.path)) {
-    throw Error(fmt::format(
-        "model.path = \"{}\": is an adapter; set model.path to the model below it and "
-        "model.lora.path to the adapter, or merge them: leeway merge",
-        run.model.path));
+    throw Error(
+        fmt::format("model.path = \"{}\": is an adapter; set model.path to the model below it and "
+                    "model.lora.path to the adapter, or merge them: leeway merge",
+                    run.model.path));
   }
   if (!run.model.path.empty()) return load_parameters(run.model.path);
   Parameters weights(scratch_config(run.model, tokenizer.vocab_size()));

@@ -55,8 +55,8 @@ ResumedSummary resume_run(const Catalog& catalog, const std::string& folder,
   const RunConfig& run = config.now.run;
   const auto identity = read_identity(folder);
   if (identity && identity->job == "sft") {
-    return resume_supervised(config.now, catalog, look_at_supervised(folder),
-                             progress, should_stop);
+    return resume_supervised(config.now, catalog, look_at_supervised(folder), progress,
+                             should_stop);
   }
   RunSetup setup(config.now);
   setup.spawn_servers = source.spawn_servers;

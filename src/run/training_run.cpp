@@ -239,12 +239,12 @@ class Run {
   void evaluate_first() {
     if (!from_) return evaluations_.evaluate(0, latest_);
     for (const int64_t step : evaluations_.missing(from_->step)) {
-      evaluations_.evaluate(step, step == from_->step
-                                      ? latest_
-                                      : std::make_shared<const PolicySnapshot>(
-                                            load_like(setup_.weights,
-                                                      weights_folder(files_.folder(), step)),
-                                            static_cast<PolicyVersion>(step)));
+      evaluations_.evaluate(
+          step, step == from_->step
+                    ? latest_
+                    : std::make_shared<const PolicySnapshot>(
+                          load_like(setup_.weights, weights_folder(files_.folder(), step)),
+                          static_cast<PolicyVersion>(step)));
     }
   }
 

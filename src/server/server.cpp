@@ -151,7 +151,8 @@ struct Server::Impl {
                 [this](std::function<void()> function) { http.post(std::move(function)); }),
         scores([this](std::function<void()> function) { http.post(std::move(function)); },
                options.engine.threads),
-        model{options, text, config, engine.engine(), most_positions(engine.engine(), config), adapter},
+        model{options, text, config, engine.engine(), most_positions(engine.engine(), config),
+              adapter},
         context{model, http, engine, calls, weights, scores} {
     context.status.version = snapshot->version();
     context.status.blocks = context.status.free_blocks = engine.engine().blocks();

@@ -18,8 +18,8 @@
 namespace leeway {
 
 struct ServerOptions {
-  std::string folder;  // of the model
-  std::string name;    // as requests and /v1/models call it
+  std::string folder;   // of the model
+  std::string name;     // as requests and /v1/models call it
   std::string adapter;  // folder of the first weights' adapter, which is its name too; empty: none
   HttpOptions http;
   EngineOptions engine;

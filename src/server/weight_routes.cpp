@@ -29,8 +29,7 @@ std::optional<PolicyVersion> version_in(const JsonFields& fields) {
 void start_update(ServerContext& context, const Exchange& exchange, const WeightUpdate& update,
                   bool resume) {
   context.check_ready();
-  context.weights.start(update, [&context, exchange, resume](
-                                               int code, const std::string& message) {
+  context.weights.start(update, [&context, exchange, resume](int code, const std::string& message) {
     if (code != 200) {
       return exchange->respond({.status = code, .body = error_json(code, message)});
     }

@@ -133,8 +133,7 @@ void WeightUpdates::start(const WeightUpdate& asked,
       busy_ = false;
       if (status == 200) {
         current_ = weights;
-        const std::string& name =
-            update.adapter_name.empty() ? update.folder : update.adapter_name;
+        const std::string& name = update.adapter_name.empty() ? update.folder : update.adapter_name;
         adapter_.set(weights->host().lora() ? AdapterName{name, update.folder} : AdapterName{});
       }
       done(status, message);

@@ -25,7 +25,8 @@ class WeightUpdates {
  public:
   // `post` runs a function on the server's thread. `adapter` gets the name of the current one.
   WeightUpdates(EngineThread& engine, std::shared_ptr<const PolicySnapshot> first,
-                ServedAdapter& adapter, const std::string& root, std::function<void(std::function<void()>)> post);
+                ServedAdapter& adapter, const std::string& root,
+                std::function<void(std::function<void()>)> post);
 
   // The version's number and checksum are there when `done` is called: status 200, or another and
   // the reason. The engine goes on sampling with the old weights until the new ones are loaded, and

@@ -17,11 +17,7 @@ constexpr int64_t kStaged = int64_t{1} << 24;  // numbers copied at a time
 
 SamplingWeights::SamplingWeights(const ModelConfig& config, at::Device device,
                                  at::ScalarType compute, bool at_once)
-    : config_(config),
-      device_(device),
-      compute_(compute),
-      rope_(config, device),
-      layout_(config) {
+    : config_(config), device_(device), compute_(compute), rope_(config, device), layout_(config) {
   staged_ = at::empty({kStaged}, at::TensorOptions(compute).pinned_memory(device.is_cuda()));
   if (at_once) use_own();
 }

@@ -117,8 +117,8 @@ class TorchAdapterBackend : public TrainingBackend {
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
     return in_words([&] {
       return std::make_shared<const PolicySnapshot>(
-          config(),
-          std::make_unique<TorchDeviceWeights>(*policy_.layout, masters_, host_.base()), version);
+          config(), std::make_unique<TorchDeviceWeights>(*policy_.layout, masters_, host_.base()),
+          version);
     });
   }
   const ModelConfig& config() const override { return host_.config(); }
@@ -249,9 +249,9 @@ class TorchAdapterBackend : public TrainingBackend {
     const double loss =
         evaluator_.evaluate(*pass.spec, batch.view(values.logprobs, pass.prox_is_pi), g,
                             pass.denominator, &metrics, values.kept);
-    backward(std::move(record),
-             head_backward(pool_, head, g, batch.entropy_gradients(pass.entropy_gradient),
-                           Tensor()));
+    backward(
+        std::move(record),
+        head_backward(pool_, head, g, batch.entropy_gradients(pass.entropy_gradient), Tensor()));
     return loss;
   }
 

@@ -49,13 +49,13 @@ TEST(TorchAdapter, TakesTheStepsOfTheNativeBackend) {
     TrainerTable table;
     std::vector<std::string> targets;
   };
-  for (const Case& c : {Case{"icepop", spec_of("icepop"), plain, kAll},
-                        Case{"recomputed", spec_of("icepop"), recomputed, kAll},
-                        Case{"some modules", spec_of("icepop"), plain, {"k_proj", "down_proj"}},
-                        Case{"entropy", spec_of("icepop"), bonus, {"v_proj", "up_proj"}},
-                        Case{"across the batch", spec_of("m2po"), plain, kAll},
-                        Case{"reference", spec_of(testing::with("grpo", {{"ref_kl", 0.1}})), plain,
-                             kAll}}) {
+  for (const Case& c :
+       {Case{"icepop", spec_of("icepop"), plain, kAll},
+        Case{"recomputed", spec_of("icepop"), recomputed, kAll},
+        Case{"some modules", spec_of("icepop"), plain, {"k_proj", "down_proj"}},
+        Case{"entropy", spec_of("icepop"), bonus, {"v_proj", "up_proj"}},
+        Case{"across the batch", spec_of("m2po"), plain, kAll},
+        Case{"reference", spec_of(testing::with("grpo", {{"ref_kl", 0.1}})), plain, kAll}}) {
     const Parameters policy = adapter_over(make_policy(), c.targets);
     Trainer native(policy, c.spec, c.table);
     Trainer torch(policy, c.spec, c.table, on(torch::kCPU, torch::kFloat));

@@ -76,7 +76,7 @@ class TorchSampling final : public SamplingBackend {
   const torch::ScalarType compute_;
   const TorchSamplingOptions own_;
   const int threads_;
-  const bool at_once_;  // memory for all weights is taken before they come
+  const bool at_once_;                    // memory for all weights is taken before they come
   const int64_t most_rows_, most_draws_;  // of a pass
   const HeadCounts counts_;
   const int64_t block_bytes_, blocks_;

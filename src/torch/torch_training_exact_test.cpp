@@ -210,12 +210,12 @@ TEST(Exact, HoldsForAdaptersOverASharedBase) {
   LEEWAY_NEEDS_CUDA();
   int64_t tokens = 0;
   for (const auto& [name, config] : shapes()) {
-    Parameters adapter(std::make_shared<const Parameters>(random_weights(config, 1)),
-                       {.rank = 16,
-                        .alpha = 32.0,
-                        .targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
-                                    "down_proj"},
-                        .base_path = ""});
+    Parameters adapter(
+        std::make_shared<const Parameters>(random_weights(config, 1)),
+        {.rank = 16,
+         .alpha = 32.0,
+         .targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+         .base_path = ""});
     Rng rng(4);
     for (float& value : adapter.flat()) value = static_cast<float>(0.02 * rng.normal());
     EngineOptions options = engine_options(200);

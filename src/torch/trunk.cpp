@@ -175,10 +175,9 @@ void Trunk::backward(TrunkRecord&& record, const Tensor& d_hidden, const Network
       kept = layer_forward(weights_.layers[i], adapter_of(i), *record.sequences, kept.x, Tensor())
                  .kept;
     }
-    d = layer_backward(weights_.layers[i],
-                       {adapter_of(i), adapter.layers.empty() ? nullptr : &adapter.layers[i]},
-                       *record.sequences, std::move(kept), std::move(d), gradients.layers[i],
-                       are_new);
+    d = layer_backward(
+        weights_.layers[i], {adapter_of(i), adapter.layers.empty() ? nullptr : &adapter.layers[i]},
+        *record.sequences, std::move(kept), std::move(d), gradients.layers[i], are_new);
   }
   if (gradients.embedding.defined()) embed_backward(record.tokens, d, gradients.embedding);
 }
