@@ -87,9 +87,9 @@ class Dialect {
 std::unique_ptr<Dialect> make_dialect(InferenceDialect kind,
                                       ServedWeights weights = ServedWeights::whole);
 // Each dialect has a file.
-std::unique_ptr<Dialect> make_leeway_dialect(ServedWeights weights);
-std::unique_ptr<Dialect> make_vllm_dialect(ServedWeights weights);
-std::unique_ptr<Dialect> make_sglang_dialect(ServedWeights weights);
+std::unique_ptr<Dialect> make_leeway_dialect(ServedWeights weights = ServedWeights::whole);
+std::unique_ptr<Dialect> make_vllm_dialect(ServedWeights weights = ServedWeights::whole);
+std::unique_ptr<Dialect> make_sglang_dialect(ServedWeights weights = ServedWeights::whole);
 
 // POST {"lora_name", "lora_path"} and, with a version, {"weight_version"}.
 ServerCall load_adapter_call(const std::string& path, const std::string& folder,
