@@ -18,19 +18,14 @@ namespace leeway {
 
 using at::Tensor;
 
-TorchDeviceWeights::TorchDeviceWeights(FlatLayout layout, const Tensor& weights,
-                                       std::shared_ptr<const Parameters> base)
-    : layout_(std::move(layout)), base_(std::move(base)) {
+TorchDeviceWeights::TorchDeviceWeights(FlatLayout layout, const Tensor& weights)
+    : layout_(std::move(layout)) {
   LEEWAY_CHECK(weights.numel() == layout_.size, "weights in the layout");
   const at::NoGradGuard guard;
   flat_ = weights.clone();
 #ifdef LEEWAY_CUDA
   if (flat_.is_cuda()) c10::cuda::getCurrentCUDAStream(flat_.device().index()).synchronize();
 #endif
-}
-
-Parameters TorchDeviceWeights::make_host(const ModelConfig& config) const {
-  return base_ ? Parameters(base_, *layout_.lora) : Parameters(config);
 }
 
 void TorchDeviceWeights::copy_to(Parameters& host) const {

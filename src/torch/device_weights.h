@@ -4,7 +4,6 @@
 
 #include <ATen/ATen.h>
 
-#include <memory>
 #include <string>
 
 #include "model/policy_snapshot.h"
@@ -17,22 +16,17 @@ class TorchDeviceWeights final : public DeviceWeights {
   // Copies `weights` [layout.size] on their device. Any stream may read the copy when this returns;
   // who reads on another stream than the default one waits for that before the snapshot goes, since
   // torch gives the memory to somebody else then.
-  // `base`: of an adapter.
-  TorchDeviceWeights(FlatLayout layout, const at::Tensor& weights,
-                     std::shared_ptr<const Parameters> base = nullptr);
+  TorchDeviceWeights(FlatLayout layout, const at::Tensor& weights);
 
   const FlatLayout& layout() const { return layout_; }
   const at::Tensor& flat() const { return flat_; }
-  const std::shared_ptr<const Parameters>& base() const { return base_; }
 
-  Parameters make_host(const ModelConfig& config) const override;
   void copy_to(Parameters& host) const override;
   std::string not_finite_text() const override;
 
  private:
   FlatLayout layout_;
   at::Tensor flat_;
-  std::shared_ptr<const Parameters> base_;
 };
 
 }  // namespace leeway

@@ -22,10 +22,8 @@ bool decays(const ParameterInfo& info) {
   return info.role != ParameterInfo::Role::norm && info.role != ParameterInfo::Role::bias;
 }
 
-// Whether a parameter continues the stack that the one before it begins. An adapter's matrices are
-// apart.
+// Whether a parameter continues the stack that the one before it begins.
 bool continues_stack(const ParameterInfo& info) {
-  if (info.name.find(".lora_") != std::string::npos) return false;
   const auto is = [&](std::string_view projection) {
     return info.name.find(projection) != std::string::npos;
   };
@@ -39,18 +37,8 @@ Tensor host_view(std::span<const float> values, const std::vector<int64_t>& shap
 
 }  // namespace
 
-FlatLayout::FlatLayout(const ModelConfig& model) : config(model), table(parameter_table(model)) {
-  place();
-}
-
-FlatLayout::FlatLayout(const Parameters& parameters)
-    : config(parameters.config()), table(parameters.table()) {
-  if (parameters.lora() != nullptr) lora = *parameters.lora();
-  place();
-}
-
-void FlatLayout::place() {
-  offsets.resize(table.size());
+FlatLayout::FlatLayout(const ModelConfig& model)
+    : config(model), table(parameter_table(model)), offsets(table.size()) {
   for (const bool matrices : {true, false}) {
     for (size_t i = 0; i < table.size(); ++i) {
       if (decays(table[i]) != matrices) continue;
@@ -120,31 +108,6 @@ NetworkTensors network_views(const FlatLayout& layout, const Tensor& flat) {
                           .o_bias = vector(at.o_bias, hidden),
                           .gate_up = matrix(at.gate, 2 * inner, hidden),
                           .down = matrix(at.down, hidden, inner)});
-  }
-  return out;
-}
-
-AdapterTensors adapter_views(const FlatLayout& layout, const Tensor& flat) {
-  LEEWAY_CHECK(layout.lora.has_value(), "the layout of an adapter");
-  const std::vector<Tensor> views = parameter_views(layout, flat);
-  const auto find = [&](const std::string& name) {
-    const auto at = std::find_if(layout.table.begin(), layout.table.end(),
-                                 [&](const ParameterInfo& info) { return info.name == name; });
-    return at == layout.table.end() ? Tensor() : views[at - layout.table.begin()];
-  };
-  AdapterTensors out{layout.lora->alpha / static_cast<double>(layout.lora->rank), {}};
-  for (int64_t i = 0; i < layout.config.num_hidden_layers; ++i) {
-    const auto of = [&](const char* module) -> LoraTensors {
-      const std::string name = "model.layers." + std::to_string(i) + "." + module;
-      return {find(lora_a_name(name)), find(lora_b_name(name))};
-    };
-    out.layers.push_back({.q = of("self_attn.q_proj"),
-                          .k = of("self_attn.k_proj"),
-                          .v = of("self_attn.v_proj"),
-                          .o = of("self_attn.o_proj"),
-                          .gate = of("mlp.gate_proj"),
-                          .up = of("mlp.up_proj"),
-                          .down = of("mlp.down_proj")});
   }
   return out;
 }

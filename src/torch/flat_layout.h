@@ -8,7 +8,6 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "model/parameters.h"
@@ -17,19 +16,13 @@ namespace leeway {
 
 struct FlatLayout {
   explicit FlatLayout(const ModelConfig& config);
-  // The layout of what is trained of `parameters`: an adapter's own matrices, or all.
-  explicit FlatLayout(const Parameters& parameters);
 
   ModelConfig config;
-  std::optional<LoraSettings> lora;  // of an adapter
   std::vector<ParameterInfo> table;
   std::vector<int64_t> offsets;  // beside `table`
   // Numbers, padding included. Those before `decaying` are matrices, which decay; norms and biases
   // follow. What is no parameter's is zero and stays so.
   int64_t decaying = 0, size = 0;
-
- private:
-  void place();
 };
 
 // The parameters as views of `flat`, a tensor [layout.size], beside layout.table.
@@ -54,18 +47,5 @@ struct NetworkTensors {
   std::vector<LayerTensors> layers;
 };
 NetworkTensors network_views(const FlatLayout& layout, const at::Tensor& flat);
-
-// The same of an adapter's layout; undefined where a module has no update.
-struct LoraTensors {
-  at::Tensor a, b;  // [rank, inputs], [outputs, rank]
-};
-struct LayerAdapter {
-  LoraTensors q, k, v, o, gate, up, down;
-};
-struct AdapterTensors {
-  double scale = 0.0;
-  std::vector<LayerAdapter> layers;  // empty: there is no adapter
-};
-AdapterTensors adapter_views(const FlatLayout& layout, const at::Tensor& flat);
 
 }  // namespace leeway

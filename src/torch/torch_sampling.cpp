@@ -12,7 +12,6 @@
 #include "engine/host_draws.h"
 #include "leeway/error.h"
 #include "torch/device_weights.h"
-#include "torch/low_rank.h"
 #include "torch/sampling_operations.h"
 #include "torch/sampling_pass.h"
 #include "torch/sampling_weights.h"
@@ -76,7 +75,6 @@ class TorchSampling final : public SamplingBackend {
   const torch::ScalarType compute_;
   const TorchSamplingOptions own_;
   const int threads_;
-  const bool at_once_;                    // memory for all weights is taken before they come
   const int64_t most_rows_, most_draws_;  // of a pass
   const HeadCounts counts_;
   const int64_t block_bytes_, blocks_;
@@ -142,7 +140,6 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
       compute_(compute),
       own_(own),
       threads_(options.threads),
-      at_once_(options.frozen == FrozenWeights::packed),
       most_rows_(options.max_rows_per_step),
       most_draws_(options.max_sequences),
       counts_{config.num_attention_heads, config.num_key_value_heads, config.head_dim},
@@ -169,7 +166,7 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
 }
 
 void TorchSampling::make_tensors() {
-  weights_.emplace(config_, device_, compute_, at_once_);
+  weights_.emplace(config_, device_, compute_);
   kv_ = at::empty(
       {2 * config_.num_hidden_layers, blocks_, kBlockKeys, counts_.kv_heads, counts_.head_dim},
       of_type(compute_));
@@ -182,16 +179,11 @@ void TorchSampling::make_tensors() {
 void TorchSampling::load(const PolicySnapshot& weights) {
   with_plain_errors([&] {
     const Scope scope(*this);
-    const auto take = [&]([[maybe_unused]] bool moved) {
-#ifdef LEEWAY_CUDA
-      if (moved) graphs_.clear();
-#endif
-    };
     if (const auto* there = dynamic_cast<const TorchDeviceWeights*>(weights.device())) {
-      take(weights_->load(*there));
+      weights_->load(*there);
       wait();  // the copies are read from the snapshot's memory, which may go
     } else {
-      take(weights_->load(weights.host()));
+      weights_->load(weights.host());
     }
   });
 }
@@ -253,36 +245,20 @@ void TorchSampling::forward(const PassShape& shape) {
   const double eps = config_.rms_norm_eps;
 
   // x is the residual stream without `delta`, which the next norm adds.
-  const AdapterTensors& lora = weights_->adapter;
   embed(weights_->embedding, rows, x);
   for (size_t i = 0; i < weights_->layers.size(); ++i) {
     const SamplingLayer& layer = weights_->layers[i];
     Tensor &keys = pages_[2 * i], &values = pages_[2 * i + 1];
     add_norm(x, i == 0 ? Tensor() : delta, layer.input_norm, eps, h);
     project(products_.get(), h, layer.qkv_t, layer.qkv_bias, qkv);
-    const LayerAdapter* adapter = lora.layers.empty() ? nullptr : &lora.layers[i];
-    if (adapter != nullptr) {
-      add_low_rank(products_.get(), qkv_updates(config_, *adapter), lora.scale, h, qkv);
-    }
     store_heads(layer.heads, rows, qkv, q, keys, values);
     attend(counts_, rows, config_.max_position_embeddings, q, keys, values, attention_space_,
            attention);
     project(products_.get(), attention, layer.o_t, layer.o_bias, delta);
-    if (adapter != nullptr) {
-      const Updates of_o = {{&adapter->o, config_.hidden_size}};
-      add_low_rank(products_.get(), of_o, lora.scale, attention, delta);
-    }
     add_norm(x, delta, layer.post_norm, eps, h);
     project(products_.get(), h, layer.gate_up_t, Tensor(), gate_up);
-    if (adapter != nullptr) {
-      add_low_rank(products_.get(), gate_up_updates(config_, *adapter), lora.scale, h, gate_up);
-    }
     swiglu_rows(gate_up, s);
     project(products_.get(), s, layer.down_t, Tensor(), delta);
-    if (adapter != nullptr) {
-      const Updates of_down = {{&adapter->down, config_.hidden_size}};
-      add_low_rank(products_.get(), of_down, lora.scale, s, delta);
-    }
   }
   if (shape.logit_rows == 0) return;
   Tensor last = first(last_, shape.logit_rows), logits = first(logits_, shape.logit_rows);

@@ -16,7 +16,6 @@
 #include "torch/device_weights.h"
 #include "torch/flat_adamw.h"
 #include "torch/tensor_head.h"
-#include "torch/torch_adapter_training.h"
 #include "torch/torch_decoder.h"
 #include "torch/torch_errors.h"
 #include "torch/training_operations.h"
@@ -382,9 +381,6 @@ std::unique_ptr<TrainingBackend> make_torch_training(TrainingWeights weights,
                                                      const TrainerTable& table,
                                                      torch::Device device,
                                                      torch::ScalarType compute) {
-  if (weights.policy.lora() != nullptr) {
-    return make_torch_adapter_training(std::move(weights), table, device, compute);
-  }
   return in_words([&] {
     return std::make_unique<TorchTrainingBackend>(std::move(weights), table, device, compute);
   });

@@ -5,18 +5,15 @@
 #include <utility>
 
 #include "leeway/error.h"
-#include "torch/low_rank.h"
 #include "torch/training_operations.h"
 
 namespace leeway {
 
 using at::Tensor;
 
-Trunk::Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope,
-             AdapterTensors adapter)
+Trunk::Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope)
     : config_(config),
       weights_(std::move(weights)),
-      adapter_(std::move(adapter)),
       rope_(rope),
       products_(make_products(weights_.embedding.device())) {}
 
@@ -36,12 +33,8 @@ HeadWeights Trunk::heads_of(const LayerTensors& layer) const {
 }
 
 // The residual stream is x + delta: a norm adds what the product before it gave.
-Trunk::LayerPass Trunk::layer_forward(const LayerTensors& layer, const LayerAdapter* adapter,
-                                      const PackedSequences& sequences, const Tensor& x,
-                                      const Tensor& delta) const {
-  const auto add = [&](const Updates& updates, const Tensor& in, Tensor& out) {
-    if (adapter != nullptr) add_low_rank(products_.get(), updates, adapter_.scale, in, out);
-  };
+Trunk::LayerPass Trunk::layer_forward(const LayerTensors& layer, const PackedSequences& sequences,
+                                      const Tensor& x, const Tensor& delta) const {
   const double eps = config_.rms_norm_eps;
   const HeadWeights heads = heads_of(layer);
   LayerPass pass;
@@ -49,85 +42,50 @@ Trunk::LayerPass Trunk::layer_forward(const LayerTensors& layer, const LayerAdap
   Tensor h = at::empty_like(x);
   kept.x = sum_and_norm(x, delta, layer.input_norm, eps, h);
   kept.qkv = product(h, layer.qkv, layer.qkv_bias);
-  if (adapter != nullptr) add(qkv_updates(config_, *adapter), h, kept.qkv);
   const auto [q, k] = pack_heads(heads, sequences.positions, kept.qkv);
   Attended attended = attention(sequences, q, k, values_of(heads, kept.qkv));
   kept.attended = std::move(attended.out), kept.lse = std::move(attended.lse);
-  Tensor from_attention = product(kept.attended.flatten(1), layer.o, layer.o_bias);
-  if (adapter != nullptr) {
-    add({{&adapter->o, config_.hidden_size}}, kept.attended.flatten(1), from_attention);
-  }
+  const Tensor from_attention = product(kept.attended.flatten(1), layer.o, layer.o_bias);
   kept.y = sum_and_norm(kept.x, from_attention, layer.post_norm, eps, h);
   kept.gate_up = product(h, layer.gate_up);
-  if (adapter != nullptr) add(gate_up_updates(config_, *adapter), h, kept.gate_up);
   Tensor s = at::empty({x.size(0), config_.intermediate_size}, x.options());
   swiglu_rows(kept.gate_up, s);
   pass.delta = product(s, layer.down);
-  if (adapter != nullptr) add({{&adapter->down, config_.hidden_size}}, s, pass.delta);
   return pass;
 }
 
 // d is the gradient of the layer's output, and what is returned that of its input: the residual
 // stream carries it past the norms.
-Tensor Trunk::layer_backward(const LayerTensors& layer,
-                             std::pair<const LayerAdapter*, const LayerAdapter*> adapter,
-                             const PackedSequences& sequences, TrunkRecord::Layer&& kept, Tensor d,
-                             const LayerTensors& gradients, bool are_new) const {
-  const auto [lora, d_lora] = adapter;
-  // Through the low-rank updates of a product of x: to their gradients and to d_x.
-  const auto go_back = [&](const Updates& updates, const Updates& d_updates, const Tensor& x,
-                           const Tensor& d_y, Tensor& d_x) {
-    low_rank_backward(products_.get(), updates, d_updates, adapter_.scale, x, d_y, are_new, d_x);
-  };
-  const auto weigh = [&](const Tensor& d_y, const Tensor& x, const Tensor& d_weight) {
-    if (d_weight.defined()) weight_gradient(d_y, x, d_weight, are_new);
-  };
+Tensor Trunk::layer_backward(const LayerTensors& layer, const PackedSequences& sequences,
+                             TrunkRecord::Layer&& kept, Tensor d, const LayerTensors& gradients,
+                             bool are_new) const {
   const double eps = config_.rms_norm_eps;
   const HeadWeights heads = heads_of(layer);
   Tensor h = at::empty_like(kept.x);
   {  // The MLP.
-    Tensor d_s = at::mm(d, layer.down);
-    if (lora != nullptr) {
-      Tensor in = at::empty({d.size(0), config_.intermediate_size}, d.options());
-      swiglu_rows(kept.gate_up, in);
-      const int64_t width = config_.hidden_size;
-      go_back({{&lora->down, width}}, {{&d_lora->down, width}}, in, d, d_s);
-    }
-    const auto [d_gate_up, s] = swiglu_backward(kept.gate_up, d_s);
+    const auto [d_gate_up, s] = swiglu_backward(kept.gate_up, at::mm(d, layer.down));
     kept.gate_up = Tensor();
-    weigh(d, s, gradients.down);
+    weight_gradient(d, s, gradients.down, are_new);
     sum_and_norm(kept.y, Tensor(), layer.post_norm, eps, h);
-    weigh(d_gate_up, h, gradients.gate_up);
-    Tensor d_h = at::mm(d_gate_up, layer.gate_up);
-    if (lora != nullptr) {
-      go_back(gate_up_updates(config_, *lora), gate_up_updates(config_, *d_lora), h, d_gate_up,
-              d_h);
-    }
+    weight_gradient(d_gate_up, h, gradients.gate_up, are_new);
+    const Tensor d_h = at::mm(d_gate_up, layer.gate_up);
     d = norm_backward(kept.y, layer.post_norm, eps, d_h, d, gradients.post_norm);
     kept.y = Tensor();
   }
   // Attention.
   const Tensor attended = kept.attended.flatten(1);
-  weigh(d, attended, gradients.o);
+  weight_gradient(d, attended, gradients.o, are_new);
   bias_gradient(d, gradients.o_bias);
-  Tensor d_rows = at::mm(d, layer.o);
-  if (lora != nullptr) {
-    const int64_t width = config_.hidden_size;
-    go_back({{&lora->o, width}}, {{&d_lora->o, width}}, attended, d, d_rows);
-  }
-  const Tensor d_attended = d_rows.view(kept.attended.sizes());
+  const Tensor d_attended = at::mm(d, layer.o).view(kept.attended.sizes());
   const auto [q, k] = pack_heads(heads, sequences.positions, kept.qkv);
   const HeadGradients d_heads = attention_backward(sequences, q, k, values_of(heads, kept.qkv),
                                                    {kept.attended, kept.lse}, d_attended);
   const Tensor d_qkv = heads_backward(heads, sequences.positions, kept.qkv, d_heads,
                                       gradients.q_norm, gradients.k_norm);
   sum_and_norm(kept.x, Tensor(), layer.input_norm, eps, h);
-  weigh(d_qkv, h, gradients.qkv);
+  weight_gradient(d_qkv, h, gradients.qkv, are_new);
   bias_gradient(d_qkv, gradients.qkv_bias);
-  Tensor d_h = at::mm(d_qkv, layer.qkv);
-  if (lora != nullptr) {
-    go_back(qkv_updates(config_, *lora), qkv_updates(config_, *d_lora), h, d_qkv, d_h);
-  }
+  const Tensor d_h = at::mm(d_qkv, layer.qkv);
   return norm_backward(kept.x, layer.input_norm, eps, d_h, d, gradients.input_norm);
 }
 
@@ -140,8 +98,8 @@ Tensor Trunk::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
   Tensor x = at::empty({tokens.size(0), config_.hidden_size}, weights_.embedding.options());
   Tensor delta;
   embed(weights_.embedding, rows, x);
-  for (size_t i = 0; i < weights_.layers.size(); ++i) {
-    LayerPass pass = layer_forward(weights_.layers[i], adapter_of(i), sequences, x, delta);
+  for (const LayerTensors& layer : weights_.layers) {
+    LayerPass pass = layer_forward(layer, sequences, x, delta);
     x = pass.kept.y, delta = std::move(pass.delta);
     if (record == nullptr) continue;
     TrunkRecord::Layer& kept = record->layers.emplace_back();
@@ -162,7 +120,7 @@ Tensor Trunk::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
 }
 
 void Trunk::backward(TrunkRecord&& record, const Tensor& d_hidden, const NetworkTensors& gradients,
-                     bool are_new, const AdapterTensors& adapter) const {
+                     bool are_new) const {
   const at::NoGradGuard guard;
   LEEWAY_CHECK(record.layers.size() == weights_.layers.size(), "the record of a pass");
   Tensor d = norm_backward(record.last, weights_.final_norm, config_.rms_norm_eps,
@@ -172,14 +130,12 @@ void Trunk::backward(TrunkRecord&& record, const Tensor& d_hidden, const Network
     TrunkRecord::Layer kept = std::move(record.layers[i]);
     record.layers[i] = {};
     if (!kept.qkv.defined()) {
-      kept = layer_forward(weights_.layers[i], adapter_of(i), *record.sequences, kept.x, Tensor())
-                 .kept;
+      kept = layer_forward(weights_.layers[i], *record.sequences, kept.x, Tensor()).kept;
     }
-    d = layer_backward(
-        weights_.layers[i], {adapter_of(i), adapter.layers.empty() ? nullptr : &adapter.layers[i]},
-        *record.sequences, std::move(kept), std::move(d), gradients.layers[i], are_new);
+    d = layer_backward(weights_.layers[i], *record.sequences, std::move(kept), std::move(d),
+                       gradients.layers[i], are_new);
   }
-  if (gradients.embedding.defined()) embed_backward(record.tokens, d, gradients.embedding);
+  embed_backward(record.tokens, d, gradients.embedding);
 }
 
 }  // namespace leeway

@@ -11,7 +11,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "torch/flat_layout.h"
@@ -39,8 +38,7 @@ struct TrunkRecord {
 class Trunk {
  public:
   // Weights in the compute type, views of memory that is read at every pass.
-  Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope,
-        AdapterTensors adapter = {});
+  Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope);
 
   // hidden [N, hidden_size], after the final norm. Tokens, sequences and errors as in
   // TorchDecoder::forward. With `record` the pass can be gone back; with `recompute_activations`
@@ -50,10 +48,9 @@ class Trunk {
 
   // From d_hidden, the gradient of what the recorded pass returned, adds to `gradients`, float32
   // views beside the weights; those of the layers' matrices are written instead with `are_new`. The
-  // head's is left alone, unless it is the embedding's. Undefined ones are not computed: matrices
-  // and embedding below an adapter, whose own are `adapter`. Takes the record apart.
+  // head's is left alone, unless it is the embedding's. Takes the record apart.
   void backward(TrunkRecord&& record, const at::Tensor& d_hidden, const NetworkTensors& gradients,
-                bool are_new = false, const AdapterTensors& adapter = {}) const;
+                bool are_new = false) const;
 
   const at::Tensor& head_weight() const { return weights_.head; }
   cuda::Products* products() const { return products_.get(); }
@@ -66,21 +63,14 @@ class Trunk {
   at::Tensor product(const at::Tensor& x, const at::Tensor& weight,
                      const at::Tensor& bias = {}) const;
   HeadWeights heads_of(const LayerTensors& layer) const;
-  const LayerAdapter* adapter_of(size_t layer) const {
-    return adapter_.layers.empty() ? nullptr : &adapter_.layers[layer];
-  }
-  LayerPass layer_forward(const LayerTensors& layer, const LayerAdapter* adapter,
-                          const PackedSequences& sequences, const at::Tensor& x,
-                          const at::Tensor& delta) const;
-  // `adapter`: the layer's, and its gradients.
-  at::Tensor layer_backward(const LayerTensors& layer,
-                            std::pair<const LayerAdapter*, const LayerAdapter*> adapter,
-                            const PackedSequences& sequences, TrunkRecord::Layer&& kept,
-                            at::Tensor d, const LayerTensors& gradients, bool are_new) const;
+  LayerPass layer_forward(const LayerTensors& layer, const PackedSequences& sequences,
+                          const at::Tensor& x, const at::Tensor& delta) const;
+  at::Tensor layer_backward(const LayerTensors& layer, const PackedSequences& sequences,
+                            TrunkRecord::Layer&& kept, at::Tensor d, const LayerTensors& gradients,
+                            bool are_new) const;
 
   ModelConfig config_;
   NetworkTensors weights_;
-  AdapterTensors adapter_;
   TorchRopeTable rope_;
   std::shared_ptr<cuda::Products> products_;
 };
