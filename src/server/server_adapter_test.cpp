@@ -56,7 +56,7 @@ class AdapterServer : public ::testing::Test {
     const auto scores = score_tokens(weights, {ids}, {.threads = 1}, nullptr);
     for (rapidjson::SizeType t = 0; t < choice["token_ids"].Size(); ++t) {
       EXPECT_EQ(static_cast<float>(choice["logprobs"]["content"][t]["logprob"].GetDouble()),
-                scores[0][3 + t]);
+                scores[0][2 + t]);
     }
   }
 
