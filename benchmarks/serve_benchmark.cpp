@@ -3,6 +3,7 @@
 //   serve_benchmark PROGRAM [SECONDS] [STREAMS]
 //   serve_benchmark PROGRAM routes [SECONDS] [STREAMS]
 //   serve_benchmark PROGRAM prompts [SECONDS] [TOKENIZER]
+//   serve_benchmark PROGRAM cuda [SECONDS] [STREAMS] MODEL [OPTION ..]
 //
 // The first makes a model of ten million weights, starts `PROGRAM serve` for it on one thread, and
 // keeps STREAMS (256) streams of /v1/completions open for SECONDS (60), each followed by the next.
@@ -12,6 +13,7 @@
 // `routes` does the same with a model so small that HTTP is all there is to measure, for each kind
 // of request alone. `prompts` has eight streams beside a client that sends prompts of a megabyte,
 // with the file TOKENIZER (a tokenizer.json) or bytes, and prints the longest gap of a stream.
+// `cuda` serves the folder MODEL on the GPU in bf16, with more options of `leeway serve` as given.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -127,20 +129,26 @@ std::string request_text(const Kind& kind, const Shape& shape, uint64_t seed, in
                                      what, shape.tokens, seed, kind.streams, samples, kind.more));
 }
 
+const std::vector<std::string> kOneThread = {"--threads", "1", "--tokenizer", "byte"};
+
 // A `leeway serve` that is killed with this object.
 class ServerProcess {
  public:
   ServerProcess(const std::string& program, const std::string& model,
-                const std::string& tokenizer = "byte") {
+                const std::vector<std::string>& options = kOneThread) {
+    std::vector<std::string> words = {
+        program, "serve", model, "--port", "0", "--renderer", "qwen3", "--max-sequences", "512"};
+    words.insert(words.end(), options.begin(), options.end());
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
     int ends[2];
     if (::pipe(ends) != 0) std::exit(1);
     pid_ = ::fork();
     if (pid_ == 0) {
       ::dup2(ends[1], 2);
       ::close(ends[0]);
-      ::execl(program.c_str(), program.c_str(), "serve", model.c_str(), "--port", "0", "--threads",
-              "1", "--tokenizer", tokenizer.c_str(), "--renderer", "qwen3", "--max-sequences",
-              "512", nullptr);
+      ::execv(program.c_str(), arguments.data());
       _exit(127);
     }
     ::close(ends[1]);
@@ -416,6 +424,25 @@ void measure_routes(const std::string& program, const std::string& folder, doubl
   }
 }
 
+void measure_cuda(const std::string& program, const std::string& model, double seconds, int clients,
+                  const std::vector<std::string>& more) {
+  std::vector<std::string> options = {"--device", "cuda",        "--precision",
+                                      "bf16",     "--tokenizer", "byte"};
+  options.insert(options.end(), more.begin(), more.end());
+  const ServerProcess server(program, model, options);
+  fmt::print("{} clients, {} + {} tokens\n", clients, kRouteShape.prompt, kRouteShape.tokens);
+  fmt::print("{:34} {:>10} {:>12} {:>18}\n", "", "tokens/s", "CPU us/token", "connections' thread");
+  const Kind generate = {"generate", "/inference/v1/generate", "", false};
+  run_clients(server, generate, kRouteShape, clients, 1.0);  // graphs are captured
+  for (const Kind& kind : {generate, kStream}) {
+    const Load load = run_clients(server, kind, kRouteShape, clients, seconds);
+    const auto tokens = static_cast<double>(load.tokens);
+    fmt::print("{:34} {:>10.0f} {:>12.2f} {:>18.2f}{}\n", kind.name, tokens / load.seconds,
+               load.cpu / tokens * 1e6, load.io / tokens * 1e6,
+               load.errors == 0 ? "" : fmt::format("  {} errors", load.errors));
+  }
+}
+
 void measure_prompts(const std::string& program, const std::string& folder, double seconds,
                      const std::string& tokenizer) {
   ModelConfig config = tiny_config();
@@ -423,7 +450,7 @@ void measure_prompts(const std::string& program, const std::string& folder, doub
   Parameters weights(config);
   initialise(weights, 1);
   save_parameters(weights, folder);
-  const ServerProcess server(program, folder, tokenizer);
+  const ServerProcess server(program, folder, {"--threads", "1", "--tokenizer", tokenizer});
   std::string prompt;
   for (int i = 0; prompt.size() < (1 << 20); ++i) prompt += fmt::format("word{} and more, ", i);
   const std::string huge =
@@ -452,9 +479,11 @@ void measure_prompts(const std::string& program, const std::string& folder, doub
 
 int main(int argc, char** argv) {
   const std::string mode = argc > 2 ? argv[2] : "";
-  const bool named = mode == "routes" || mode == "prompts";
-  if (argc < 2) {
-    fmt::print(stderr, "serve_benchmark PROGRAM [routes|prompts] [SECONDS] [STREAMS|TOKENIZER]\n");
+  const bool named = mode == "routes" || mode == "prompts" || mode == "cuda";
+  if (argc < 2 || (mode == "cuda" && argc < 6)) {
+    fmt::print(stderr,
+               "serve_benchmark PROGRAM [routes|prompts|cuda] [SECONDS] [STREAMS|TOKENIZER] "
+               "[MODEL [OPTION ..]]\n");
     return 2;
   }
   const char* time = argc > (named ? 3 : 2) ? argv[named ? 3 : 2] : nullptr;
@@ -465,6 +494,8 @@ int main(int argc, char** argv) {
   const auto folder = std::filesystem::temp_directory_path() / fmt::format("serve-{}", ::getpid());
   if (mode == "prompts") {
     measure_prompts(argv[1], folder, seconds, last != nullptr ? last : "byte");
+  } else if (mode == "cuda") {
+    measure_cuda(argv[1], argv[5], seconds, std::atoi(last), {argv + 6, argv + argc});
   } else {
     const int clients = last != nullptr ? std::atoi(last) : 256;
     (named ? measure_routes : measure_load)(argv[1], folder, seconds, clients);

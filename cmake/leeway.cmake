@@ -54,7 +54,7 @@ set(computing_layers kernels core model engine trainer)
 
 # leeway_precompile(TARGET HEADERS ..): a cold build reads the headers once for all files of the target.
 function(leeway_precompile target)
-  if(LEEWAY_COLD_BUILD)
+  if(LEEWAY_COLD_BUILD AND TARGET ${target})
     target_precompile_headers(${target} PRIVATE ${ARGN})
   endif()
 endfunction()
@@ -79,10 +79,25 @@ function(leeway_layer name)
   endif()
 endfunction()
 
+# The layers below the operators, as another build folder has them.
+function(leeway_built_layers folder)
+  foreach(layer base kernels core)
+    add_library(leeway_${layer} STATIC IMPORTED GLOBAL)
+    set_target_properties(leeway_${layer} PROPERTIES
+      IMPORTED_LOCATION ${folder}/src/${layer}/libleeway_${layer}.a)
+  endforeach()
+  target_link_libraries(leeway_base INTERFACE leeway_options fmt::fmt Threads::Threads)
+  target_link_libraries(leeway_kernels INTERFACE leeway_base hwy ${CMAKE_DL_LIBS})
+  target_link_libraries(leeway_core INTERFACE leeway_kernels)
+endfunction()
+
 # leeway_test(NAME [SERIAL] SOURCES .. LINKS ..): one gtest program; each of its tests is a ctest test.
 # SERIAL: they run while no other test does.
 function(leeway_test name)
   cmake_parse_arguments(ARG "SERIAL" "" "SOURCES;LINKS" ${ARGN})
+  if(LEEWAY_OPS_ONLY)
+    return()
+  endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINKS} GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE LEEWAY_SOURCE_DIR="${PROJECT_SOURCE_DIR}"

@@ -1,20 +1,24 @@
 """A training loop of one's own in PyTorch with Leeway's policy head: hidden states in, loss out.
 
-  python3 examples/pytorch_loss.py build/libleeway_ops.so
+  python3 examples/pytorch_loss.py                          with the package installed
+  python3 examples/pytorch_loss.py build/libleeway_ops.so   without
 
 The policy writes eight tokens after a first one and is rewarded for even ones. Each batch serves
 four optimizer steps, so that the loss needs a correction: here IcePop.
 """
-import json
+import os
 import sys
+from pathlib import Path
 
 import torch
 
-torch.ops.load_library(sys.argv[1])
-leeway = torch.ops.leeway
+if len(sys.argv) > 1:
+    os.environ["LEEWAY_OPS"] = sys.argv[1]
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python/leeway"))
+import leeway
 
 VOCABULARY, WIDTH, LENGTH, GROUPS, GROUP_SIZE = 32, 64, 8, 16, 8
-SPEC = json.dumps({"preset": "icepop", "icepop_ratio_low": 0.5, "icepop_ratio_high": 2.0})
+SPEC = leeway.Spec("icepop", icepop_ratio_low=0.5, icepop_ratio_high=2.0)
 
 
 class Policy(torch.nn.Module):
@@ -53,18 +57,14 @@ for step in range(1, 31):
     # Sequences lie side by side; cu_seqlens says where each begins. There is no padding.
     inputs, targets = tokens[:, :-1].flatten(), tokens[:, 1:].flatten()
     cu_seqlens = torch.arange(0, targets.numel() + 1, LENGTH)
-    mask = torch.ones_like(targets, dtype=torch.bool)
     for _ in range(4):
-        loss, logprobs, entropy, metrics = leeway.policy_head(
-            policy.hidden(inputs), policy.head.weight, targets, None, cu_seqlens, mask,
-            advantage.repeat_interleave(LENGTH), rollout.flatten(),
-            None, None, None, None, None, None,  # prox, ref, teacher, weights, versions, temperature
-            SPEC, -1.0)
+        loss, metrics, logprobs, entropy = leeway.policy_head(
+            policy.hidden(inputs), policy.head.weight, targets, rollout=rollout.flatten(),
+            advantages=advantage, cu_seqlens=cu_seqlens, preset=SPEC)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
     if step % 10 == 0 or step == 1:
-        named = dict(zip(leeway.metric_names(SPEC), leeway.finalize_metrics([metrics], SPEC).tolist()))
-        print(f"step {step:2}  reward {reward.mean():.3f}  masked {named['is_masked']:.2%}  "
-              f"mismatch_kl {named['mismatch_kl']:.4f}  ESS {named['effective_sample_size']:.3f}")
+        print(f"step {step:2}  reward {reward.mean():.3f}  masked {metrics['is_masked']:.2%}  "
+              f"mismatch_kl {metrics['mismatch_kl']:.4f}  ESS {metrics['effective_sample_size']:.3f}")

@@ -38,6 +38,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"report", {"base"}},
     {"cuda", {"core", "kernels", "base"}},
     {"model", {"core", "kernels", "config", "data", "base"}},
+    {"gguf", {"model", "text", "core", "kernels", "config", "data", "base"}},
     {"engine", {"model", "core", "kernels", "config", "data", "base"}},
     {"server",
      {"generate", "engine", "text", "model", "core", "kernels", "config", "data", "base"}},

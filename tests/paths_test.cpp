@@ -68,6 +68,8 @@ std::vector<std::vector<std::string>> commands(const TempFolder& folder) {
       {"trajectory", "PATH"},
       {"init", "--config", "PATH", "--output", folder / "fresh"},
       {"init", "--config", kModel + "/config.json", "--output", "PATH"},
+      {"convert", "PATH", folder / "converted"},
+      {"convert", kModel, "PATH/model.gguf", "--no-tokenizer"},
       {"logprobs", "--model", "PATH", "--tokens", tokens},
       {"logprobs", "--model", kModel, "--tokens", "PATH"},
       {"generate", "--model", "PATH", "--tokens", tokens, "--max-new-tokens", "1"},

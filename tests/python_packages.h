@@ -36,15 +36,17 @@ struct PythonPackages {
   std::string skip;
 };
 
-// The environment of this name with these packages.
+// The environment of this name with these packages, and others without what they depend on.
 inline PythonPackages python_packages(const std::string& name,
-                                      const std::vector<std::string>& packages) {
+                                      const std::vector<std::string>& packages,
+                                      const std::vector<std::string>& alone = {}) {
   namespace fs = std::filesystem;
   if (!have_python()) return {"", "there is no python3"};
   const fs::path folder = fs::path(LEEWAY_BINARY_DIR) / name;
   const std::string program = folder / "bin/python";
   std::string words = "has";
   for (const std::string& package : packages) words += "_" + package;
+  for (const std::string& package : alone) words += "_" + package;
   if (fs::exists(folder / words)) return {program, ""};
   fs::remove_all(folder);
   const RunResult made = python({"-m", "venv", folder.string()});
@@ -59,8 +61,14 @@ inline PythonPackages python_packages(const std::string& name,
                                    "--prefer-binary",
                                    "--timeout=15",
                                    "--retries=1"};
+  std::vector<std::string> rest = args;
   args.insert(args.end(), packages.begin(), packages.end());
-  const RunResult pip = python(args, program, std::chrono::seconds(240));
+  RunResult pip = python(args, program, std::chrono::seconds(240));
+  if (pip.code == 0 && !alone.empty()) {
+    rest.push_back("--no-deps");
+    rest.insert(rest.end(), alone.begin(), alone.end());
+    pip = python(rest, program, std::chrono::seconds(240));
+  }
   if (pip.code != 0 && is_network_trouble(pip)) {
     return {"", "needs the network: packages for Python could not be fetched"};
   }

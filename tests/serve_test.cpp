@@ -115,6 +115,7 @@ TEST_F(ServeProgram, RefusesWhatItCannotUse) {
   };
   refused({"--host", "no.such.host.invalid"}, "no.such.host.invalid");
   refused({"--weights-root", folder_.at("nowhere")}, "nowhere");
+  refused({"--device-weights"}, "--device cuda");
   refused({"--api-key-file", folder_.at("none")}, "none");
   refused({"--api-key-file", folder_.write("empty", "\n")}, "empty");
   refused({"--renderer", "qwen9"}, "qwen9");

@@ -11,6 +11,7 @@ import json
 import torch
 
 from common import GIB, Contender, context, load_ops, measure, options_of, table, write
+from head_schemes import logprob_schemes, sequence_chunks
 
 VOCABULARY = 151936
 ICEPOP = {"preset": "icepop"}
@@ -95,10 +96,14 @@ class Problem:
         return out[1]
 
     def loss_of(self, logprobs):
-        """IcePop as trainers write it."""
-        ratio = torch.exp(logprobs - self.rollout)
-        keep = (ratio >= LOW) & (ratio <= HIGH) & self.mask
-        return -torch.where(keep, self.advantages * ratio, 0.0).sum() / self.tokens
+        return icepop(logprobs, self.advantages, self.rollout, self.mask) / self.tokens
+
+
+def icepop(logprobs, advantages, rollout, mask):
+    """As trainers write it; the sum over tokens."""
+    ratio = torch.exp(logprobs - rollout)
+    keep = (ratio >= LOW) & (ratio <= HIGH) & mask
+    return -torch.where(keep, advantages * ratio, 0.0).sum()
 
 
 # ------------------------------------------------------------------------------------------------
@@ -170,6 +175,19 @@ def backward_of(problem, logprobs_of):
     return run
 
 
+def backward_of_sequences(problem):
+    """Liger's scheme, which has the loss inside."""
+    bounds = problem.cu_seqlens.tolist()
+    sequences = [slice(begin, end) for begin, end in zip(bounds, bounds[1:])]
+    gradients = sequence_chunks(problem.hidden.detach(), problem.weight.detach(), sequences,
+                                lambda *streams: icepop(*streams) / problem.tokens)
+
+    def run():
+        _, problem.hidden.grad, problem.weight.grad = gradients(
+            problem.targets, problem.advantages, problem.rollout, problem.mask)
+    return run
+
+
 # ------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +199,11 @@ def contenders_of(problem, compiled, sweep):
     list_ += [("logits materialised", "others", backward_of(problem, materialised_logprobs), clear),
               ("the same, torch.compile", "others", compiled(problem), clear),
               ("chunked, logits recomputed", "others",
-               backward_of(problem, RecomputingHead.apply), clear),
+               backward_of(problem, RecomputingHead.apply), clear)]
+    list_ += [(name, "others", backward_of(problem, scheme), clear)
+              for name, scheme in logprob_schemes().items()]
+    list_ += [("Liger's fused GRPO, re-implemented, torch.compile", "others",
+               backward_of_sequences(problem), clear),
               ("ours", "ours", problem.ours, clear)]
     some = problem.train(0.4)
     list_.append(("ours, 40 % trainable", "ours", some.ours, clear))
@@ -218,6 +240,8 @@ def errors_of(problem, rows=1024):
     found = {}
     runs = {"logits materialised": lambda: _plain(part, materialised_logprobs),
             "chunked, logits recomputed": lambda: _plain(part, RecomputingHead.apply),
+            **{name: lambda scheme=scheme: _plain(part, scheme)
+               for name, scheme in logprob_schemes().items()},
             "ours": part.ours}
     for name in ("float32_logits", "invariant"):
         if options_of("policy_head", **{name: True}) is not None:

@@ -30,8 +30,11 @@ METHOD = ("medians of 5 steps after 2 warm-ups, by the host's clock with the dev
           "moments; sampling at temperature 1: new tokens over the whole time, prompts included; "
           "used_gib: of the device, allocators' caches included")
 # Seconds per stage.
-LIMITS = {"train_eager": 60, "train_compiled": 120, "sample": 90, "ours_train": 120,
-          "ours_sample": 90}
+LIMITS = {"train_eager": 60, "train_compiled": 120, "sample": 60, "sample_compiled": 120,
+          "ours_train": 120, "ours_sample": 90, "ours_table": 60}
+# Sequences, tokens of a prompt, new tokens: what `ours_table` samples.
+TABLE = [(32, 128, 128), (64, 128, 128), (128, 128, 128), (256, 128, 128), (512, 128, 128),
+         (1024, 128, 128), (256, 1920, 128), (64, 8064, 128), (8, 32640, 128)]
 
 
 def emit(row):
@@ -117,9 +120,9 @@ def train(compiled):
           "used_gib": used_gib(), "first_step_seconds": first})
 
 
-def sample():
-    """transformers' generate; eager first, so that a compilation that takes too long costs only
-    itself."""
+def sample(compiled):
+    """transformers' generate. `compiled`: with a static cache, for which it compiles the decode step
+    by itself; in a process of its own, since that may take longer than its limit."""
     import torch
     torch.manual_seed(1)
     model = make_model().eval()
@@ -137,19 +140,19 @@ def sample():
         assert out.shape == (PROMPTS, PROMPT_LENGTH + new_tokens), out.shape
         return time.perf_counter() - begin
 
-    for name, options, rounds in (("", {}, 1), (", static cache, torch.compile",
-                                                {"cache_implementation": "static"}, 2)):
-        with torch.no_grad():
-            first = generate(NEW_TOKENS if options else 8, **options)
-            seconds = min(generate(NEW_TOKENS, **options) for _ in range(rounds))
-        emit({"name": "transformers, sample" + name, "sequences": PROMPTS,
-              "prompt_tokens": PROMPT_LENGTH, "new_tokens": NEW_TOKENS,
-              "tokens_per_second": PROMPTS * NEW_TOKENS / seconds, "used_gib": used_gib(),
-              "first_call_seconds": first})
+    options = {"cache_implementation": "static"} if compiled else {}
+    with torch.no_grad():
+        # The static cache has the length of the first call: another one would compile again.
+        first = generate(NEW_TOKENS if compiled else 8, **options)
+        seconds = min(generate(NEW_TOKENS, **options) for _ in range(2 if compiled else 1))
+    emit({"name": "transformers, sample" + (", static cache, torch.compile" if compiled else ""),
+          "sequences": PROMPTS, "prompt_tokens": PROMPT_LENGTH, "new_tokens": NEW_TOKENS,
+          "tokens_per_second": PROMPTS * NEW_TOKENS / seconds, "used_gib": used_gib(),
+          "first_call_seconds": first})
 
 
 PARTS = {"train_eager": lambda: train(False), "train_compiled": lambda: train(True),
-         "sample": sample}
+         "sample": lambda: sample(False), "sample_compiled": lambda: sample(True)}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -175,6 +178,19 @@ def rows_of(command, limit):
     return rows, failure
 
 
+def table_rows(program, limit):
+    """Sampling with different numbers and lengths, a process each, within the limit in all."""
+    rows, end = [], time.time() + limit
+    for sequences, prompt, new in TABLE:
+        command = [program, "--only", "sample", "--repeats", "1", "--sequences", str(sequences),
+                   "--prompt", str(prompt), "--new", str(new)]
+        found, failure = rows_of(command, max(1.0, end - time.time()))
+        rows += [{**row, "name": "ours, table"} for row in found]
+        if failure:
+            return rows, f"{sequences} x {prompt}: {failure}"
+    return rows, ""
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", choices=PARTS)
@@ -194,7 +210,10 @@ def main():
                 continue
             command = [arguments.program, "--only", part.removeprefix("ours_")]
         begin = time.time()
-        rows, failure = rows_of(command, LIMITS[part])
+        if part == "ours_table":
+            rows, failure = table_rows(arguments.program, LIMITS[part])
+        else:
+            rows, failure = rows_of(command, LIMITS[part])
         results["rows"] += rows
         if failure:
             results["failures"][part] = failure
@@ -214,6 +233,13 @@ def main():
                 [("name", "", "s"), ("tokens_per_second", "tokens/s", ",.0f"),
                  ("decode_tokens_per_second", "decode/s", ",.0f"),
                  ("used_gib", "used GiB", ".1f")], sampling))
+    print(table("sampling, ours, 0.6 B",
+                [("sequences", "sequences", ".0f"), ("prompt_tokens", "prompt", ".0f"),
+                 ("new_tokens", "new", ".0f"), ("tokens_per_second", "tokens/s", ",.0f"),
+                 ("decode_tokens_per_second", "decode/s", ",.0f"),
+                 ("prompt_seconds", "prompts, s", ".2f"), ("kv_gib", "KV GiB", ".1f"),
+                 ("used_gib", "used GiB", ".1f")],
+                [r for r in results["rows"] if r["name"] == "ours, table"]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds for CUDA, checks and measures on one NVIDIA GPU. Stages, all of them without arguments:
-#   benchmarks/gpu/run.sh [build] [check] [head] [loss] [model] [sanitize]
+#   benchmarks/gpu/run.sh [build] [check] [head] [hosts] [loss] [model] [memory] [loop] [swap] [sanitize]
 #
 #   BUILD   build folder                      (build-gpu)
 #   OUT     where results go, gpu_*.json      (benchmarks/results)
@@ -17,11 +17,11 @@ OUT=${OUT:-benchmarks/results}
 PREFIX=${PREFIX:-}
 export PYTHONUNBUFFERED=1
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(build check head loss model sanitize)
+[ ${#stages[@]} -gt 0 ] || stages=(build check head hosts loss model memory loop swap sanitize)
 for stage in "${stages[@]}"; do
   case $stage in
-    build | check | head | loss | model | sanitize) ;;
-    *) echo "run.sh: $stage: no such stage; there are build check head loss model sanitize" >&2
+    build | check | head | hosts | loss | model | memory | loop | swap | sanitize) ;;
+    *) echo "run.sh: $stage: no such stage; there are build check head hosts loss model memory loop swap sanitize" >&2
        exit 2 ;;
   esac
 done
@@ -32,6 +32,8 @@ OUT=$(cd "$OUT" && pwd)
 logs=$BUILD/gpu-logs
 mkdir -p "$logs"
 library=$BUILD/libleeway_ops.so
+# For `import leeway`.
+export LEEWAY_OPS=$library PYTHONPATH=$root/python/leeway${PYTHONPATH:+:$PYTHONPATH}
 
 failed=()
 tables=()
@@ -84,7 +86,8 @@ build() {
   export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0}
   step configure 120 cmake -G Ninja -S "$root" -B "$BUILD" "-DCMAKE_PREFIX_PATH=$paths" \
     "${options[@]}" || return 1
-  for target in leeway_ops leeway_cuda_module cuda_core_test leeway gpu_model_benchmark devices_test \
+  for target in leeway_ops leeway_cuda_module cuda_core_test leeway gpu_model_benchmark gpu_memory_table \
+    gpu_weight_swap devices_test \
     torch_decoder_test torch_sampling_test torch_training_test torch_symbols_test; do
     if ninja -C "$BUILD" -t query "$target" > /dev/null 2>&1; then
       targets+=("$target")
@@ -115,6 +118,8 @@ check() {
   step pytorch_loss 60 python3 examples/pytorch_loss.py "$library"
   step ops_check 240 python3 tests/gpu/ops_check.py "$library"
   grep -E '^FAILED|cases, .*failed' "$logs/ops_check.txt"
+  step package_check 120 python3 tests/gpu/package_check.py
+  tail -n 1 "$logs/package_check.txt"
   if python3 -c 'import transformers' 2> /dev/null; then
     step transformers_check 120 python3 tests/gpu/transformers_check.py "$BUILD/leeway"
     tail -n 1 "$logs/transformers_check.txt"
@@ -131,29 +136,58 @@ measure() {
   tables+=("$logs/$name.txt")
 }
 
+# Small cases of every kernel: loss and selection, head, attention, products and checksums; AdamW, the
+# rows of layers and their gradients; pages, draws and paged attention.
+sanitized_tests=(
+  'cuda_core_test:Attention.*:Crc32c.*:GpuLoss.*:GpuHead.*-*SameBits*:GpuHead.*Every*:*Invariant*'
+  'torch_decoder_test:FlatAdamW.*:LayerRows.*:Trunk.AddsToGradients*:Trunk.Gives*'
+  'torch_sampling_test:SamplingOperations.*:DrawnLogprobs.AreThose*-*ByItsShare*'
+)
+# sanitized TOOL PROGRAM FILTER [OPTION ..]: one program under one tool, output into a log.
+sanitized() {
+  local tool=$1 program=$2 filter=$3
+  shift 3
+  # Without torch's caching allocator every tensor is an allocation whose bounds are checked.
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 150 "$sanitizer" --tool "$tool" --error-exitcode 9 "$@" \
+    "$BUILD/$program" --gtest_brief=1 "--gtest_filter=$filter" > "$logs/${tool}_$program.txt" 2>&1
+  echo $? > "$logs/${tool}_$program.status"
+}
+
 sanitize() {
-  local sanitizer
+  local sanitizer only_ours=() begin=$SECONDS entry program code
   sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
   if [ ! -x "$sanitizer" ]; then
     echo "   no compute-sanitizer"
     return 0
   fi
-  # Small cases of every kernel.
-  local few='--gtest_filter=*NotFinite*:*Entropy*:*Masked*:*Bfloat*:*NotListed*'
-  for tool in memcheck synccheck; do
-    step "$tool" 90 "$sanitizer" --tool $tool --error-exitcode 9 \
-      "$BUILD/cuda_core_test" --gtest_brief=1 "$few"
-    tail -n 1 "$logs/$tool.txt"
+  # Only our kernels where the tool can tell: racecheck does not know the barriers of cuBLAS, and
+  # instrumenting every kernel of PyTorch takes minutes.
+  for option in --kernel-name --kernel-regex; do
+    if "$sanitizer" --help 2>&1 | grep -q -- "$option "; then
+      only_ours=("$option" kns=leeway)
+      break
+    fi
   done
-  # The tool also reports cuBLAS kernels, whose barriers it does not know; only ours count.
-  step racecheck 90 "$sanitizer" --tool racecheck "$BUILD/cuda_core_test" --gtest_brief=1 "$few"
-  if grep -q 'leeway' <(grep -E 'Race reported|access at' "$logs/racecheck.txt"); then
-    failed+=("racecheck names kernels of leeway")
-  fi
-  # Without torch's caching allocator every tensor is an allocation whose bounds are checked.
-  step memcheck_ops 120 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
-    "$sanitizer" --tool memcheck --error-exitcode 9 \
+  for tool in memcheck racecheck synccheck; do
+    for entry in "${sanitized_tests[@]}"; do
+      sanitized "$tool" "${entry%%:*}" "${entry#*:}" ${only_ours[@]+"${only_ours[@]}"} &
+    done
+  done
+  step memcheck_ops 150 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+    "$sanitizer" --tool memcheck --error-exitcode 9 ${only_ours[@]+"${only_ours[@]}"} \
     python3 tests/gpu/ops_check.py "$library" strides head_backward nothing_trained
+  wait
+  for tool in memcheck racecheck synccheck; do
+    for entry in "${sanitized_tests[@]}"; do
+      program=${entry%%:*} code=$(cat "$logs/${tool}_${entry%%:*}.status")
+      echo "== ${tool}_$program: exit $code; $(grep -E 'PASSED' "$logs/${tool}_$program.txt" | head -n 1)" \
+        "$(grep -E 'SUMMARY' "$logs/${tool}_$program.txt" | tail -n 1)"
+      [ "$code" -eq 0 ] && continue
+      failed+=("${tool}_$program")
+      tail -n 30 "$logs/${tool}_$program.txt"
+    done
+  done
+  echo "   $((SECONDS - begin)) s"
 }
 
 use_prefix
@@ -161,9 +195,13 @@ began=$SECONDS
 for stage in "${stages[@]}"; do
   echo "---- $stage"
   case $stage in
-    head) measure head 200 "$library" ;;
+    head) measure head 300 "$library" ;;
+    hosts) measure hosts 120 ;;
     loss) measure loss 90 "$library" ;;
-    model) measure model 380 --program "$BUILD/gpu_model_benchmark" ;;
+    model) measure model 480 --program "$BUILD/gpu_model_benchmark" ;;
+    memory) measure memory 120 --program "$BUILD/gpu_memory_table" ;;
+    loop) measure loop 180 --program "$BUILD/leeway" ;;
+    swap) step swap 60 "$BUILD/gpu_weight_swap" && tables+=("$logs/swap.txt") ;;
     *) "$stage" ;;
   esac
 done

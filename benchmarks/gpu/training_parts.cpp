@@ -121,8 +121,8 @@ void run() {
   FlatAdamW step;
   const int64_t parameters = int64_t{596} << 20;
   step.parameters = at::zeros({parameters}, full), step.gradients = at::ones({parameters}, full);
-  step.first_moment = at::zeros({parameters}, full);
-  step.second_moment = at::zeros({parameters}, full);
+  step.moments.first = at::zeros({parameters}, full);
+  step.moments.second = at::zeros({parameters}, full);
   step.copy = at::zeros({parameters}, half), step.decaying = parameters;
   report("optimizer", 1, [&] { adamw_step(step, OptimizerTable(), 1, 1e-6, 1.0); });
   report("norm of the gradient", 1, [&] { norm_of(step.gradients); });

@@ -87,8 +87,8 @@ struct ForeignPreset {
   std::string source;  // where its formula is defined
 };
 
-// The presets and corrections known to a program. Copyable; a user's program adds its own
-// corrections and then makes specs from it. Reading is thread-safe, `add` is not.
+// The presets and corrections known to a program. Copyable; a user's program adds its own and then
+// makes specs from it. Reading is thread-safe, `add` is not.
 class Catalog {
  public:
   Catalog();
@@ -96,6 +96,11 @@ class Catalog {
   // Registers a correction under a new name, usable as `BASE+name`. Throws Error if the name or one
   // of its keys is taken.
   void add(CorrectionInfo correction);
+
+  // Registers a preset under a new name. Its keys may have the names of other presets' keys, which
+  // then are its own. Throws Error if the name, or one of its keys among the corrections', is
+  // taken.
+  void add(PresetInfo preset);
 
   const std::deque<PresetInfo>& presets() const { return presets_; }
   const std::deque<CorrectionInfo>& corrections() const { return corrections_; }

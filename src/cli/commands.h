@@ -26,6 +26,9 @@ inline void reclaim_positional(std::vector<std::string>& sets, std::string& posi
   }
 }
 
+// --plugin: the catalog gets a library's presets and corrections while the command line is read.
+void add_plugin_option(CLI::App& command, Program& program);
+
 void add_loss_list(CLI::App& loss, Program& program);
 void add_loss_explain(CLI::App& loss, Program& program);
 void add_loss_eval(CLI::App& loss, Program& program);
@@ -34,7 +37,9 @@ void add_loss_compare(CLI::App& loss, Program& program);
 void add_config(CLI::App& app, Program& program);
 void add_tokenize(CLI::App& app, Program& program);
 void add_render(CLI::App& app, Program& program);
+void add_import(CLI::App& app, Program& program);
 void add_init(CLI::App& app, Program& program);
+void add_convert(CLI::App& app, Program& program);
 void add_logprobs(CLI::App& app, Program& program);
 void add_generate(CLI::App& app, Program& program);
 void add_merge(CLI::App& app, Program& program);

@@ -14,6 +14,7 @@ namespace {
 // A signal handler can only access statics.
 volatile std::sig_atomic_t asked_to_stop = 0;  // the signal received
 timespec first_signal;
+std::string_view answer_to_signal;
 volatile std::sig_atomic_t hung_up = 0;
 struct sigaction previous_int, previous_term, previous_hup;
 
@@ -38,9 +39,10 @@ void on_signal(int signal) {
   }
   clock_gettime(CLOCK_MONOTONIC, &first_signal);
   asked_to_stop = signal;
-  constexpr std::string_view kText =
-      "\nleeway: finishing this step, then saving; once more to stop at once\n";
-  (void)!write(STDERR_FILENO, kText.data(), kText.size());
+  for (const std::string_view text : {std::string_view("\nleeway: "), answer_to_signal,
+                                      std::string_view("; once more to stop at once\n")}) {
+    (void)!write(STDERR_FILENO, text.data(), text.size());
+  }
 }
 
 }  // namespace
@@ -56,6 +58,7 @@ bool Interrupt::asked() {
   if (!std::exchange(handles_, true)) {
     asked_to_stop = 0;
     hung_up = 0;
+    answer_to_signal = answer_;
     struct sigaction action = {};
     action.sa_handler = on_signal;
     sigaction(SIGINT, &action, &previous_int);

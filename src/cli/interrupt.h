@@ -4,6 +4,8 @@
 // request, however often it is sent, and is ignored if it was ignored before, as under nohup.
 #pragma once
 
+#include <string_view>
+
 namespace leeway {
 
 // Handles SIGINT, SIGTERM and SIGHUP from the first `asked` on, while it lives: before there is
@@ -11,7 +13,9 @@ namespace leeway {
 // a time.
 class Interrupt {
  public:
-  Interrupt() = default;
+  // `answer` is said at the first request; it must live as long as the program.
+  explicit Interrupt(std::string_view answer = "finishing this step, then saving")
+      : answer_(answer) {}
   ~Interrupt();
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
@@ -19,6 +23,7 @@ class Interrupt {
   bool asked();
 
  private:
+  std::string_view answer_;
   bool handles_ = false;
 };
 

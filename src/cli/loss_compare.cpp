@@ -87,6 +87,7 @@ void add_loss_compare(CLI::App& loss, Program& program) {
   command->add_option("--target-masked", options->target,
                       "Also find, for each preset, the threshold that masks this share (0.5%)");
   command->add_flag("--json", options->json, "Print JSON");
+  add_plugin_option(*command, program);
   command->add_option("--html", options->html, "Also write a page with charts: one file, offline");
   command->callback([&program, options] {
     std::optional<double> target;

@@ -57,6 +57,7 @@ void add_loss_eval(CLI::App& loss, Program& program) {
                    "A batch as JSON (docs/formats.md), or a run's rollouts/step_N.jsonl")
       ->required();
   add_override_options(*command, options->config);
+  add_plugin_option(*command, program);
   command->get_option("--unset")->needs(config);
   command->callback([&program, options] {
     LossSpec spec;

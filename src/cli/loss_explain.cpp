@@ -5,9 +5,9 @@
 #include "cli/output.h"
 #include "config/config.h"
 #include "core/explain.h"
+#include "core/explain_text.h"
 #include "leeway/error.h"
 #include "leeway/metrics.h"
-#include "run/explain_text.h"
 
 namespace leeway {
 namespace {
@@ -50,6 +50,7 @@ void add_loss_explain(CLI::App& loss, Program& program) {
       ->add_option("--set", options->sets, "key=value; may be repeated, the last of a key counts")
       ->type_name("KEY=VALUE");
   command->add_flag("--json", options->json, "Print JSON");
+  add_plugin_option(*command, program);
   command->callback([&program, options] {
     reclaim_positional(options->sets, options->preset);
     if (options->preset.empty()) throw Error("loss explain: name a preset; see `leeway loss list`");

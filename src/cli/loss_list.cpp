@@ -118,6 +118,7 @@ void add_loss_list(CLI::App& loss, Program& program) {
   auto* command = loss.add_subcommand("list", "Every preset, one line each, with its origin");
   auto json = std::make_shared<bool>(false), markdown = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print JSON, with keys and defaults");
+  add_plugin_option(*command, program);
   command->add_flag("--markdown", *markdown, "Print the reference page docs/losses.md");
   command->callback([&program, json, markdown] {
     print(*markdown ? list_markdown(program.catalog)

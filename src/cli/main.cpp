@@ -99,7 +99,9 @@ int main(int argc, char** argv) {
   leeway::add_loss_eval(*loss, program);
   leeway::add_loss_check(*loss, program);
   leeway::add_loss_compare(*loss, program);
+  leeway::add_import(app, program);
   leeway::add_init(app, program);
+  leeway::add_convert(app, program);
   leeway::add_logprobs(app, program);
   leeway::add_generate(app, program);
   leeway::add_serve(app, program);

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <optional>
 
 #include "cli/choice_option.h"
 #include "cli/commands.h"
@@ -36,6 +37,8 @@ struct Options {
   ModelTextOptions text;
   ServerOptions server;
   std::string key_file, adapter;
+  bool device_weights = false;
+  std::optional<int64_t> kv_bytes;
   Device device = Device::cpu;
 };
 
@@ -67,6 +70,12 @@ int serve(Options& options) {
     throw Error("--precision int8: works on the CPU only; with --device cuda use bf16 or float32");
   }
   server.api_key = api_key(options);
+  if (options.device_weights) {
+    if (options.device == Device::cpu) {
+      throw Error("--device-weights: weights in a GPU's memory need --device cuda");
+    }
+    server.sharing = weight_sharing(options.device);
+  }
   if (!server.weights_root.empty() && !path_exists(server.weights_root)) {
     throw Error(fmt::format("--weights-root {}: there is no such folder", server.weights_root));
   }
@@ -74,6 +83,7 @@ int serve(Options& options) {
   if (server.name.empty()) server.name = server.folder;
   server.engine.backend = sampling_backend(options.device, server.engine.precision);
   server.engine.max_rows_per_step = rows_per_step(options.device);
+  server.engine.kv_bytes = options.kv_bytes.value_or(default_kv_bytes(options.device));
   ServedText text =
       load_served_text(options.text, load_model_config(model_folder_of(server.folder)));
   const std::string& newest = options.adapter.empty() ? server.folder : options.adapter;
@@ -109,6 +119,10 @@ void add_options(CLI::App& command, const std::shared_ptr<Options>& options) {
                      "LEEWAY_API_KEY; without either there is none");
   command.add_option("--weights-root", server.weights_root,
                      "Folder below which new weights may be loaded; without it none are");
+  command.add_flag(
+      "--device-weights", options->device_weights,
+      "Also take new weights from the memory of the GPU, of a trainer on this machine; "
+      "needs --device cuda and a key");
   command.add_option("--name", server.name, "The model's name in requests; otherwise the folder")
       ->type_name("NAME");
   add_text_options(command, options->text);
@@ -119,10 +133,11 @@ void add_options(CLI::App& command, const std::shared_ptr<Options>& options) {
   add_choice(command, "--kv-after-swap", server.engine.kv_after_swap,
              "What running requests do with their KV cache when weights change");
   command
-      .add_option("--kv-bytes", server.engine.kv_bytes,
-                  "Memory for the KV cache; requests beyond it wait")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50))
-      ->capture_default_str();
+      .add_option(
+          "--kv-bytes", options->kv_bytes,
+          "Memory for the KV cache; requests beyond it wait. Otherwise 1 GiB; with cuda 16 GiB, "
+          "or half of the free memory")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50));
   command
       .add_option("--max-sequences", server.engine.max_sequences,
                   "Samples that run at a time; others wait")

@@ -10,6 +10,7 @@
 #include "cli/supervised_output.h"
 #include "cli/terminal_progress.h"
 #include "leeway/error.h"
+#include "run/memory_check.h"
 #include "run/resume_hint.h"
 #include "run/run_start.h"
 #include "run/training_run.h"
@@ -60,7 +61,8 @@ ResumedSummary train(const Catalog& catalog, const Options& options) {
     return start_from_run(catalog, {options.from, options.keep_optimizer}, options, progress,
                           should_stop);
   }
-  RunSetup setup(load_config(catalog, options));
+  RunSetup setup(load_config(catalog, options), true,
+                 fits_memory({.spawn_servers = options.spawn_servers}));
   setup.spawn_servers = options.spawn_servers;
   return run_training(setup, catalog, {}, progress, should_stop);
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -12,12 +13,13 @@
 #include "config/foreign_keys.h"
 #include "config/run_reader.h"
 #include "leeway/error.h"
+#include "leeway/plugin.h"
 
 namespace leeway {
 namespace {
 
 std::vector<std::string> native_keys(const Catalog& catalog) {
-  std::vector<std::string> names = {"preset"};
+  std::vector<std::string> names = {"preset", "plugin"};
   auto add = [&](std::span<const KeyInfo> keys) {
     for (const KeyInfo& key : keys) names.push_back(key.name);
   };
@@ -25,6 +27,39 @@ std::vector<std::string> native_keys(const Catalog& catalog) {
   for (const PresetInfo& preset : catalog.presets()) add(preset.keys);
   for (const CorrectionInfo& correction : catalog.corrections()) add(correction.keys);
   return names;
+}
+
+// Keys of the table that belong to no preset.
+bool is_of_table(const std::string& key) { return key == "preset" || key == "plugin"; }
+
+// The plugin that the file or the command line names, absolute; empty without one. It is looked for
+// before anything else is read, since it decides which keys there are.
+std::string plugin_of(const std::string& name, const toml::table& root,
+                      const std::vector<std::string>& sets, ConfigScope scope) {
+  namespace fs = std::filesystem;
+  std::string plugin;
+  if (const toml::node_view node = root["trainer"]["loss"]["plugin"]) {
+    const auto* text = node.as_string();
+    const auto line = node.node()->source().begin.line;
+    if (text == nullptr || text->get().empty()) {
+      throw Error(fmt::format("{} line {}: trainer.loss.plugin: must be the path of a library",
+                              name, line));
+    }
+    const fs::path beside = fs::path(name).parent_path() / text->get();
+    plugin = fs::exists(beside) ? beside.string() : text->get();
+  }
+  for (const std::string& set : sets) {
+    const std::string key = set.substr(0, set.find('='));
+    if (key != "trainer.loss.plugin" && (key != "plugin" || scope != ConfigScope::loss_only))
+      continue;
+    const Value value = parse_assignment(set).value;
+    const auto* text = std::get_if<std::string>(&value);
+    if (text == nullptr || text->empty()) {
+      throw Error(fmt::format("--set {}: must be the path of a library", set));
+    }
+    plugin = *text;
+  }
+  return plugin.empty() ? plugin : fs::absolute(plugin).lexically_normal().string();
 }
 
 // The loss settings of the document, in order. With loss_only the document has no others.
@@ -45,6 +80,7 @@ class PresetKeys {
     try {
       for (const KeyInfo* key : catalog.keys_of(preset)) names_.insert(key->name);
       names_.insert("preset");
+      names_.insert("plugin");
     } catch (const Error&) {
       // There is no such preset, so it has no keys.
     }
@@ -90,7 +126,7 @@ template <class Inert>
 void take_along(const PresetName& preset, const std::vector<const Given*>& part, Inert&& inert,
                 Findings& findings) {
   for (const Given* given : part) {
-    if (!given->in_file() || given->key == "preset" || !inert(given->key)) continue;
+    if (!given->in_file() || is_of_table(given->key) || !inert(given->key)) continue;
     const bool again = std::any_of(part.begin(), part.end(), [&](const Given* other) {
       return !other->in_file() && other->key == given->key;
     });
@@ -106,6 +142,7 @@ bool read_loss(const Catalog& catalog, const Document& document,
   if (findings.problems.count() > before) return false;
   config.preset = preset.now;
   for (const Given* given : part) {
+    if (given->key == "plugin") continue;
     config.loss.push_back({given->key, to_value(given->value), given->where()});
   }
   const PresetKeys keys(catalog, preset.now);
@@ -182,6 +219,10 @@ std::vector<EffectiveValue> loss_values(const std::vector<const Given*>& part,
     return {scalar_text(found->second->value), found->second->place};
   };
   values.push_back({"trainer.loss.preset", toml_string(config.preset), given_of("preset").second});
+  if (!config.plugin.empty()) {
+    values.push_back(
+        {"trainer.loss.plugin", toml_string(config.plugin), given_of("plugin").second});
+  }
   for (const auto& [key, value] : config.loss_spec.settings) {
     auto [text, origin] = given_of(key);
     if (text.empty()) {
@@ -234,17 +275,20 @@ void note_taken_along(const Document& document, const std::vector<TakenAlong>& t
 
 }  // namespace
 
-Config parse_config(const Catalog& catalog, const std::string& name, std::string_view text,
+Config parse_config(const Catalog& built_in, const std::string& name, std::string_view text,
                     const std::vector<std::string>& sets, ConfigScope scope,
                     const std::vector<std::string>& unsets) {
   RunConfig default_run;
   RendererConfig default_renderer;
   EnvironmentTable environment;
-  const Known known{describe(default_run, default_renderer), describe(environment, 0),
-                    native_keys(catalog)};
   Problems of_text;
   toml::table root = parse_toml(name, text);
   remove_unset(root, name, unsets, scope, of_text);
+  Catalog catalog = built_in;
+  const std::string plugin = plugin_of(name, root, sets, scope);
+  if (!plugin.empty()) load_plugin(plugin, catalog);
+  const Known known{describe(default_run, default_renderer), describe(environment, 0),
+                    native_keys(catalog)};
   Document document = read_document(known, name, root, scope, of_text);
   for (const std::string& unset : unsets) {
     // Removing a list element renumbers the others, and nothing depends on what is gone.
@@ -261,6 +305,7 @@ Config parse_config(const Catalog& catalog, const std::string& name, std::string
   std::vector<std::string> notes;
   for (;;) {
     Config config;
+    config.plugin = plugin;
     Findings findings{of_text, {}};
     if (scope == ConfigScope::whole) read_run(document, config.run, config.renderer, findings);
     const std::vector<const Given*> loss = loss_part(document, scope);

@@ -33,7 +33,8 @@ struct RendererConfig {
 
 struct Config {
   std::string preset = "icepop";
-  Settings loss;  // in order: file first, then --set
+  std::string plugin;  // a library with presets and corrections of one's own, absolute; or empty
+  Settings loss;       // in order: file first, then --set
   LossSpec loss_spec;
   RendererConfig renderer;
   RunConfig run;  // environments have their ids; empty without [[environment]]

@@ -58,6 +58,10 @@ std::string type_text(const Field& field) {
 std::string values_text(const Field& field) {
   if (is<bool>(field) || is<std::vector<std::string>>(field)) return "";
   if (is_text(field)) {
+    if (!field.if_true.empty()) {
+      return fmt::format("one of {}; false is {}, true is {}", fmt::join(field.choices, ", "),
+                         field.choices.front(), field.if_true);
+    }
     if (!field.choices.empty()) return fmt::format("one of {}", fmt::join(field.choices, ", "));
     return field.may_be_empty ? "" : "not empty";
   }

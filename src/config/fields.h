@@ -42,6 +42,7 @@ struct Field {
   std::string meaning;               // one sentence
   Range range;                       // for numbers
   std::vector<std::string> choices;  // of text, none: any; of an enum, the names of its values
+  std::string if_true;               // of an enum: what `true` means, `false` being the first
   bool may_be_empty = true;          // for text
   std::vector<std::string> owners;   // [[environment]]: names that have the key; empty: all
   // Why the key has no effect given the current values of the others, with the remedy. Such a key

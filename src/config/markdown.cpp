@@ -80,7 +80,10 @@ std::string loss_part(const Catalog& catalog, const Config& defaults) {
   return fmt::format(
       "`preset` is text, by default `\"{}\"`: a base, with up to two corrections, or another code\n"
       "base's loss. [losses](losses.md) has all of them with their keys, defaults and meanings.\n\n"
-      "Bases: {}.\n\nCorrections: {}.\n",
+      "Bases: {}.\n\nCorrections: {}.\n\n"
+      "`plugin` is the path of a library with presets and corrections of one's own\n"
+      "([extending](extending.md#a-correction-of-your-own)); they and their keys are then known "
+      "here as\nbuilt-in ones are.\n",
       defaults.preset, fmt::join(presets, ", "), fmt::join(corrections, ", "));
 }
 

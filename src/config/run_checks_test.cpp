@@ -106,10 +106,18 @@ TEST(RunChecks, ADeviceHasItsPrecisionsAndItsKeys) {
        {"[trainer]\nprecision = \"bf16\"\n",
         {"line 2", "trainer.precision", "float32", "model.device = \"cuda\""}},
        {cuda + "[rollout]\nprecision = \"int8\"\n", {"line 4", "rollout.precision", "bf16"}},
+       {"[trainer]\noptimizer_state = \"int8\"\n",
+        {"line 2", "trainer.optimizer_state", "cuda only", "inert", "leave it out"}},
+       {cuda + "[trainer]\noptimizer_state = \"int4\"\n", {"line 4", "float32, int8"}},
+       {"[trainer]\nrecompute_activations = \"all\"\n",
+        {"line 2", "one of off, selective, layer; false is off, true is layer"}},
+       {"[trainer]\nrecompute_activations = 1\n", {"line 2", "off, selective, layer"}},
        {cuda + "[trainer]\nnumerics = \"fast\"\n", {"line 4", "trainer.numerics", "CPU only"}},
        {cuda + "[trainer]\nthreads = 2\n", {"line 4", "trainer.threads", "inert"}}});
   expect_taken({cuda, cuda + "[trainer]\nprecision = \"bf16\"\n[rollout]\nprecision = \"bf16\"\n",
                 cuda + "[trainer]\nprecision = \"float32\"\n",
+                cuda + "[trainer]\noptimizer_state = \"int8\"\n",
+                "[trainer]\nrecompute_activations = \"selective\"\n",
                 cuda + "[trainer]\nnumerics = \"exact\"\n[rollout]\nprecision = \"auto\"\n",
                 "[trainer]\nprecision = \"float32\"\n",
                 "[model]\ndevice = \"cpu\"\n[rollout]\nprecision = \"int8\"\n"});

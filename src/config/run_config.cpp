@@ -63,6 +63,14 @@ Field choice(const char* key, E& value, const char* meaning) {
           .choices = {kNames<E>.begin(), kNames<E>.end()}};
 }
 
+// The same for a key that may also be `true`, for the value `if_true`, or `false`, for the first.
+template <NamedEnum E>
+Field choice_or_flag(const char* key, E& value, E if_true, const char* meaning) {
+  Field field = choice(key, value, meaning);
+  field.if_true = name_of(if_true);
+  return field;
+}
+
 // A key that has no effect because of the value of key `by` if `condition` holds.
 Field inert_if(bool condition, const std::string& by, const std::string& reason, Field field) {
   field.inert_by = by;
@@ -234,8 +242,15 @@ std::vector<Field> trainer_fields(TrainerTable& t, Device device) {
       choice("precision", t.precision,
              "Dtype of the trainer's forward and backward passes; weights and optimizer state "
              "are float32. auto is bf16 on cuda and float32 on cpu, which supports only float32."),
-      flag("recompute_activations", t.recompute_activations,
-           "Whether to recompute activations in the backward pass instead of storing them."),
+      choice_or_flag("recompute_activations", t.recompute_activations, Recompute::layer,
+                     "What the backward pass computes again instead of storing it, with the same "
+                     "result: selective the gate and up projections, layer everything but each "
+                     "layer's input."),
+      inert_if(!on_gpu, "model.device",
+               "applies to cuda only and is inert with model.device = \"cpu\"; leave it out",
+               choice("optimizer_state", t.optimizer_state,
+                      "How AdamW's moments are stored on cuda: float32, 8 bytes per parameter, or "
+                      "int8 in blocks of 256, 2 bytes. Checkpoints contain float32 either way.")),
       inert_if(on_gpu, "model.device", of_cpu,
                integer("threads", t.threads, 0, kMostThreads,
                        "Number of trainer threads on the CPU; 0 chooses automatically.")),
@@ -514,7 +529,9 @@ std::vector<Section> describe(RunConfig& run, RendererConfig& renderer) {
            "task may\n"
            "well be several times that.",
        .fields = trainer_fields(run.trainer, run.model.device)},
-      {.path = "trainer.loss", .about = "`preset`, and the keys of that preset.", .open = true},
+      {.path = "trainer.loss",
+       .about = "`preset`, the keys of that preset, and `plugin`.",
+       .open = true},
       {.path = "orchestrator",
        .about = "Which rollouts are sampled, when, and how their rewards become advantages.",
        .fields = orchestrator_fields(run.orchestrator)},

@@ -104,7 +104,8 @@ struct TrainerTable {
   double entropy_bonus = 0.0;
   Numerics numerics = Numerics::exact;
   TrainingPrecision precision = TrainingPrecision::automatic;
-  bool recompute_activations = false;
+  Recompute recompute_activations = Recompute::off;
+  OptimizerState optimizer_state = OptimizerState::float32;
   int64_t threads = 0;  // 0: automatic
   // Its keys are in [trainer] itself. Too large steps destroy a capable policy long before it
   // learns anything, so the default learning rate is small and has a warm-up.

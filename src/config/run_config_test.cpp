@@ -47,6 +47,21 @@ TEST(RunConfig, TheRateFallsWithTheWidthOfTheModel) {
   expect_words(error_of("[sft]\nlearning_rate = \"auto\"\n"), {"line 2", "finite number"});
 }
 
+TEST(RunConfig, AFlagThatHasBecomeAChoiceStillTakesTrueAndFalse) {
+  const auto recompute = [](const std::string& value, const std::vector<std::string>& sets = {}) {
+    return parse("[trainer]\nrecompute_activations = " + value + "\n", sets)
+        .run.trainer.recompute_activations;
+  };
+  EXPECT_EQ(recompute("false"), Recompute::off);
+  EXPECT_EQ(recompute("true"), Recompute::layer);
+  EXPECT_EQ(recompute("\"selective\""), Recompute::selective);
+  EXPECT_EQ(recompute("false", {"trainer.recompute_activations=true"}), Recompute::layer);
+  EXPECT_EQ(recompute("false", {"trainer.recompute_activations=layer"}), Recompute::layer);
+  const Config config = parse("[trainer]\nrecompute_activations = true\n");
+  EXPECT_NE(config_toml(config).find("recompute_activations = \"layer\""), std::string::npos);
+  EXPECT_EQ(parse(config_toml(config)).run.trainer.recompute_activations, Recompute::layer);
+}
+
 TEST(RunConfig, TakesEveryKey) {
   Config config = parse(kFull), defaults;
   // As many environments as the file has, so that the tables can be compared.
@@ -113,7 +128,7 @@ TEST(RunConfig, RefusesWrongTypesAndRangesOfEveryKey) {
       refused("[1]", "a list");
       refused("{a = 1}", "a table");
       refused("2024-01-01", "a date");
-      if (type != "true or false") refused("true", "must be");
+      if (type != "true or false" && field.if_true.empty()) refused("true", "must be");
       if (type == "true or false") {
         refused("1", "true or false");
         refused("\"true\"", "true or false");

@@ -72,7 +72,12 @@ class Assign {
     }
   }
   void operator()(const EnumTarget& target) const {
-    const auto place = std::find(field_.choices.begin(), field_.choices.end(), text());
+    const auto* flag = std::get_if<bool>(&given_.value);
+    const bool named = flag == nullptr || field_.if_true.empty();
+    const auto place = std::find(field_.choices.begin(), field_.choices.end(),
+                                 named   ? text()
+                                 : *flag ? field_.if_true
+                                         : field_.choices.front());
     target.set(target.value, static_cast<size_t>(place - field_.choices.begin()));
   }
 

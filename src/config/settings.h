@@ -38,6 +38,17 @@ enum class TrainingPrecision { automatic, float32, bf16 };
 template <>
 inline constexpr std::array kNames<TrainingPrecision>{"auto", "float32", "bf16"};
 
+// trainer.recompute_activations: what the backward pass computes again instead of finding it kept:
+// nothing; the wide half of the feed-forward block and what is cheap; or each layer from its input.
+enum class Recompute { off, selective, layer };
+template <>
+inline constexpr std::array kNames<Recompute>{"off", "selective", "layer"};
+
+// trainer.optimizer_state: how AdamW's moments of matrices are stored between steps.
+enum class OptimizerState { float32, int8 };
+template <>
+inline constexpr std::array kNames<OptimizerState>{"float32", "int8"};
+
 // rollout.precision: of the sampler's weights, and of its passes on a GPU.
 enum class RolloutPrecision { automatic, float32, bf16, int8 };
 template <>

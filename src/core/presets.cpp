@@ -174,6 +174,34 @@ void Catalog::add(CorrectionInfo correction) {
   corrections_.push_back(std::move(correction));
 }
 
+void Catalog::add(PresetInfo preset) {
+  if (preset.name.empty() || preset.name.find_first_of("+/") != std::string::npos) {
+    throw Error(fmt::format("preset \"{}\": a name has no plus sign and no slash", preset.name));
+  }
+  for (const PresetInfo& known : presets_) {
+    if (known.name == preset.name) {
+      throw Error(fmt::format("preset {}: the name is taken already", preset.name));
+    }
+  }
+  const auto refuse_key = [&](std::span<const KeyInfo> keys, const std::string& owner) {
+    for (const KeyInfo& mine : preset.keys) {
+      for (const KeyInfo& theirs : keys) {
+        if (mine.name != theirs.name) continue;
+        throw Error(
+            fmt::format("preset {}: its key {} belongs to {}", preset.name, mine.name, owner));
+      }
+    }
+  };
+  for (const CorrectionInfo& known : corrections_) {
+    if (known.name == preset.name) {
+      throw Error(fmt::format("preset {}: a correction has this name already", preset.name));
+    }
+    refuse_key(known.keys, "+" + known.name);
+  }
+  refuse_key(common_keys(), "every preset");
+  presets_.push_back(std::move(preset));
+}
+
 Catalog::Parts Catalog::resolve(std::string_view name) const {
   std::vector<std::string> words;
   size_t start = 0;

@@ -1,35 +1,17 @@
-#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
 #include "cuda/attention.h"
-#include "cuda/attention_tile.cuh"
+#include "cuda/attention_rows.cuh"
+#include "cuda/attention_warpgroups.h"
 
 namespace leeway::cuda {
 namespace {
 
-using Bf16 = __nv_bfloat16;
-
-constexpr int kStages = 2;  // tiles of keys and values in shared memory
-constexpr int kTileWarps = kAttentionTileRows / 16;
-constexpr int kTileThreads = kTileWarps * kWarp;
-constexpr int64_t kBusy = 396;  // blocks of decode rows that keep a large device busy
-constexpr int64_t kMostSplits = 64;
-constexpr int64_t kMostWorkspace = int64_t{1} << 24;  // floats; rows beyond it are not split
-
-// ---------------------------------------------------------------------------------------------
-// Keys and values into shared memory
-
-// 16 bytes, or zeros.
-__device__ __forceinline__ void copy_piece(uint32_t to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0));
-}
-__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;"); }
-template <int kLater>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLater));
-}
+constexpr int kStages = 2;     // tiles of keys and values in shared memory
+constexpr int kPartRows = 64;  // of a tile that a block of threads takes
+constexpr int kParts = kAttentionTileRows / kPartRows;
+constexpr int kTileThreads = kPartRows / 16 * kWarp;
 
 template <int kThreads>
 __device__ __forceinline__ void synchronize() {
@@ -39,88 +21,6 @@ __device__ __forceinline__ void synchronize() {
     __syncwarp();
   }
 }
-
-// Where the positions of one sequence lie.
-struct KeyPlaces {
-  const int32_t* pages;  // null: packed
-  int64_t first;         // packed: the row of position 0
-
-  __device__ __forceinline__ int32_t page(int position) const {
-    return pages == nullptr ? 0 : pages[position / static_cast<int>(kBlockKeys)];
-  }
-  // `page` is that of the position.
-  __device__ __forceinline__ int64_t place(int position, int32_t page) const {
-    return pages == nullptr ? first + position
-                            : page * kBlockKeys + position % static_cast<int>(kBlockKeys);
-  }
-};
-
-__device__ __forceinline__ KeyPlaces places_of(const Attention& attention, int64_t row) {
-  const RowPlaces& at = attention.places;
-  if (at.starts == nullptr) return {nullptr, row - at.positions[row]};
-  return {at.pages + at.starts[row], 0};
-}
-
-// Copies the tiles of one sequence and one key/value head. A thread always takes the same piece of
-// a key, of every kKeys-th key of a tile. Positions from `end` on, and pieces beyond the head's
-// dimensions, are zeros.
-template <int kDim, int kThreads>
-struct TileCopies {
-  using Layout = TileLayout<kDim>;
-  static constexpr int kKeys = kThreads / Layout::kPieces;  // at a time
-  static constexpr int kTimes = kTileKeys / kKeys;
-  static constexpr int kBlock = static_cast<int>(kBlockKeys);
-  static constexpr int kPages = kKeys >= kBlock ? kTimes : kTileKeys / kBlock;  // of a tile
-
-  const Bf16 *keys, *values;
-  int64_t key_stride, value_stride;
-  KeyPlaces places;
-  int end, my_key, my_piece;
-  bool mine;             // the piece is one of the head's
-  int32_t page[kPages];  // of the next tile, read ahead since copies depend on them
-
-  __device__ __forceinline__ TileCopies(const Attention& attention, const KeyPlaces& at,
-                                        int kv_head, int first, int after)
-      : key_stride(attention.key_stride),
-        value_stride(attention.value_stride),
-        places(at),
-        end(after) {
-    const int head_dim = static_cast<int>(attention.sizes.head_dim);
-    my_key = threadIdx.x / Layout::kPieces, my_piece = threadIdx.x % Layout::kPieces;
-    mine = my_piece * 8 < head_dim;
-    const int offset = kv_head * head_dim + (mine ? my_piece * 8 : 0);
-    keys = static_cast<const Bf16*>(attention.keys) + offset;
-    values = static_cast<const Bf16*>(attention.values) + offset;
-    read_pages(first);
-  }
-
-  __device__ __forceinline__ void read_pages(int first) {
-    if (places.pages == nullptr) return;
-#pragma unroll
-    for (int i = 0; i < kPages; ++i) {
-      const int position = first + (kKeys >= kBlock ? my_key + i * kKeys : i * kBlock);
-      page[i] = position < end ? places.page(position) : 0;
-    }
-  }
-
-  __device__ __forceinline__ void queue(int first, uint32_t stage) {
-#pragma unroll
-    for (int i = 0; i < kPages; ++i) {
-      const int first_key = i * (kKeys >= kBlock ? kKeys : kBlock) + my_key;
-      const int64_t row = places.place(first + first_key, page[i]);
-      const Bf16 *key_row = keys + row * key_stride, *value_row = values + row * value_stride;
-#pragma unroll 4
-      for (int j = 0; j < kTimes / kPages; ++j) {
-        const int key = first_key + j * kKeys;
-        const bool there = mine && first + key < end;
-        const uint32_t to = Layout::place(stage, key, my_piece);
-        copy_piece(to, there ? key_row : keys, there);
-        copy_piece(to + Layout::kBytes, there ? value_row : values, there);
-        key_row += kKeys * key_stride, value_row += kKeys * value_stride;
-      }
-    }
-  }
-};
 
 // The loop over tiles that all kernels share: calls each(first, stage) in order for the tiles of
 // positions begin .. end - 1, whose keys lie at `stage` in shared memory, and their values behind
@@ -149,60 +49,6 @@ __device__ __forceinline__ void for_each_tile(const Attention& attention, const 
     stage ^= 1;
   }
 }
-
-// ---------------------------------------------------------------------------------------------
-// Chunks
-
-__device__ __forceinline__ bool begins_chunk(int first) { return first % kChunkKeys == 0; }
-__device__ __forceinline__ bool ends_chunk(int first) {
-  return (first + kTileKeys) % kChunkKeys == 0;
-}
-
-// What the chunks so far have given. It is needed once in a chunk: an index that the compiler does
-// not know puts it into the lane's own memory and leaves registers to the tiles.
-template <int kDim>
-struct Total {
-  float memory[kDim / 2], most[2], sum[2];
-  int zero;
-
-  __device__ __forceinline__ Total() { asm volatile("mov.u32 %0, 0;" : "=r"(zero)); }
-  __device__ __forceinline__ float& out(int n, int i) { return memory[n * 4 + i + zero]; }
-
-  // `state` becomes the joined one if `last`, so that results are read from registers.
-  __device__ __forceinline__ void join(ChunkState<kDim>& state, bool first, bool last,
-                                       float scale) {
-    state.sum[0] = row_sum(state.sum[0]);
-    state.sum[1] = row_sum(state.sum[1]);
-    if (first && last) return;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (first) {
-        most[r] = state.most[r], sum[r] = state.sum[r];
-#pragma unroll
-        for (int n = 0; n < kDim / 8; ++n) {
-          out(n, 2 * r) = state.out[n][2 * r];
-          out(n, 2 * r + 1) = state.out[n][2 * r + 1];
-        }
-        continue;
-      }
-      const JoinFactors factors = join_largest(most[r], state.most[r], scale);
-      sum[r] = joined(sum[r], state.sum[r], factors);
-#pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) {
-          const float both = joined(out(n, i), state.out[n][i], factors);
-          if (last) {
-            state.out[n][i] = both;
-          } else {
-            out(n, i) = both;
-          }
-        }
-      }
-      if (last) state.most[r] = most[r], state.sum[r] = sum[r];
-    }
-  }
-};
 
 // The queries of a lane's two rows, null where there is none. They stay in registers while these
 // suffice.
@@ -238,22 +84,8 @@ struct Queries {
   }
 };
 
-// Writes row r of a lane's two.
-template <int kDim>
-__device__ __forceinline__ void write_row(const ChunkState<kDim>& state, int r, int head_dim,
-                                          Bf16* out) {
-  const float inverse = __frcp_rn(state.sum[r]);
-#pragma unroll
-  for (int n = 0; n < kDim / 8; ++n) {
-    const int at = n * 8 + threadIdx.x % 4 * 2;
-    if (at >= head_dim) break;
-    *reinterpret_cast<uint32_t*>(out + at) = pair_of(__fmul_rn(state.out[n][2 * r], inverse),
-                                                     __fmul_rn(state.out[n][2 * r + 1], inverse));
-  }
-}
-
 // ---------------------------------------------------------------------------------------------
-// Tiles of rows: one block for a tile and a query head
+// Tiles of rows: one block for a part of a tile and a query head
 
 template <int kDim>
 __global__ void __launch_bounds__(kTileThreads, kDim <= 128 ? 2 : 1)
@@ -261,7 +93,12 @@ __global__ void __launch_bounds__(kTileThreads, kDim <= 128 ? 2 : 1)
   using Layout = TileLayout<kDim>;
   extern __shared__ __align__(128) char shared[];
   const auto stages = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  const AttentionTile tile = tiles[blockIdx.x];
+  AttentionTile tile = tiles[blockIdx.x / kParts];
+  // Parts that see more come first, as tiles do.
+  const int part = kParts - 1 - static_cast<int>(blockIdx.x) % kParts;
+  tile.first_row += part * kPartRows;
+  tile.rows = min(tile.rows - part * kPartRows, kPartRows);
+  if (tile.rows <= 0) return;
   const int head = blockIdx.y;
   const int head_dim = static_cast<int>(attention.sizes.head_dim);
   const int heads = static_cast<int>(attention.sizes.query_heads);
@@ -287,7 +124,8 @@ __global__ void __launch_bounds__(kTileThreads, kDim <= 128 ? 2 : 1)
   const int warp_last = warp * 16 < tile.rows ? min(end - 1, first_position + warp * 16 + 15) : -1;
 
   ChunkState<kDim> state;
-  Total<kDim> total;
+  float4 pieces[kDim / 8];
+  Total<kDim> total(pieces + unknown_zero());
   for_each_tile<kDim, kTileThreads>(attention, places_of(attention, tile.first_row), kv_head, 0,
                                     end, stages, [&](int first, uint32_t stage) {
                                       if (first > warp_last) return;
@@ -309,124 +147,6 @@ __global__ void __launch_bounds__(kTileThreads, kDim <= 128 ? 2 : 1)
       attention.lse[row * attention.lse_row + head * attention.lse_head] =
           log_sum(state.most[r], state.sum[r], scale);
     }
-  }
-}
-
-// ---------------------------------------------------------------------------------------------
-// Decode rows: one warp for a row and 16 of the query heads that share a key/value head
-
-// A chunk's result for one head: the weighted values, the sum of their weights, the largest score.
-__device__ __forceinline__ float* partial_of(float* workspace, const HeadSizes& sizes, int64_t row,
-                                             int64_t head, int chunks, int chunk) {
-  return workspace + ((row * sizes.query_heads + head) * chunks + chunk) * (sizes.head_dim + 2);
-}
-
-template <int kDim>
-__global__ void __launch_bounds__(kWarp)
-    decode_kernel(Attention attention, int parts, int most_chunks, float scale, float* workspace) {
-  using Layout = TileLayout<kDim>;
-  extern __shared__ __align__(128) char shared[];
-  const auto stages = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  const int64_t row = blockIdx.x;
-  const int head_dim = static_cast<int>(attention.sizes.head_dim);
-  const int heads = static_cast<int>(attention.sizes.query_heads);
-  const int group = heads / static_cast<int>(attention.sizes.kv_heads);
-  const int kv_head = blockIdx.y / parts, first_of_group = blockIdx.y % parts * 16;
-  const int lane = threadIdx.x;
-  const int position = attention.places.positions[row];
-
-  int head[2], last[2];
-  Queries<kDim> queries;
-  queries.head_dim = head_dim;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int of_group = first_of_group + r * 8 + lane / 4;
-    head[r] = of_group < group ? kv_head * group + of_group : -1;
-    last[r] = position;
-    queries.rows[r] = head[r] >= 0 ? static_cast<const Bf16*>(attention.q) +
-                                         row * attention.q_stride + head[r] * head_dim
-                                   : nullptr;
-  }
-  const auto out_of = [&](int r) {
-    return static_cast<Bf16*>(attention.out) + (row * heads + head[r]) * head_dim;
-  };
-  if (position < 0) {
-    for (int r = 0; r < 2; ++r) {
-      if (head[r] < 0 || blockIdx.z != 0) continue;
-      for (int at = lane % 4 * 2; at < head_dim; at += 8) {
-        *reinterpret_cast<uint32_t*>(out_of(r) + at) = 0u;
-      }
-    }
-    return;
-  }
-
-  // A split's keys: whole chunks.
-  const int chunks = position / kChunkKeys + 1, splits = gridDim.z;
-  const int share = (chunks + splits - 1) / splits;
-  const int begin = static_cast<int>(blockIdx.z) * share * kChunkKeys;
-  const int end = min(position + 1, begin + share * kChunkKeys);
-  if (begin >= end) return;
-  const bool whole = begin == 0 && end == position + 1;
-  queries.hold();
-
-  ChunkState<kDim> state;
-  Total<kDim> total;
-  for_each_tile<kDim, kWarp>(
-      attention, places_of(attention, row), kv_head, begin, end, stages,
-      [&](int first, uint32_t stage) {
-        if (begins_chunk(first)) state.clear();
-        attend_tile<kDim>(state, queries, stage, stage + Layout::kBytes, first, last, scale);
-        const bool ends = first + kTileKeys >= end;
-        if (!ends && !ends_chunk(first)) return;
-        // A chunk that is written is the first and last of its own.
-        total.join(state, !whole || first < kChunkKeys, !whole || ends, scale);
-        if (whole) return;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          if (head[r] < 0) continue;
-          float* partial =
-              partial_of(workspace, attention.sizes, row, head[r], most_chunks, first / kChunkKeys);
-#pragma unroll
-          for (int n = 0; n < kDim / 8; ++n) {
-            const int at = n * 8 + lane % 4 * 2;
-            if (at >= head_dim) break;
-            partial[at] = state.out[n][2 * r];
-            partial[at + 1] = state.out[n][2 * r + 1];
-          }
-          if (lane % 4 == 0) {
-            partial[head_dim] = state.sum[r];
-            partial[head_dim + 1] = state.most[r];
-          }
-        }
-      });
-  if (!whole) return;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (head[r] >= 0) write_row(state, r, head_dim, out_of(r));
-  }
-}
-
-// One block for a head of a row whose chunks were split.
-__global__ void join_kernel(Attention attention, int splits, int most_chunks, float scale,
-                            float* workspace) {
-  const int64_t row = blockIdx.x, head = blockIdx.y;
-  const int position = attention.places.positions[row];
-  const int chunks = position / kChunkKeys + 1;
-  const int share = (chunks + splits - 1) / splits;
-  if (position < 0 || share >= chunks) return;
-  const int head_dim = static_cast<int>(attention.sizes.head_dim);
-  Bf16* out =
-      static_cast<Bf16*>(attention.out) + (row * attention.sizes.query_heads + head) * head_dim;
-  for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
-    const float* partial = partial_of(workspace, attention.sizes, row, head, most_chunks, 0);
-    float most = partial[head_dim + 1], sum = partial[head_dim], total = partial[d];
-    for (int chunk = 1; chunk < chunks; ++chunk) {
-      partial += head_dim + 2;
-      const JoinFactors factors = join_largest(most, partial[head_dim + 1], scale);
-      sum = joined(sum, partial[head_dim], factors);
-      total = joined(total, partial[d], factors);
-    }
-    out[d] = __float2bfloat16(__fmul_rn(total, __frcp_rn(sum)));
   }
 }
 
@@ -458,71 +178,22 @@ void with_dim(int64_t head_dim, Body&& body) {
   body(std::integral_constant<int, 256>());
 }
 
-struct DecodeGrid {
-  int64_t parts;        // of the query heads of a key/value head, 16 in each
-  int64_t most_chunks;  // of a sequence
-  int64_t splits;
-};
-DecodeGrid grid_of(const HeadSizes& sizes, int64_t rows, int64_t most_positions) {
-  DecodeGrid grid;
-  grid.parts = (sizes.query_heads / sizes.kv_heads + 15) / 16;
-  grid.most_chunks = (most_positions + kChunkKeys - 1) / kChunkKeys;
-  const int64_t partials = rows * sizes.query_heads * grid.most_chunks * (sizes.head_dim + 2);
-  grid.splits = partials > kMostWorkspace
-                    ? 1
-                    : std::clamp<int64_t>(kBusy / (rows * sizes.kv_heads * grid.parts), 1,
-                                          std::min(kMostSplits, grid.most_chunks));
-  return grid;
-}
-
 }  // namespace
 
 void attend_tiles(const Attention& attention, const AttentionTile* tiles, int64_t count,
                   cudaStream_t stream) {
   if (count == 0) return;
+  const float scale = scale_of(attention.sizes);
+  if (attend_tiles_by_warpgroups(attention, tiles, count, scale, stream)) return;
   with_dim(attention.sizes.head_dim, [&](auto dim) {
     constexpr int kDim = decltype(dim)::value;
     constexpr int kBytes = kSharedBytes<kDim>;
     allow_shared(tiles_kernel<kDim>, kBytes);
-    const dim3 grid(static_cast<unsigned>(count),
+    const dim3 grid(static_cast<unsigned>(count * kParts),
                     static_cast<unsigned>(attention.sizes.query_heads));
-    tiles_kernel<kDim>
-        <<<grid, kTileThreads, kBytes, stream>>>(attention, tiles, scale_of(attention.sizes));
+    tiles_kernel<kDim><<<grid, kTileThreads, kBytes, stream>>>(attention, tiles, scale);
   });
   check_launch("attention of tiles");
-}
-
-int64_t decode_workspace(const HeadSizes& sizes, int64_t most_positions) {
-  int64_t most = 1;
-  for (int64_t rows = 1; rows <= kBusy; ++rows) {
-    const DecodeGrid grid = grid_of(sizes, rows, most_positions);
-    if (grid.splits == 1) break;
-    most = rows * sizes.query_heads * grid.most_chunks * (sizes.head_dim + 2);
-  }
-  return most;
-}
-
-void attend_decode_rows(const Attention& attention, int64_t rows, int64_t most_positions,
-                        float* workspace, cudaStream_t stream) {
-  if (rows == 0) return;
-  const HeadSizes& sizes = attention.sizes;
-  const DecodeGrid at = grid_of(sizes, rows, most_positions);
-  const auto chunks = static_cast<int>(at.most_chunks);
-  const float scale = scale_of(sizes);
-  with_dim(sizes.head_dim, [&](auto dim) {
-    constexpr int kDim = decltype(dim)::value, kBytes = kSharedBytes<kDim>;
-    allow_shared(decode_kernel<kDim>, kBytes);
-    const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(sizes.kv_heads * at.parts),
-                    static_cast<unsigned>(at.splits));
-    decode_kernel<kDim><<<grid, kWarp, kBytes, stream>>>(attention, static_cast<int>(at.parts),
-                                                         chunks, scale, workspace);
-  });
-  check_launch("attention of decode rows");
-  if (at.splits == 1) return;
-  const dim3 heads(static_cast<unsigned>(rows), static_cast<unsigned>(sizes.query_heads));
-  join_kernel<<<heads, 128, 0, stream>>>(attention, static_cast<int>(at.splits), chunks, scale,
-                                         workspace);
-  check_launch("attention of decode rows, joining");
 }
 
 }  // namespace leeway::cuda

@@ -3,10 +3,11 @@
 // are computed by one text, so that a row's result has the same bits in all three, whatever is
 // computed beside it:
 //
-// - A warp holds 16 rows and takes keys in tiles of 64, which begin at multiples of 64
-// positions,
-//   in order. Scores are mma products over the head's dimensions in order; a tile's weights are
-//   exp2 of scores less the largest so far, rounded to bf16 for the product with the values.
+// - A warp holds 16 rows and takes keys in tiles of 64, which begin at multiples of 64 positions,
+//   in order. Scores are products of tensor cores over the head's dimensions, 16 at a time in
+//   order; a tile's weights are exp2 of scores less the largest so far, rounded to bf16 for the
+//   product with the values, 16 keys at a time in order. Products of a warp and of a warpgroup
+//   (attention_warpgroups.h) have the same bits then.
 // - 512 keys are a chunk, which begins with nothing; chunks are joined in order. Decode rows with
 //   long contexts are split at chunks, never within.
 // - A tile that a row sees nothing of changes none of its bits.
@@ -35,6 +36,10 @@ struct Attention {
   // be null.
   float* lse = nullptr;
   int64_t lse_row = 0, lse_head = 0;
+  // Two zeros, or null. attend_tiles counts in them, so that blocks of threads take what is left as
+  // they become free, and leaves zeros; calls that may run at once need their own. Without them the
+  // blocks divide the work beforehand.
+  int32_t* counters = nullptr;
 };
 
 // Consecutive rows of one sequence, at most kAttentionTileRows.

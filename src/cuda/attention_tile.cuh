@@ -83,9 +83,72 @@ __device__ __forceinline__ float row_sum(float x) {
   return __fadd_rn(x, __shfl_xor_sync(kAllLanes, x, 2));
 }
 
-// `query(k, words)` gives columns 16 k .. 16 k + 15 of the 16 rows' queries, `last` the last
-// positions that the lane's two rows see; the tile's keys begin at position `first`. `scale` is
-// log2(e) over the root of the head's dimensions.
+// A tile's scores become weights. `most` and `sum` of the lane's two rows are those of the chunk
+// before and after the tile; what the chunk has given so far is to be multiplied by `shrink`. The
+// tile's keys begin at position `first`; `last` are the last positions that the rows see. `scale`
+// is log2(e) over the root of the head's dimensions.
+__device__ __forceinline__ void weigh_tile(float (&scores)[kTileKeys / 8][4], int first,
+                                           const int* last, float scale, float* most, float* sum,
+                                           float* shrink) {
+  if (first + kTileKeys - 1 > min(last[0], last[1])) {
+#pragma unroll
+    for (int n = 0; n < kTileKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (first + n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2 > last[i / 2]) {
+          scores[n][i] = -INFINITY;
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float largest = most[r];
+#pragma unroll
+    for (int n = 0; n < kTileKeys / 8; ++n) {
+      largest = fmaxf(largest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+    }
+    largest = row_largest(largest);
+    // A row that has seen nothing yet has weights of zero.
+    const float base = largest == -INFINITY ? 0.0f : largest;
+    shrink[r] = power_of_two(__fmul_rn(__fsub_rn(most[r], base), scale));
+    most[r] = largest;
+    float of_tile = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kTileKeys / 8; ++n) {
+      float &low = scores[n][2 * r], &high = scores[n][2 * r + 1];
+      low = power_of_two(__fmul_rn(__fsub_rn(low, base), scale));
+      high = power_of_two(__fmul_rn(__fsub_rn(high, base), scale));
+      of_tile = __fadd_rn(of_tile, __fadd_rn(low, high));
+    }
+    sum[r] = __fmaf_rn(sum[r], shrink[r], of_tile);
+  }
+}
+
+// The weights in bf16, as a product with the values takes them.
+__device__ __forceinline__ void pack_weights(const float (&weights)[kTileKeys / 8][4],
+                                             uint32_t (&packed)[kTileKeys / 16][4]) {
+#pragma unroll
+  for (int n = 0; n < kTileKeys / 8; ++n) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      packed[n / 2][n % 2 * 2 + r] = pair_of(weights[n][2 * r], weights[n][2 * r + 1]);
+    }
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void shrink_out(ChunkState<kDim>& state, const float* shrink) {
+#pragma unroll
+  for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) state.out[n][i] = __fmul_rn(state.out[n][i], shrink[i / 2]);
+  }
+}
+
+// A tile by a warp's own products. `query(k, words)` gives columns 16 k .. 16 k + 15 of the 16
+// rows' queries; the rest is as above.
 template <int kDim, class Query>
 __device__ __forceinline__ void attend_tile(ChunkState<kDim>& state, const Query& query,
                                             uint32_t keys, uint32_t values, int first,
@@ -112,44 +175,11 @@ __device__ __forceinline__ void attend_tile(ChunkState<kDim>& state, const Query
     }
   }
 
-  if (first + kTileKeys - 1 > min(last[0], last[1])) {
-#pragma unroll
-    for (int n = 0; n < kTileKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (first + n * 8 + lane % 4 * 2 + i % 2 > last[i / 2]) scores[n][i] = -INFINITY;
-      }
-    }
-  }
-
+  float shrink[2];
   uint32_t weights[kTileKeys / 16][4];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float largest = state.most[r];
-#pragma unroll
-    for (int n = 0; n < kTileKeys / 8; ++n) {
-      largest = fmaxf(largest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
-    }
-    largest = row_largest(largest);
-    // A row that has seen nothing yet has weights of zero.
-    const float base = largest == -INFINITY ? 0.0f : largest;
-    const float shrink = power_of_two(__fmul_rn(__fsub_rn(state.most[r], base), scale));
-    state.most[r] = largest;
-    float sum = 0.0f;
-#pragma unroll
-    for (int n = 0; n < kTileKeys / 8; ++n) {
-      const float low = power_of_two(__fmul_rn(__fsub_rn(scores[n][2 * r], base), scale));
-      const float high = power_of_two(__fmul_rn(__fsub_rn(scores[n][2 * r + 1], base), scale));
-      sum = __fadd_rn(sum, __fadd_rn(low, high));
-      weights[n / 2][n % 2 * 2 + r] = pair_of(low, high);
-    }
-    state.sum[r] = __fmaf_rn(state.sum[r], shrink, sum);
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      state.out[n][2 * r] = __fmul_rn(state.out[n][2 * r], shrink);
-      state.out[n][2 * r + 1] = __fmul_rn(state.out[n][2 * r + 1], shrink);
-    }
-  }
+  weigh_tile(scores, first, last, scale, state.most, state.sum, shrink);
+  pack_weights(scores, weights);
+  shrink_out(state, shrink);
 
   const int value_row = lane / 8 % 2 * 8 + lane % 8, value_piece = lane / 16;
 #pragma unroll

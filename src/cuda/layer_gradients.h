@@ -40,6 +40,7 @@ struct HeadsBackward {
 void heads_backward(Dtype dtype, const HeadsBackward& heads, cudaStream_t stream);
 
 // gate_up [rows, 2 width], d_s [rows, width]: d_gate_up as gate_up, and s = silu(gate) * up again.
+// d_gate_up may be gate_up, and s may be d_s.
 void swiglu_rows_backward(Dtype dtype, const void* gate_up, const void* d_s, int64_t rows,
                           int64_t width, void* d_gate_up, void* s, cudaStream_t stream);
 

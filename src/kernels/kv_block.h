@@ -8,7 +8,7 @@ namespace leeway {
 
 inline constexpr int64_t kBlockKeys = 16;  // positions
 
-// Rows of one sequence that a block of threads on a GPU attends with at a time, at most.
-inline constexpr int64_t kAttentionTileRows = 64;
+// Rows of one sequence in a tile of the attention kernels on a GPU, at most.
+inline constexpr int64_t kAttentionTileRows = 128;
 
 }  // namespace leeway

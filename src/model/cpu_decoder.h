@@ -87,6 +87,8 @@ struct TrainingOptions {
   Numerics numerics = Numerics::exact;
   // Stores only each layer's input and recomputes the other activations in the backward pass.
   bool recompute_activations = false;
+  // Without the above: recomputes the gate and up projections, more than a third of what is stored.
+  bool recompute_gate_up = false;
 };
 
 // What a training forward stores for the backward pass.

@@ -12,14 +12,15 @@
 namespace leeway {
 
 struct Activations::Impl {
-  // Stored for each layer; with recomputation, all but `x` are shared by all layers.
+  // Stored for each layer; with recomputation, all but `x` are shared by all layers, or
+  // `buffers.gate_up` alone.
   struct Layer {
     float* x = nullptr;
     LayerBuffers buffers{};
   };
 
   bool filled = false;
-  bool recompute = false;
+  bool recompute = false, recompute_gate_up = false;
   Numerics numerics = Numerics::exact;
   int64_t rows = 0;
   std::vector<Layer> layers;
@@ -93,6 +94,10 @@ void want_low(Workspace& workspace, int64_t rows, int64_t rank, LayerBuffers& b)
   workspace.want(b.low_down, rows * rank);
 }
 
+void want_gate_up(Workspace& workspace, const Pass& pass, LayerBuffers& b) {
+  workspace.want(b.gate_up, 2 * pass.intermediate * pass.rows);
+}
+
 void want_buffers(Workspace& workspace, const Pass& pass, int64_t rank, LayerBuffers& b) {
   const int64_t rows = pass.rows;
   want_low(workspace, rows, rank, b);
@@ -102,7 +107,6 @@ void want_buffers(Workspace& workspace, const Pass& pass, int64_t rank, LayerBuf
   workspace.want(b.attention, pass.layout.query_width() * rows);
   workspace.want(b.log_sums, pass.layout.query_heads * rows);
   workspace.want(b.middle, pass.hidden * rows);
-  workspace.want(b.gate_up, 2 * pass.intermediate * rows);
   workspace.want(b.input_rms, rows);
   workspace.want(b.post_rms, rows);
 }
@@ -116,12 +120,15 @@ void lay_out(const Pass& pass, const NetworkPointers<const float>& network, bool
   workspace.want(shared.h, pass.hidden * pass.rows);
   workspace.want(shared.s, pass.intermediate * pass.rows);
   const bool one_set = !keep || state.recompute;
+  const bool one_gate_up = one_set || state.recompute_gate_up;
   if (one_set) want_buffers(workspace, pass, network.rank, shared);
+  if (one_gate_up) want_gate_up(workspace, pass, shared);
   float* x = nullptr;
   if (!keep) workspace.want(x, pass.hidden * pass.rows);
   for (auto& layer : state.layers) {
     if (keep) workspace.want(layer.x, pass.hidden * pass.rows);
     if (!one_set) want_buffers(workspace, pass, network.rank, layer.buffers);
+    if (!one_gate_up) want_gate_up(workspace, pass, layer.buffers);
   }
   if (keep) workspace.want(state.last, pass.hidden * pass.rows);
   workspace.want(state.last_rms, pass.rows);
@@ -129,6 +136,7 @@ void lay_out(const Pass& pass, const NetworkPointers<const float>& network, bool
   for (auto& layer : state.layers) {
     if (one_set) layer.buffers = shared;
     layer.buffers.h = shared.h, layer.buffers.s = shared.s;
+    if (one_gate_up) layer.buffers.gate_up = shared.gate_up;
     if (!keep) layer.x = x;
   }
   if (!keep) state.last = x;
@@ -287,6 +295,7 @@ void training_forward(ThreadPool& pool, const Parameters& parameters, const Pack
   const bool keep = activations != nullptr;
   Activations::Impl& state = *(keep ? *activations : own).impl;
   state.recompute = options.recompute_activations;
+  state.recompute_gate_up = options.recompute_gate_up;
   state.numerics = options.numerics;
   if (options.numerics == Numerics::fast) require_blas();
   const Pass pass = begin_pass(config, batch, state);
@@ -333,6 +342,10 @@ void training_backward(ThreadPool& pool, const Parameters& parameters, const Pac
       if (state.recompute) {
         layer_forward(team, pass, weights, kv_of(pass, state), state.layers[i].buffers,
                       state.layers[i].x, g.dh);
+      } else if (state.recompute_gate_up) {
+        const LayerBuffers& b = state.layers[i].buffers;
+        rms_norm(team, b.middle, pass.rows, pass.hidden, weights.post_norm, pass.eps, b.h);
+        apply(team, pass.numerics, weights.gate_up, b.h, pass.rows, b.gate_up);
       }
       layer_backward(team, pass, weights, state.layers[i], g, grads.layers[i]);
     }

@@ -365,6 +365,10 @@ ModelConfig parse_model_config(const std::string& name, std::string_view text) {
 }
 
 ModelConfig load_model_config(const std::string& folder) {
+  if (folder.ends_with(".gguf")) {
+    throw Error(fmt::format("{}: is a GGUF file; `leeway convert {} FOLDER` makes a folder of it",
+                            folder, folder));
+  }
   const std::string path = folder + "/config.json";
   return parse_model_config(path, read_file(path));
 }

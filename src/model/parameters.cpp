@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
+#include <optional>
 #include <stdexcept>
 
 #include "base/crc32c.h"
+#include "base/memory.h"
 #include "base/out_of_memory.h"
 #include "base/rng.h"
 #include "leeway/error.h"
@@ -16,6 +18,9 @@ namespace leeway {
 namespace {
 
 constexpr int64_t kFloatsPerLine = 64 / sizeof(float);
+constexpr uint64_t kWorthAsking = uint64_t{64} << 20;
+
+double gib_of(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 // FNV-1a.
 uint64_t hash_of(std::string_view text) {
@@ -67,16 +72,25 @@ Parameters::Parameters(ModelConfig config, std::optional<LoraSettings> lora)
     places_.emplace(table_[i].name, i);
     end += (table_[i].size() + kFloatsPerLine - 1) / kFloatsPerLine * kFloatsPerLine;
   }
-  const double gib = static_cast<double>(end) * sizeof(float) / (1 << 30);
-  const auto refuse = [&] {
-    throw OutOfMemory(fmt::format("no memory for {} weights: {:.1f} GiB in float32", count(), gib));
+  const uint64_t bytes = static_cast<uint64_t>(end) * sizeof(float);
+  const auto refuse = [&](const std::string& more) {
+    throw OutOfMemory(fmt::format("no memory for {} weights: {:.1f} GiB in float32{}", count(),
+                                  gib_of(bytes), more));
   };
+  // The system hands out more than it has and kills who uses it, so it is asked first. Small
+  // requests are not worth the question.
+  if (bytes > kWorthAsking) {
+    const std::optional<uint64_t> available = available_memory();
+    if (available && bytes > *available) {
+      refuse(fmt::format(" are needed, {:.1f} GiB are available", gib_of(*available)));
+    }
+  }
   try {
     values_.resize(static_cast<size_t>(end));
   } catch (const std::bad_alloc&) {
-    refuse();
+    refuse("");
   } catch (const std::length_error&) {
-    refuse();
+    refuse("");
   }
 }
 
@@ -128,12 +142,18 @@ NetworkPointers<const float> network_of(const Parameters& parameters) {
 NetworkPointers<float> network_of(Parameters& parameters) { return network_in<float>(parameters); }
 
 uint32_t checksum(const Parameters& parameters) {
-  std::string sums;
+  std::vector<uint32_t> crcs;
   for (size_t i = 0; i < parameters.table().size(); ++i) {
     const auto values = parameters.of(i);
-    sums += fmt::format("{} ", crc32c({reinterpret_cast<const char*>(values.data()),
-                                       values.size() * sizeof(float)}));
+    crcs.push_back(
+        crc32c({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}));
   }
+  return checksum(crcs);
+}
+
+uint32_t checksum(std::span<const uint32_t> crcs) {
+  std::string sums;
+  for (const uint32_t crc : crcs) sums += fmt::format("{} ", crc);
   return crc32c(sums);
 }
 

@@ -69,6 +69,7 @@ std::string not_finite_text(const std::string& name, const std::vector<int64_t>&
 
 // CRC-32C over the CRC-32Cs of all parameters' values, in the table's order.
 uint32_t checksum(const Parameters& parameters);
+uint32_t checksum(std::span<const uint32_t> crcs);  // of the parameters, in that order
 
 // The weights by their role in the network; null where the family has none. Matrices are
 // [outputs, inputs] row-major.

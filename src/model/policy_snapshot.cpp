@@ -39,9 +39,8 @@ bool PolicySnapshot::has_host() const {
 }
 
 uint32_t PolicySnapshot::checksum() const {
-  const std::shared_ptr<const Parameters> host = shared_host();
   const std::lock_guard lock(mutex_);
-  if (!checksum_) checksum_ = leeway::checksum(*host);
+  if (!checksum_) checksum_ = host_ ? leeway::checksum(*host_) : device_->checksum();
   return *checksum_;
 }
 

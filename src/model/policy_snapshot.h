@@ -27,6 +27,8 @@ class DeviceWeights {
   virtual void copy_to(Parameters& host) const = 0;
   // As not_finite_text in parameters.h, found on the device. Throws Error.
   virtual std::string not_finite_text() const = 0;
+  // That of what copy_to gives, found on the device where that is possible. Throws Error.
+  virtual uint32_t checksum() const = 0;
 };
 
 // All functions may be called from any thread.
@@ -49,7 +51,8 @@ class PolicySnapshot {
   std::shared_ptr<const Parameters> shared_host() const;
   bool has_host() const;  // without a call of `host` having to copy
 
-  // checksum(host()), computed at the first call.
+  // checksum(host()), computed at the first call; from the device's weights without a host copy
+  // where there is none. Throws Error where that fails.
   uint32_t checksum() const;
   // "NAME holds nan at [3, 7]" of the first parameter that is not finite; empty: all are. Looks at
   // the device's weights where there are any.

@@ -26,6 +26,7 @@ class CountedWeights final : public DeviceWeights {
     std::copy(weights_.flat().begin(), weights_.flat().end(), host.flat().begin());
   }
   std::string not_finite_text() const override { return "asked on the device"; }
+  uint32_t checksum() const override { return leeway::checksum(weights_); }
   int failures = 0;  // of the first copies
 
  private:
@@ -65,6 +66,7 @@ TEST(PolicySnapshot, OfADeviceComesToTheHostOnceAndWhenAsked) {
                                 3);
   EXPECT_NE(snapshot.device(), nullptr);
   EXPECT_EQ(snapshot.not_finite_text(), "asked on the device");
+  EXPECT_EQ(snapshot.checksum(), checksum(weights));
   EXPECT_FALSE(snapshot.has_host());
   EXPECT_EQ(copies, 0);
   std::vector<std::thread> threads;

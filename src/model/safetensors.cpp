@@ -2,18 +2,16 @@
 
 #include <fmt/format.h>
 #include <rapidjson/memorystream.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstring>
 #include <limits>
 #include <unordered_map>
 #include <unordered_set>
 
-#include "base/files.h"
+#include "base/half.h"
 #include "base/json.h"
+#include "base/readable_file.h"
 #include "leeway/error.h"
 #include "model/name_text.h"
 
@@ -141,62 +139,18 @@ class HeaderReader {
   uint64_t data_size_;
 };
 
-// A file open for reading.
-class OpenFile {
- public:
-  explicit OpenFile(const std::string& path) : path_(path), fd_(open_regular_file(path, &size_)) {}
-  ~OpenFile() { ::close(fd_); }
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-
-  uint64_t size() const { return size_; }  // when it was opened
-  void read(uint64_t at, std::span<std::byte> out) const {
-    while (!out.empty()) {
-      const ssize_t got = ::pread(fd_, out.data(), out.size(), static_cast<off_t>(at));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) throw Error(fmt::format("{}: cannot read: {}", path_, std::strerror(errno)));
-      if (got == 0) {
-        throw Error(fmt::format(
-            "{}: ends at byte {} but had {} bytes when it was opened; another program truncated it",
-            path_, at, size_));
-      }
-      at += static_cast<uint64_t>(got);
-      out = out.subspan(static_cast<size_t>(got));
-    }
-  }
-
- private:
-  std::string path_;
-  uint64_t size_ = 0;
-  int fd_;
-};
-
 // What follows a file's header.
 class FileBytes : public TensorBytes {
  public:
-  FileBytes(std::shared_ptr<const OpenFile> file, uint64_t begin)
+  FileBytes(std::shared_ptr<const ReadableFile> file, uint64_t begin)
       : file_(std::move(file)), begin_(begin) {}
   uint64_t size() const override { return file_->size() - begin_; }
   void read(uint64_t at, std::span<std::byte> out) const override { file_->read(begin_ + at, out); }
 
  private:
-  std::shared_ptr<const OpenFile> file_;
+  std::shared_ptr<const ReadableFile> file_;
   uint64_t begin_;
 };
-
-float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
-
-float from_f16(uint16_t bits) {
-  const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
-  const uint32_t exponent = (bits >> 10) & 0x1Fu, fraction = bits & 0x3FFu;
-  if (exponent == 0) {
-    // Zero or subnormal; the result is a normal float32 either way, so flush-to-zero does no harm.
-    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
-    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
-  }
-  const uint32_t biased = exponent == 0x1Fu ? 0xFFu : exponent + (127 - 15);
-  return std::bit_cast<float>(sign | (biased << 23) | (fraction << 13));
-}
 
 // Reads in pieces: a tensor may be larger than the memory left besides its floats.
 template <class Stored, class Convert>
@@ -271,7 +225,7 @@ std::vector<StoredTensor> parse_safetensors_header(const std::string& path, std:
 
 struct SafetensorsFile::Impl {
   explicit Impl(std::string file_path) : path(std::move(file_path)) {
-    const auto file = std::make_shared<const OpenFile>(path);
+    const auto file = std::make_shared<const ReadableFile>(path);
     if (file->size() < kLengthBytes) {
       throw Error(
           fmt::format("{}: {} bytes are too few for a safetensors file", path, file->size()));

@@ -76,6 +76,31 @@ struct TensorToSave {
   std::span<const float> values;
 };
 
+// One tensor to be written whose values come later.
+struct TensorPlan {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;
+
+  uint64_t byte_size() const;
+};
+
+// Writes a file whose values are never all in memory. They come as bytes, in pieces of any size, in
+// the order of `tensors()`, which are the plan's sorted by name. Throws Error as
+// `write_safetensors` does; the file appears with `commit`, whole.
+class SafetensorsWriter {
+ public:
+  SafetensorsWriter(const std::string& path, std::vector<TensorPlan> plan);
+  const std::vector<TensorPlan>& tensors() const { return tensors_; }
+  void write(std::span<const std::byte> values);
+  FileSum commit();
+
+ private:
+  std::vector<TensorPlan> tensors_;
+  uint64_t left_ = 0;  // bytes of values that are still to come
+  FileWriter file_;
+};
+
 // Writes an F32 file atomically: temporary name, sync, rename. Order and alignment are those of the
 // reference implementation (sorted by name; header padded to 8 bytes), so the same tensors give the
 // same file. Throws Error, e.g. for a full disk or a missing folder; an older file then stays.

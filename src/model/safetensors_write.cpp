@@ -10,37 +10,7 @@
 namespace leeway {
 namespace {
 
-// What the header says of a tensor.
-struct Entry {
-  const std::string* name;
-  DType dtype;
-  const std::vector<int64_t>* shape;
-  size_t place;  // in the caller's list
-
-  uint64_t bytes() const {
-    uint64_t size = size_of(dtype);
-    for (const int64_t extent : *shape) size *= static_cast<uint64_t>(extent);
-    return size;
-  }
-};
-
-// In the file's order.
-template <class Tensor, class DTypeOf>
-std::vector<Entry> sorted_entries(std::span<const Tensor> tensors, const DTypeOf& dtype_of) {
-  std::vector<Entry> sorted;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    sorted.push_back({&tensors[i].name, dtype_of(tensors[i]), &tensors[i].shape, i});
-  }
-  std::sort(sorted.begin(), sorted.end(),
-            [](const Entry& a, const Entry& b) { return *a.name < *b.name; });
-  for (size_t i = 0; i < sorted.size(); ++i) {
-    LEEWAY_CHECK(*sorted[i].name != "__metadata__", "the format reserves this name");
-    LEEWAY_CHECK(i == 0 || *sorted[i].name != *sorted[i - 1].name, "names must be distinct");
-  }
-  return sorted;
-}
-
-std::string header_of(std::span<const Entry> tensors) {
+std::string header_of(std::span<const TensorPlan> tensors) {
   rapidjson::StringBuffer buffer;
   rapidjson::Writer<rapidjson::StringBuffer> writer(buffer);
   writer.StartObject();
@@ -51,15 +21,15 @@ std::string header_of(std::span<const Entry> tensors) {
   writer.String("pt");
   writer.EndObject();
   uint64_t begin = 0;
-  for (const Entry& tensor : tensors) {
-    const uint64_t end = begin + tensor.bytes();
-    writer.Key(tensor.name->c_str(), static_cast<rapidjson::SizeType>(tensor.name->size()));
+  for (const TensorPlan& tensor : tensors) {
+    const uint64_t end = begin + tensor.byte_size();
+    writer.Key(tensor.name.c_str(), static_cast<rapidjson::SizeType>(tensor.name.size()));
     writer.StartObject();
     writer.Key("dtype");
     writer.String(name_of(tensor.dtype));
     writer.Key("shape");
     writer.StartArray();
-    for (const int64_t extent : *tensor.shape) writer.Int64(extent);
+    for (const int64_t extent : tensor.shape) writer.Int64(extent);
     writer.EndArray();
     writer.Key("data_offsets");
     writer.StartArray();
@@ -75,38 +45,73 @@ std::string header_of(std::span<const Entry> tensors) {
   return header;
 }
 
-void write_header(FileWriter& file, std::span<const Entry> tensors) {
-  const std::string header = header_of(tensors);
-  const uint64_t length = header.size();
-  file.write(&length, sizeof length);
-  file.write(header.data(), header.size());
+std::vector<TensorPlan> sorted_by_name(std::vector<TensorPlan> plan) {
+  std::sort(plan.begin(), plan.end(),
+            [](const TensorPlan& a, const TensorPlan& b) { return a.name < b.name; });
+  for (size_t i = 0; i < plan.size(); ++i) {
+    LEEWAY_CHECK(plan[i].name != "__metadata__", "the format reserves this name");
+    LEEWAY_CHECK(i == 0 || plan[i].name != plan[i - 1].name, "names must be distinct");
+  }
+  return plan;
 }
 
 }  // namespace
 
+uint64_t TensorPlan::byte_size() const {
+  uint64_t size = size_of(dtype);
+  for (const int64_t extent : shape) size *= static_cast<uint64_t>(extent);
+  return size;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<TensorPlan> plan)
+    : tensors_(sorted_by_name(std::move(plan))), file_(path) {
+  for (const TensorPlan& tensor : tensors_) left_ += tensor.byte_size();
+  const std::string header = header_of(tensors_);
+  const uint64_t length = header.size();
+  file_.write(&length, sizeof length);
+  file_.write(header.data(), header.size());
+}
+
+void SafetensorsWriter::write(std::span<const std::byte> values) {
+  LEEWAY_CHECK(values.size() <= left_, "more values than the plan has");
+  left_ -= values.size();
+  file_.write(values.data(), values.size());
+}
+
+FileSum SafetensorsWriter::commit() {
+  LEEWAY_CHECK(left_ == 0, "every tensor must be written");
+  return file_.commit();
+}
+
 FileSum write_safetensors(const std::string& path, std::span<const TensorToSave> tensors) {
-  const auto sorted = sorted_entries(tensors, [](const TensorToSave&) { return DType::f32; });
-  for (const Entry& entry : sorted) {
-    LEEWAY_CHECK(entry.bytes() == tensors[entry.place].values.size_bytes(),
-                 "the shape of " + *entry.name + " must match its size");
+  std::vector<const TensorToSave*> sorted;
+  std::vector<TensorPlan> plan;
+  for (const TensorToSave& tensor : tensors) {
+    plan.push_back({tensor.name, DType::f32, tensor.shape});
+    LEEWAY_CHECK(plan.back().byte_size() == tensor.values.size_bytes(),
+                 "the shape of " + tensor.name + " must match its size");
+    sorted.push_back(&tensor);
   }
-  FileWriter file(path);
-  write_header(file, sorted);
-  for (const Entry& entry : sorted) {
-    const std::span<const float> values = tensors[entry.place].values;
-    file.write(values.data(), values.size_bytes());
-  }
+  std::sort(sorted.begin(), sorted.end(),
+            [](const TensorToSave* a, const TensorToSave* b) { return a->name < b->name; });
+  SafetensorsWriter file(path, std::move(plan));
+  for (const TensorToSave* tensor : sorted) file.write(std::as_bytes(tensor->values));
   return file.commit();
 }
 
 FileSum write_made_safetensors(const std::string& path, std::span<const TensorToMake> tensors) {
-  const auto sorted = sorted_entries(tensors, [](const TensorToMake& each) { return each.dtype; });
-  FileWriter file(path);
-  write_header(file, sorted);
-  for (const Entry& entry : sorted) {
-    const std::string bytes = tensors[entry.place].bytes();
-    LEEWAY_CHECK(entry.bytes() == bytes.size(), "the bytes of " + *entry.name + " fit its shape");
-    file.write(bytes.data(), bytes.size());
+  std::vector<const TensorToMake*> sorted;
+  std::vector<TensorPlan> plan;
+  for (const TensorToMake& tensor : tensors) {
+    plan.push_back({tensor.name, tensor.dtype, tensor.shape});
+    sorted.push_back(&tensor);
+  }
+  std::sort(sorted.begin(), sorted.end(),
+            [](const TensorToMake* a, const TensorToMake* b) { return a->name < b->name; });
+  SafetensorsWriter file(path, std::move(plan));
+  for (const TensorToMake* tensor : sorted) {
+    const std::string bytes = tensor->bytes();
+    file.write(std::as_bytes(std::span(bytes)));
   }
   return file.commit();
 }

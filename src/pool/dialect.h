@@ -11,6 +11,7 @@
 
 #include "config/settings.h"
 #include "data/sampling.h"
+#include "model/shared_weights.h"
 
 namespace leeway {
 
@@ -29,6 +30,7 @@ struct ServerFacts {
   PolicyVersion version = -1;
   std::optional<uint32_t> checksum;  // of its weights
   bool paused = false;
+  std::string device;  // the GPU from whose memory it takes weights; empty: from none
 };
 
 // What servers hold: all weights, which new ones replace, or a model of their own and an adapter of
@@ -67,6 +69,11 @@ class Dialect {
   // Loads the weights in a folder. Several: the next one where a server does not know the last.
   virtual std::vector<ServerCall> update(const std::string& folder,
                                          PolicyVersion version) const = 0;
+  // The same from the memory of a GPU that both use; empty: not in this dialect.
+  virtual std::optional<ServerCall> update_shared(const SharedWeights& /*shared*/,
+                                                  PolicyVersion /*version*/) const {
+    return {};
+  }
   // Of the answer to `update`: that it has been done, with the weights of this checksum.
   virtual void check_updated(std::string_view body, PolicyVersion version,
                              uint32_t checksum) const = 0;

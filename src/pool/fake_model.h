@@ -28,12 +28,27 @@ class FakeWeights : public WeightStore {
   PublishedWeights publish(const std::shared_ptr<const PolicySnapshot>&,
                            PolicyVersion version) override {
     there.insert(version);
-    return {version, fmt::format("/weights/step_{}", version), checksum_of(version)};
+    PublishedWeights published{version, "", checksum_of(version)};
+    if (device.empty()) {
+      write(published);
+    } else {
+      published.shared = SharedWeights{.device = device,
+                                       .handle = std::string(kWeightHandleBytes, 'h'),
+                                       .count = 8,
+                                       .checksum = checksum_of(version)};
+    }
+    return published;
+  }
+  void write(PublishedWeights& published) override {
+    published.folder = fmt::format("/weights/step_{}", published.version);
+    ++written;
   }
   void keep_only(const std::set<PolicyVersion>& versions) override {
     std::erase_if(there, [&](PolicyVersion each) { return !versions.contains(each); });
   }
   std::set<PolicyVersion> there;
+  std::string device;   // whose memory they are in; empty: in a folder
+  int64_t written = 0;  // folders
 };
 
 struct FakeAnswer {
@@ -52,6 +67,7 @@ class FakeModel {
   PolicyVersion version = 0;
   uint32_t checksum = 7;
   bool paused = false;
+  std::string device;  // from whose memory it takes weights
   // Ids of a sample; the last one is a stop id, or the request's limit has been reached.
   std::function<std::vector<int32_t>(const Request& request, int64_t sample)> ids_of =
       [](const Request& request, int64_t sample) {
@@ -67,6 +83,7 @@ class FakeModel {
       [](const std::string&, PolicyVersion of) { return FakeWeights::checksum_of(of); };
   // Changes an answer before it is sent.
   std::function<void(const std::string& path, FakeAnswer& answer)> spoil;
+  bool from_memory = false;              // the last weights
   std::map<std::string, int64_t> calls;  // by path
   std::vector<PolicyVersion> asked_at;   // versions at which requests came
 
@@ -79,8 +96,9 @@ class FakeModel {
       answer.body = fmt::format(
           R"({{"model_path":"m","weight_version":"{0}","is_generation":true,"leeway":{{"version":{0},)"
           R"("checksum":"{1:08x}","vocab_size":{2},"max_model_len":{3},"precision":"float32",)"
-          R"("paused":{4},"dialect":1}}}})",
-          version, checksum, vocab_size, max_length, paused);
+          R"("paused":{4},{5}"dialect":1}}}})",
+          version, checksum, vocab_size, max_length, paused,
+          device.empty() ? "" : fmt::format(R"("device":"{}",)", device));
     } else if (path == "/pause") {
       paused = true;
     } else if (path == "/resume") {
@@ -88,7 +106,9 @@ class FakeModel {
     } else if (path == "/update_weights") {
       const auto json = parse_json("", body);
       version = json["weight_version"].GetInt();
-      checksum = load(json["weight_dir"].GetString(), version);
+      from_memory = json.HasMember("cuda_ipc");
+      checksum = from_memory ? FakeWeights::checksum_of(version)
+                             : load(json["weight_dir"].GetString(), version);
       answer.body = fmt::format(
           R"({{"success":true,"status":"ok","leeway":{{"version":{},"checksum":"{:08x}"}}}})",
           version, checksum);

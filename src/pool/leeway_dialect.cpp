@@ -38,6 +38,7 @@ class LeewayDialect : public Dialect {
     facts.max_length = integer_of(field_of(ours, "max_model_len"), "max_model_len");
     facts.checksum = checksum_of(ours);
     facts.paused = ours.HasMember("paused") && ours["paused"].IsTrue();
+    if (ours.HasMember("device")) facts.device = text_of_field(ours, "device");
     return facts;
   }
 
@@ -70,6 +71,13 @@ class LeewayDialect : public Dialect {
     json.begin_object().key("weight_dir").value(folder);
     json.key("weight_version").value(static_cast<double>(version)).end_object();
     return {{.post = true, .path = "/update_weights", .body = json.text()}};
+  }
+  std::optional<ServerCall> update_shared(const SharedWeights& shared,
+                                          PolicyVersion version) const override {
+    return ServerCall{.post = true,
+                      .path = "/update_weights",
+                      .body = fmt::format("{{\"cuda_ipc\":{},\"weight_version\":{}}}",
+                                          shared_weights_json(shared), version)};
   }
   void check_updated(std::string_view body, PolicyVersion version,
                      uint32_t checksum) const override {

@@ -106,10 +106,10 @@ void Member::tick(double now, const PublishedWeights* target) {
           return begin_ready(now);
         }
         enter(MemberState::syncing, fmt::format("takes version {}", target_.version));
-        begin_sync();
+        begin_sync(now);
       }
       return;
-    case MemberState::syncing: return begin_sync();
+    case MemberState::syncing: return begin_sync(now);
     case MemberState::ready:
       if (!stale_.empty()) {
         // A server may wait with its answer for requests that use the adapter.
@@ -177,7 +177,9 @@ bool Member::take(const HttpResult& result, double now) {
       paused_ = true;
       next_update_ = 0;
       update_failure_.clear();
-      updates_ = dialect_->update(loading_.folder, loading_.version);
+      updates_ = from_memory_
+                     ? std::vector{*dialect_->update_shared(*loading_.shared, loading_.version)}
+                     : dialect_->update(loading_.folder, loading_.version);
       begin(Step::update, updates_[0], context_.table.update_timeout);
       break;
     case Step::update: take_update(result); break;
@@ -235,12 +237,23 @@ void Member::take_facts(ServerFacts facts, double now) {
         now);
   }
   facts_ = std::move(facts);
+  refused_memory_ = false;
   found_ = true;
   due_ = now;
 }
 
-void Member::begin_sync() {
+// Only by a server of this machine, which has said that it uses the same GPU.
+bool Member::takes_from_memory(const PublishedWeights& weights) const {
+  return weights.shared && dialect_ != nullptr && !refused_memory_ && !facts_.device.empty() &&
+         facts_.device == weights.shared->device && is_loopback_url(address_.admin) &&
+         dialect_->update_shared(*weights.shared, weights.version).has_value();
+}
+
+void Member::begin_sync(double now) {
+  if (wants_folder()) return;  // the pool has it written before the next tick
   loading_ = target_;
+  from_memory_ = takes_from_memory(loading_);
+  sync_begin_ = now;
   begin(Step::pause, dialect_->pause(),
         context_.table.connect_timeout + context_.table.stall_timeout);
 }
@@ -266,14 +279,29 @@ void Member::take_update(const HttpResult& result) {
     const std::optional<PolicyVersion> before = std::exchange(loaded_, loading_.version);
     if (before && before != loaded_) stale_.push_back(*before);
   }
+  // A server that gives no answer may only be gone: it is asked once more before a folder is
+  // written.
+  if (!update_failure_.empty() && from_memory_ && (result.status != 0 || attempts_ > 0)) {
+    refused_memory_ = true;
+  }
   begin(Step::resume, dialect_->resume(), context_.table.connect_timeout);
 }
 
 void Member::end_sync(const HttpResult& result, double now) {
   if (update_failure_.empty() && !result.ok()) update_failure_ = "resume: " + problem_of(result);
   if (result.ok()) paused_ = false;
+  if (from_memory_ && refused_memory_) {  // the folder is another way, not another attempt
+    version_ = -1;
+    last_failure_ = update_failure_;
+    return enter(
+        MemberState::syncing,
+        fmt::format("takes weights from files, not from the GPU's memory: {}", update_failure_));
+  }
   if (!update_failure_.empty()) return failed_attempt(update_failure_, now);
   begin_ready(now);
+  events_.back().loaded = true;
+  events_.back().from_memory = from_memory_;
+  events_.back().seconds = now - sync_begin_;
 }
 
 void Member::begin_ready(double now) {

@@ -48,7 +48,10 @@ struct MemberEvent {
   std::string server;
   MemberState state = MemberState::discovering;
   std::string text;
-  bool first = false;  // ready: it was not in the pool before
+  bool first = false;        // ready: it was not in the pool before
+  bool loaded = false;       // ready: it took weights, in `seconds` from its pause to its resume
+  bool from_memory = false;  // of a GPU
+  double seconds = 0.0;
 };
 
 // `context` and `http` must outlive it.
@@ -77,6 +80,11 @@ class Member {
   // Ready, or only away to take new weights.
   bool in_pool() const {
     return state_ == MemberState::ready || (state_ == MemberState::syncing && was_ready_);
+  }
+  // It is to take weights that have no folder yet, and cannot take them from memory.
+  bool wants_folder() const {
+    return state_ == MemberState::syncing && step_ == Step::none && target_.folder.empty() &&
+           !takes_from_memory(target_);
   }
   PolicyVersion loading() const { return step_ == Step::none ? -1 : loading_.version; }
   bool calls() const { return call_ != 0; }
@@ -114,7 +122,8 @@ class Member {
   void rediscover(const std::string& reason, double now);
   void stop_call();
   void take_facts(ServerFacts facts, double now);
-  void begin_sync();
+  bool takes_from_memory(const PublishedWeights& weights) const;
+  void begin_sync(double now);
   void take_update(const HttpResult& result);
   void end_sync(const HttpResult& result, double now);
   void begin_ready(double now);
@@ -142,6 +151,9 @@ class Member {
   std::string update_failure_;
   std::optional<PolicyVersion> loaded_;  // what its server was given last
   std::vector<PolicyVersion> stale_;     // what it was given before, and need not keep
+  bool from_memory_ = false;     // of the sync going on
+  bool refused_memory_ = false;  // since it was found
+  double sync_begin_ = 0.0;
   int64_t attempts_ = 0;
   std::vector<int64_t> loads_;  // samples by rank
   std::optional<std::string> loss_;

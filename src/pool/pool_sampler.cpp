@@ -114,7 +114,7 @@ void PoolSampler::step() {
   const double gap = std::min(now - last_step_, kLongestGap);
   last_step_ = now;
   list_members(now);
-  bool any = false;
+  bool any = false, wants_folder = false;
   std::set<PolicyVersion> used = {published_.version};
   for (const auto& [name, member] : members_) {
     member->tick(now, published_.version >= 0 ? &published_ : nullptr);
@@ -126,10 +126,17 @@ void PoolSampler::step() {
       const bool out =
           event.state == MemberState::unhealthy || event.state == MemberState::draining;
       if (out && ready_before_.erase(name) > 0) ++counts_.left;
+      count(event);
       events_.push_back(std::move(event));
     }
     any = any || member->in_pool();
     used.insert(member->loading());
+    wants_folder = wants_folder || member->wants_folder();
+  }
+  if (wants_folder) {
+    const double begin = clock_.now();
+    store_->write(published_);
+    counts_.write_seconds += clock_.now() - begin;
   }
   if (store_) store_->keep_only(used);
   down_ = any ? 0.0 : down_ + gap;
@@ -137,6 +144,20 @@ void PoolSampler::step() {
   if (hopeless()) return;
   send_waiting(now);
   if (!any && !waiting_.empty()) fail_without_server();
+}
+
+void PoolSampler::count(const MemberEvent& event) {
+  if (!event.loaded) return;
+  ++counts_.updates;
+  counts_.memory_updates += event.from_memory ? 1 : 0;
+  counts_.update_seconds += event.seconds;
+}
+
+std::vector<std::string> PoolSampler::take_log() {
+  std::vector<std::string> lines = source_->take_log();
+  if (!store_) return lines;
+  for (std::string& line : store_->take_log()) lines.push_back(std::move(line));
+  return lines;
 }
 
 void PoolSampler::list_members(double now) {
@@ -349,17 +370,20 @@ Metrics PoolSampler::take_metrics() {
                                    [](const auto& each) { return each.second->in_pool(); });
   const auto number = [](auto value) { return static_cast<double>(value); };
   const double answered = std::max(1.0, number(counts.requests));
-  Metrics metrics = {{"pool/servers", number(members_.size())},
-                     {"pool/ready_servers", number(ready)},
-                     {"pool/joined", number(counts.joined)},
-                     {"pool/left", number(counts.left)},
-                     {"pool/requests", number(counts.requests)},
-                     {"pool/failed_requests", number(counts.failures)},
-                     {"pool/retried_requests", number(counts.retries)},
-                     {"pool/bad_answers", number(counts.bad_answers)},
-                     {"pool/waiting_requests", number(waiting_.size())},
-                     {"pool/request_seconds", counts.seconds / answered},
-                     {"pool/write_seconds", counts.write_seconds}};
+  Metrics metrics = {
+      {"pool/servers", number(members_.size())},
+      {"pool/ready_servers", number(ready)},
+      {"pool/joined", number(counts.joined)},
+      {"pool/left", number(counts.left)},
+      {"pool/requests", number(counts.requests)},
+      {"pool/failed_requests", number(counts.failures)},
+      {"pool/retried_requests", number(counts.retries)},
+      {"pool/bad_answers", number(counts.bad_answers)},
+      {"pool/waiting_requests", number(waiting_.size())},
+      {"pool/request_seconds", counts.seconds / answered},
+      {"pool/write_seconds", counts.write_seconds},
+      {"pool/update_seconds", counts.update_seconds / std::max(1.0, number(counts.updates))},
+      {"pool/memory_updates", number(counts.memory_updates)}};
   if (context_.table.pool == InferencePool::elastic) {
     metrics.emplace_back("elastic/num_servers", number(members_.size()));
     metrics.emplace_back("elastic/num_ready_servers", number(ready));

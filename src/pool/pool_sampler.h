@@ -54,8 +54,8 @@ class PoolSampler : public Sampler {
   Metrics take_metrics();
   // Lines of the servers' lives since the last call.
   std::vector<MemberEvent> take_events() { return std::exchange(events_, {}); }
-  // What the source of servers tells.
-  std::vector<std::string> take_log() { return source_->take_log(); }
+  // What the source of servers and the store of weights tell.
+  std::vector<std::string> take_log();
 
  private:
   struct Waiting {
@@ -75,10 +75,12 @@ class PoolSampler : public Sampler {
   };
   struct Counts {
     int64_t requests = 0, failures = 0, retries = 0, bad_answers = 0, joined = 0, left = 0;
-    double seconds = 0.0, write_seconds = 0.0;
+    int64_t updates = 0, memory_updates = 0;
+    double seconds = 0.0, write_seconds = 0.0, update_seconds = 0.0;
   };
 
   void step();  // everything that needs no waiting
+  void count(const MemberEvent& event);
   void list_members(double now);
   void send_waiting(double now);
   Member* choose(const Request& request);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "base/folders.h"
@@ -73,6 +74,14 @@ void check_device(const Config& config) {
 
 int64_t rows_per_step(Device device) { return device == Device::cpu ? 512 : 8192; }
 
+void choose_device_memory(Device device, bool shares_weights) {
+  if (device == Device::cuda && !shares_weights) {
+    cuda_backends().backends->use_expandable_segments();
+  }
+}
+
+int64_t free_device_memory() { return cuda_backends().backends->free_memory(); }
+
 MakeSamplingBackend sampling_backend(Device device, Precision precision) {
   if (device == Device::cpu) return {};
   return cuda_backends().backends->sampling(precision == Precision::bf16);
@@ -97,6 +106,17 @@ MakeTrainingBackend training_backend(Device device, TrainingPrecision precision)
 
 MakeTrainingBackend training_backend(const RunConfig& run) {
   return training_backend(run.model.device, run.trainer.precision);
+}
+
+int64_t default_kv_bytes(Device device) {
+  constexpr int64_t kGibibyte = int64_t{1} << 30;
+  if (device == Device::cpu) return kGibibyte;
+  return std::clamp(free_device_memory() / 2, kGibibyte, 16 * kGibibyte);
+}
+
+std::optional<WeightSharing> weight_sharing(Device device) {
+  if (device == Device::cpu) return {};
+  return cuda_backends().backends->sharing();
 }
 
 }  // namespace leeway

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "config/config.h"
 #include "engine/backend.h"
+#include "model/shared_weights.h"
 #include "trainer/backend.h"
 
 namespace leeway {
@@ -21,11 +23,24 @@ void check_device(const Config& config);
 // running sample should wait for.
 int64_t rows_per_step(Device device);
 
+// Bytes of the GPU that nobody uses; a device that has been checked. Throws Error.
+int64_t free_device_memory();
+
+// To be called before a run allocates anything on its device: on cuda memory then grows in place,
+// which leaves fewer gaps, unless servers on this machine open the weights' memory
+// (`shares_weights`): memory that grows has no handles for that.
+void choose_device_memory(Device device, bool shares_weights);
+
 // These take devices that have been checked. `precision` is that of the passes on cuda, where there
 // is no int8; the engine on the CPU uses its own options.
 MakeSamplingBackend sampling_backend(Device device, Precision precision);
 MakeSamplingBackend sampling_backend(const RunConfig& run);
 MakeTrainingBackend training_backend(Device device, TrainingPrecision precision);
 MakeTrainingBackend training_backend(const RunConfig& run);
+// For EngineOptions::kv_bytes where nobody has said it: 1 GiB on the CPU; on cuda 16 GiB, or half
+// of what is free if that is less.
+int64_t default_kv_bytes(Device device);
+// How the device's memory is shared with other processes; empty: it is not.
+std::optional<WeightSharing> weight_sharing(Device device);
 
 }  // namespace leeway

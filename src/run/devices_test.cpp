@@ -62,5 +62,10 @@ TEST(Devices, ALossThatOnlyTheCpuComputesIsRefusedBeforeTheRun) {
   EXPECT_NE(error.find("on the CPU"), std::string::npos) << error;
 }
 
+TEST(Devices, TheCpuSharesNoMemoryAndHasAGibibyteForKeys) {
+  EXPECT_FALSE(weight_sharing(Device::cpu).has_value());
+  EXPECT_EQ(default_kv_bytes(Device::cpu), int64_t{1} << 30);
+}
+
 }  // namespace
 }  // namespace leeway

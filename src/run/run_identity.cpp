@@ -89,6 +89,10 @@ uint32_t configuration_hash(const Config& config, bool only_given) {
                                  : value.value;
     const bool path = names_data(value.key) && is_a_path(value.key, text);
     values[value.key] = path ? "a file" : value.value;
+    // As it was written when it had two values, so that runs of that time keep their hash.
+    if (value.key == "trainer.recompute_activations" && text != "selective") {
+      values[value.key] = text == "off" ? "false" : "true";
+    }
   }
   std::string all;
   for (const auto& [key, value] : values) all += key + " = " + value + "\n";

@@ -18,16 +18,10 @@
 #include "pool/curl_http.h"
 #include "pool/name_source.h"
 #include "pool/pool_sampler.h"
+#include "run/devices.h"
 #endif
 
 namespace leeway {
-namespace {
-
-bool in_process(const RunSetup& setup) {
-  return setup.config.run.inference.pool == InferencePool::in_process && setup.spawn_servers == 0;
-}
-
-}  // namespace
 
 #ifdef LEEWAY_POOL
 namespace {
@@ -90,14 +84,17 @@ std::vector<std::string> child_options(const RunSetup& setup) {
   const int64_t threads = run.rollout.threads > 0
                               ? run.rollout.threads
                               : std::max<int64_t>(1, cores / setup.spawn_servers);
-  return {"--device",          name_of(run.model.device),
-          "--precision",       name_of(rollout_precision(run)),
-          "--kv-after-swap",   name_of(run.rollout.kv_after_swap),
-          "--kv-bytes",        std::to_string(run.rollout.kv_bytes),
-          "--max-sequences",   std::to_string(run.rollout.max_sequences),
-          "--threads",         std::to_string(threads),
-          "--max-requests",    "65536",
-          "--max-connections", "65536"};
+  std::vector<std::string> options = {
+      "--device",          name_of(run.model.device),
+      "--precision",       name_of(rollout_precision(run)),
+      "--kv-after-swap",   name_of(run.rollout.kv_after_swap),
+      "--kv-bytes",        std::to_string(run.rollout.kv_bytes),
+      "--max-sequences",   std::to_string(run.rollout.max_sequences),
+      "--threads",         std::to_string(threads),
+      "--max-requests",    "65536",
+      "--max-connections", "65536"};
+  if (run.model.device == Device::cuda) options.emplace_back("--device-weights");
+  return options;
 }
 
 }  // namespace
@@ -109,7 +106,7 @@ void check_servers(const RunSetup& setup) {
                     "leave one of them out",
                     setup.spawn_servers, name_of(setup.config.run.inference.pool)));
   }
-  if (in_process(setup) || setup.spawn_servers > 0) return;
+  if (setup.samples_in_process() || setup.spawn_servers > 0) return;
   SteadyClock clock;
   PoolSampler pool(context_of(setup), source_of(setup.config.run.inference),
                    std::make_unique<CurlHttp>(), nullptr, clock);
@@ -120,12 +117,14 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
                        int threads, RunFiles& files, Progress& progress,
                        const StopCondition& should_stop, Clock& clock)
     : setup_(setup), files_(files), progress_(progress) {
-  if (in_process(setup)) {
+  if (setup.samples_in_process()) {
     sampler_ = std::make_unique<EngineSampler>(*weights, setup.engine_options(threads));
     return;
   }
   PoolContext context = context_of(setup);
-  auto store = std::make_unique<WeightFolders>(files.folder() + "/broadcast");
+  const std::optional<WeightSharing> sharing = weight_sharing(setup.config.run.model.device);
+  auto store = std::make_unique<WeightFolders>(files.folder() + "/broadcast",
+                                               sharing ? sharing->share : WeightFolders::Share());
   const PolicyVersion version = weights->version();
   std::unique_ptr<ServerSource> source;
   if (setup.spawn_servers > 0) {
@@ -196,7 +195,7 @@ void RunSampler::tell() {
 #else
 
 void check_servers(const RunSetup& setup) {
-  if (in_process(setup)) return;
+  if (setup.samples_in_process()) return;
   throw Error(
       fmt::format("{}: this program was built without libcurl and cannot speak to servers; "
                   "install libcurl4-openssl-dev and build it again",

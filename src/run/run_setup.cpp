@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/files.h"
 #include "leeway/error.h"
 #include "model/adapter_io.h"
 #include "orchestrator/demonstrations.h"
@@ -55,12 +56,6 @@ Config with_its_device(Config config) {
 Parameters make_adapter(const RunConfig& run) {
   const LoraTable& table = run.model.lora;
   auto base = std::make_shared<const Parameters>(load_parameters(run.model.path));
-  if (base->lora() != nullptr) {
-    throw Error(fmt::format(
-        "model.path = \"{}\": is an adapter, and [model.lora] needs the model below it; set "
-        "model.path to that and model.lora.path to the adapter",
-        run.model.path));
-  }
   const std::string where = std::filesystem::absolute(run.model.path).string();
   if (!table.path.empty()) {
     Parameters adapter = load_adapter(table.path, std::move(base));
@@ -75,16 +70,35 @@ Parameters make_adapter(const RunConfig& run) {
   return adapter;
 }
 
-Parameters make_weights(const RunConfig& run, const Tokenizer& tokenizer) {
-  if (run.model.lora.enabled) return make_adapter(run);
+// Such ids have no embedding: text would reach them in the middle of a run, or never.
+void refuse_ids_beyond(const std::string& tokenizer_file, const std::string& folder,
+                       int64_t vocab_size, int32_t ids) {
+  if (ids <= vocab_size) return;
+  throw Error(
+      fmt::format("{}: has ids up to {}, but the weights in {} have vocab_size = {}: the "
+                  "tokenizer belongs to another model",
+                  tokenizer_file, ids - 1, folder, vocab_size));
+}
+
+Parameters make_weights(const Config& config, const Tokenizer& tokenizer,
+                        const std::string& tokenizer_file, const ModelCheck& check) {
+  const RunConfig& run = config.run;
   if (is_adapter_folder(run.model.path)) {
     throw Error(
         fmt::format("model.path = \"{}\": is an adapter; set model.path to the model below it and "
                     "model.lora.path to the adapter, or merge them: leeway merge",
                     run.model.path));
   }
+  const ModelConfig model = run.model.path.empty()
+                                ? scratch_config(run.model, tokenizer.vocab_size())
+                                : load_model_config(run.model.path);
+  if (!run.model.path.empty() && !tokenizer_file.empty()) {
+    refuse_ids_beyond(tokenizer_file, run.model.path, model.vocab_size, tokenizer.vocab_size());
+  }
+  if (check) check(config, model);
+  if (run.model.lora.enabled) return make_adapter(run);
   if (!run.model.path.empty()) return load_parameters(run.model.path);
-  Parameters weights(scratch_config(run.model, tokenizer.vocab_size()));
+  Parameters weights(model);
   initialise(weights, static_cast<uint64_t>(run.seed));
   return weights;
 }
@@ -145,19 +159,27 @@ PolicyCard make_card(const Config& config) {
 
 std::string tokenizer_file_of(const RunConfig& run, const PolicyCard& card) {
   if (card.byte) return "";
-  return run.model.tokenizer.empty() ? run.model.path + "/tokenizer.json" : run.model.tokenizer;
+  if (!run.model.tokenizer.empty()) return run.model.tokenizer;
+  const std::string file = run.model.path + "/tokenizer.json";
+  if (!is_present(file)) {
+    throw Error(
+        fmt::format("{}: there is no such file, which turns text into tokens; name another "
+                    "folder's with model.tokenizer",
+                    file));
+  }
+  return file;
 }
 
 }  // namespace
 
-RunSetup::RunSetup(Config configuration, bool needs_environments)
+RunSetup::RunSetup(Config configuration, bool needs_environments, const ModelCheck& check)
     : config(
           with_renderer_of_model(with_found_renderer(with_its_device(std::move(configuration))))),
       card(make_card(config)),
       tokenizer_file(tokenizer_file_of(config.run, card)),
       tokenizer(card.byte ? make_byte_tokenizer(card.control_tokens)
                           : load_tokenizer(tokenizer_file)),
-      weights(make_weights(config.run, *tokenizer)) {
+      weights(make_weights(config, *tokenizer, tokenizer_file, check)) {
   const RunConfig& run = config.run;
   if (!config.renderer.name.empty()) {
     renderer = make_configured_renderer(config.renderer, tokenizer.get());

@@ -1,6 +1,7 @@
 // The parts of a run, made from its configuration: model, tokenizer, renderer, environments.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,12 +16,18 @@
 
 namespace leeway {
 
+// Looks at a configuration and the shape of its model before the weights are there, which can take
+// minutes. Throws Error.
+using ModelCheck = std::function<void(const Config& config, const ModelConfig& model)>;
+
 struct RunSetup {
   // `needs_environments`: whether the job cannot do without one. Throws Error: none where one is
   // needed, a file that cannot be read, an environment that needs a renderer where none is
   // configured, a device that is not there, a stop token outside the model's vocabulary, an [sft]
-  // table without demonstrations or with one that is longer than the model.
-  explicit RunSetup(Config configuration, bool needs_environments = true);
+  // table without demonstrations or with one that is longer than the model; and what `check`
+  // throws.
+  explicit RunSetup(Config configuration, bool needs_environments = true,
+                    const ModelCheck& check = {});
 
   // Where the file names no chat format, that of the model's folder is filled in (policy_card.h).
   Config config;
@@ -38,6 +45,9 @@ struct RunSetup {
   int64_t spawn_servers = 0;           // processes that sample for training; 0: as [inference] says
   std::vector<Sample> demonstrations;  // from sft.data; empty: the environments provide them
 
+  bool samples_in_process() const {
+    return config.run.inference.pool == InferencePool::in_process && spawn_servers == 0;
+  }
   // `threads` where the table says 0.
   EngineOptions engine_options(int threads) const;
   RolloutSettings rollout_settings(float temperature) const;

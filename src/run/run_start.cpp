@@ -6,6 +6,7 @@
 
 #include "leeway/error.h"
 #include "run/from_run.h"
+#include "run/memory_check.h"
 #include "run/resumed_config.h"
 #include "run/run_saving.h"
 #include "run/sft_phase.h"
@@ -58,7 +59,7 @@ ResumedSummary resume_run(const Catalog& catalog, const std::string& folder,
     return resume_supervised(config.now, catalog, look_at_supervised(folder), progress,
                              should_stop);
   }
-  RunSetup setup(config.now);
+  RunSetup setup(config.now, true, fits_memory({.spawn_servers = source.spawn_servers}));
   setup.spawn_servers = source.spawn_servers;
   Resumption resumption =
       look_at_run(folder, [&](const Checkpoint& each) { check_checkpoint(setup, each); });
@@ -94,8 +95,8 @@ RunSummary start_from_run(const Catalog& catalog, const StartingPoint& from,
                           const StopCondition& should_stop) {
   const RunOrigin origin = origin_of(from.folder, from.keep_optimizer);
   NewRun start{.notes = {}, .optimizer = origin.optimizer, .own_weights = true};
-  RunSetup setup(
-      config_from(catalog, origin, source.file, source.sets, source.unsets, start.notes));
+  RunSetup setup(config_from(catalog, origin, source.file, source.sets, source.unsets, start.notes),
+                 true, fits_memory({.spawn_servers = source.spawn_servers}));
   setup.spawn_servers = source.spawn_servers;
   return run_training(setup, catalog, start, progress, should_stop);
 }

@@ -9,6 +9,7 @@
 #include "leeway/error.h"
 #include "run/environment_check.h"
 #include "run/logged_progress.h"
+#include "run/memory_check.h"
 #include "run/policy_evaluation.h"
 #include "run/sft_phase.h"
 
@@ -20,7 +21,8 @@ constexpr const char* kObjective =
 
 RunSetup setup_of(const Config& config) {
   const SftTable& table = config.run.sft;
-  return RunSetup(config, table.data.empty() || table.stop_at_reward > 0.0);
+  return RunSetup(config, table.data.empty() || table.stop_at_reward > 0.0,
+                  fits_memory({.job = Job::sft}));
 }
 
 // Before training: a reward to stop at needs environments that work.

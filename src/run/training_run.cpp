@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "config/given.h"
+#include "core/explain_text.h"
 #include "leeway/error.h"
 #include "model/adapter_io.h"
 #include "orchestrator/advantage_program.h"
@@ -16,7 +17,6 @@
 #include "orchestrator/steady_clock.h"
 #include "run/devices.h"
 #include "run/environment_check.h"
-#include "run/explain_text.h"
 #include "run/failure.h"
 #include "run/logged_progress.h"
 #include "run/run_end.h"
@@ -263,6 +263,7 @@ class Run {
   }
 
   void train(Parameters weights) {
+    choose_device_memory(run_.model.device, !setup_.samples_in_process());
     const ThreadPlan threads = plan_threads(run_);
     TrainerTable table = run_.trainer;
     table.threads = threads.trainer;

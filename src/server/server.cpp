@@ -36,6 +36,21 @@ bool is_authorized(const HttpRequest& request, const std::string& key) {
   return same_key(std::string_view(*header).substr(kScheme.size()), key);
 }
 
+// A handle of memory is of use to processes of this machine alone, and only its owner may send one.
+ServerOptions checked(ServerOptions options) {
+  if (!options.sharing) return options;
+  if (options.api_key.empty()) {
+    throw Error("--device-weights needs a key: --api-key-file, or the variable LEEWAY_API_KEY");
+  }
+  if (!is_loopback(options.http.host)) {
+    throw Error(fmt::format(
+        "--device-weights is for processes of this machine, and --host {} is open to others: use "
+        "127.0.0.1",
+        options.http.host));
+  }
+  return options;
+}
+
 RouteTable all_routes() {
   RouteTable routes;
   add_status_routes(routes);
@@ -135,7 +150,7 @@ struct Server::Impl {
   Worker reader;         // the first to end: it uses the others
 
   Impl(ServerOptions given, std::shared_ptr<const PolicySnapshot> snapshot, ServedText served)
-      : options(std::move(given)),
+      : options(checked(std::move(given))),
         text(std::move(served)),
         config(snapshot->config()),
         http(
@@ -148,6 +163,7 @@ struct Server::Impl {
         calls(engine, options.max_requests),
         adapter({options.adapter, options.adapter}),
         weights(engine, snapshot, adapter, options.weights_root,
+                options.sharing ? &*options.sharing : nullptr,
                 [this](std::function<void()> function) { http.post(std::move(function)); }),
         scores([this](std::function<void()> function) { http.post(std::move(function)); },
                options.engine.threads),

@@ -9,9 +9,11 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "engine/engine.h"
+#include "model/shared_weights.h"
 #include "server/http_server.h"
 #include "server/served_text.h"
 
@@ -23,7 +25,10 @@ struct ServerOptions {
   std::string adapter;  // folder of the first weights' adapter, which is its name too; empty: none
   HttpOptions http;
   EngineOptions engine;
-  std::string weights_root;     // weights are loaded from below this folder; empty: from nowhere
+  std::string weights_root;  // weights are loaded from below this folder; empty: from nowhere
+  // Weights are also copied from the memory of this GPU, for whoever has the key. Needs an api_key
+  // and a host that is this machine alone.
+  std::optional<WeightSharing> sharing;
   std::string api_key;          // wanted as a bearer token; empty: none is
   int64_t max_requests = 1024;  // at a time, those that wait included
   double drain_seconds = 30;    // after that, requests end with what they have

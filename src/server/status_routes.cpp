@@ -45,6 +45,9 @@ void model_info(ServerContext& context, const Exchange& exchange) {
   json.key("precision").value(name_of(context.model.options.engine.precision));
   json.key("paused").value(context.status.paused);
   json.key("adapter").value(context.model.adapter.now().name);
+  if (const auto& sharing = context.model.options.sharing) {
+    json.key("device").value(sharing->device);
+  }
   json.key("dialect").raw("1").end_object().end_object();
   exchange->respond({.body = json.text()});
 }

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <limits>
 
+#include "leeway/error.h"
 #include "server/api_error.h"
 #include "server/routes.h"
 
@@ -57,17 +58,56 @@ std::optional<std::string> folder_in(const JsonFields& fields) {
   throw ApiError(400, fmt::format("{} is missing: the folder with the weights", key), key);
 }
 
-// {"weight_dir"} or {"update_info": {..}}.
+// As shared_weights_json writes it.
+SharedWeights shared_in(const JsonFields& fields, const std::optional<WeightSharing>& sharing) {
+  const auto text = [&](const char* key) {
+    const std::optional<std::string> found = fields.text(key);
+    if (!found) fields.refuse(key, "is missing");
+    return *found;
+  };
+  const auto natural = [&](const char* key) {
+    const auto found = fields.integer(key, 0, int64_t{1} << 50);
+    if (!found) fields.refuse(key, "is missing");
+    return *found;
+  };
+  const auto checked = [&](const char* key, const auto& read) {
+    try {
+      return read(text(key));
+    } catch (const Error& error) {
+      fields.refuse(key, error.what());
+    }
+  };
+  SharedWeights shared;
+  shared.device = text("device");
+  if (sharing && shared.device != sharing->device) {
+    fields.refuse("device", fmt::format("is another GPU than this server's, {}", sharing->device));
+  }
+  shared.handle = checked("handle", handle_bytes);
+  shared.offset = natural("offset");
+  shared.count = natural("count");
+  shared.layout = checked("layout", hexadecimal_sum);
+  shared.checksum = checked("checksum", hexadecimal_sum);
+  return shared;
+}
+
+// {"weight_dir"}, {"update_info": {..}} or {"cuda_ipc": {..}}.
 void update_weights(ServerContext& context, const Exchange& exchange) {
   const rapidjson::Document body = parse_body(exchange->request().body);
   const JsonFields outer(body, "");
   const std::optional<JsonFields> info = outer.object("update_info");
   const JsonFields& fields = info ? *info : outer;
+  WeightUpdate update;
+  update.version = version_in(fields);
+  if (!update.version) update.version = version_in(outer);
   const std::optional<std::string> folder = folder_in(fields);
-  if (!folder) refuse_no_folder("weight_dir");
-  std::optional<PolicyVersion> version = version_in(fields);
-  if (!version) version = version_in(outer);
-  start_update(context, exchange, {.folder = *folder, .version = version});
+  if (const std::optional<JsonFields> memory = outer.object("cuda_ipc")) {
+    if (folder) throw ApiError(400, "cuda_ipc and a folder: one of them", "cuda_ipc");
+    update.shared = shared_in(*memory, context.model.options.sharing);
+  } else {
+    if (!folder) refuse_no_folder("weight_dir");
+    update.folder = *folder;
+  }
+  start_update(context, exchange, update, false);
 }
 
 void update_from_disk(ServerContext& context, const Exchange& exchange) {

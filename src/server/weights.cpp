@@ -81,11 +81,13 @@ std::string folder_below(const std::string& root, const std::string& folder) {
 
 WeightUpdates::WeightUpdates(EngineThread& engine, std::shared_ptr<const PolicySnapshot> first,
                              ServedAdapter& adapter, const std::string& root,
+                             const WeightSharing* sharing,
                              std::function<void(std::function<void()>)> post)
     : engine_(engine),
       current_(std::move(first)),
       adapter_(adapter),
       root_(root),
+      sharing_(sharing),
       post_(std::move(post)) {}
 
 std::shared_ptr<const Parameters> WeightUpdates::model() const {
@@ -114,8 +116,23 @@ std::shared_ptr<const PolicySnapshot> WeightUpdates::load(const WeightUpdate& up
   return snapshot;
 }
 
+std::shared_ptr<const PolicySnapshot> WeightUpdates::take(const SharedWeights& shared,
+                                                          const ModelConfig& config,
+                                                          PolicyVersion version) const {
+  auto snapshot = sharing_->take(shared, config, version);
+  if (const std::string problem = snapshot->not_finite_text(); !problem.empty()) {
+    throw Error(problem);
+  }
+  return snapshot;
+}
+
 void WeightUpdates::start(const WeightUpdate& asked,
                           std::function<void(int status, const std::string& message)> done) {
+  if (asked.shared && sharing_ == nullptr) {
+    throw ApiError(403,
+                   "this server takes no weights from a GPU's memory: start it with "
+                   "--device-weights");
+  }
   WeightUpdate update = asked;
   if (!update.folder.empty()) update.folder = folder_below(root_, asked.folder);
   if (busy_) throw ApiError(503, "other weights are being loaded: try again when they are");
@@ -134,15 +151,18 @@ void WeightUpdates::start(const WeightUpdate& asked,
       if (status == 200) {
         current_ = weights;
         const std::string& name = update.adapter_name.empty() ? update.folder : update.adapter_name;
-        adapter_.set(weights->host().lora() ? AdapterName{name, update.folder} : AdapterName{});
+        const bool is_adapter = !update.shared && weights->host().lora() != nullptr;
+        adapter_.set(is_adapter ? AdapterName{name, update.folder} : AdapterName{});
       }
       done(status, message);
     });
   };
-  worker_.post([this, update, model = model(), version, finish] {
+  worker_.post([this, update, config = current_->config(),
+                model = update.shared ? nullptr : model(), version, finish] {
     std::shared_ptr<const PolicySnapshot> weights;
     try {
-      weights = load(update, model, version);
+      weights =
+          update.shared ? take(*update.shared, config, version) : load(update, model, version);
     } catch (const Error& error) {
       return finish(400, error.what(), nullptr);
     } catch (const std::exception& error) {

@@ -35,6 +35,13 @@ size_t table_size(size_t entries) { return std::bit_ceil(2 * entries + 2); }
 
 // Bytes that never occur in valid UTF-8; a vocabulary may lack them.
 bool never_in_text(unsigned byte) { return byte == 0xC0 || byte == 0xC1 || byte >= 0xF5; }
+// Control characters, and beginnings of planes that have hardly any character. Some real
+// vocabularies (SmolLM's) lack them, and have no token for what is unknown: text loses such bytes,
+// as it does with the model's own tokenizer.
+bool hardly_in_text(unsigned byte) {
+  return (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r') || byte == 0x7F ||
+         byte >= 0xF1;
+}
 
 }  // namespace
 
@@ -42,7 +49,7 @@ Bpe::Bpe(const std::string& file, const BpeModel& model,
          const std::unordered_set<int32_t>& reserved)
     : ignore_merges_(model.ignore_merges) {
   add_entries(file, model, reserved);
-  add_alphabet(file);
+  add_alphabet(file, model);
   add_merges(file, model);
   wholeness_ = std::make_unique<std::atomic<uint8_t>[]>(tokens_.size());
 }
@@ -85,12 +92,12 @@ void Bpe::add_entries(const std::string& file, const BpeModel& model,
   }
 }
 
-void Bpe::add_alphabet(const std::string& file) {
+void Bpe::add_alphabet(const std::string& file, const BpeModel& model) {
   for (unsigned byte = 0; byte < 256; ++byte) {
     const char c = static_cast<char>(static_cast<uint8_t>(byte));
     const int32_t id = find_bytes({&c, 1});
     alphabet_[byte] = id;
-    if (id < 0 && !never_in_text(byte)) {
+    if (id < 0 && !never_in_text(byte) && (model.has_unknown || !hardly_in_text(byte))) {
       std::string spelling;
       append_utf8(spelling, byte_level_code_point(static_cast<uint8_t>(byte)));
       throw Error(

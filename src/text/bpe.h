@@ -20,6 +20,7 @@ struct BpeModel {
   std::vector<std::pair<std::string_view, std::string_view>> merges;  // best first
   bool ignore_merges =
       false;  // a piece that is a vocabulary entry becomes it, whether merges reach it or not
+  bool has_unknown = false;  // a token stands for what the vocabulary lacks
 };
 
 // Ids stay below this, so that a stray number in a file cannot request gigabytes of tables.
@@ -56,7 +57,7 @@ class Bpe {
 
   void add_entries(const std::string& file, const BpeModel& model,
                    const std::unordered_set<int32_t>& reserved);
-  void add_alphabet(const std::string& file);
+  void add_alphabet(const std::string& file, const BpeModel& model);
   void add_merges(const std::string& file, const BpeModel& model);
   Slot& slot_of(std::string_view bytes, uint32_t hash);
   int32_t find_bytes(std::string_view bytes) const;

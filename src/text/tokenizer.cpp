@@ -286,6 +286,7 @@ class Loader {
     }
     BpeModel result;
     result.ignore_merges = flag_in("model", model, "ignore_merges", false);
+    result.has_unknown = find(model, "unk_token") != nullptr;
     const Json* vocab = find(model, "vocab");
     if (!vocab) fail("model.vocab", "is missing");
     if (!vocab->IsObject()) fail("model.vocab", "must be an object of ids by token");

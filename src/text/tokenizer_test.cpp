@@ -297,6 +297,27 @@ TEST(Tokenizer, any_bytes_come_back) {
   EXPECT_EQ(tokenizer->encode("\xFFthe", kRecognise), (Ids{0xFF, 257}));
 }
 
+// A vocabulary without bytes that hardly any text has, such as SmolLM's; the tokenizers library
+// leaves them out of the text in the same way.
+TEST(Tokenizer, a_byte_without_a_token_is_left_out_where_hardly_any_text_has_it) {
+  const auto without = [](uint8_t byte, const std::string& model) {
+    Parts parts;
+    parts.model = model;
+    parts.pre_tokenizer = R"({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false})";
+    std::string entry = "\"", json = parts.json();
+    append_utf8(entry, byte_level_code_point(byte));
+    entry += fmt::format("\": {}, ", byte);
+    json.erase(json.find(entry), entry.size());
+    return parse_tokenizer("small.json", json);
+  };
+  EXPECT_EQ(without(4, "")->encode("t\x04he", kRecognise), Ids{257});
+  EXPECT_EQ(without(0xF1, "")->encode("\xF1\x80\x80\x80", kRecognise), (Ids{0x80, 0x80, 0x80}));
+  for (const auto& [byte, model] : std::vector<std::pair<uint8_t, std::string>>{
+           {'\n', ""}, {'a', ""}, {0xF0, ""}, {4, R"("unk_token": "the", )"}}) {
+    EXPECT_THROW(without(byte, model), Error) << int{byte};
+  }
+}
+
 TEST(IncrementalDecoder, gives_out_whole_characters) {
   const auto tokenizer = make_byte_tokenizer();
   IncrementalDecoder decoder(*tokenizer);

@@ -5,8 +5,11 @@
 
 #include <utility>
 
+#include "torch/device_room.h"
+#include "torch/torch_errors.h"
 #include "torch/torch_sampling.h"
 #include "torch/torch_training.h"
+#include "torch/weight_sharing.h"
 
 namespace leeway {
 namespace {
@@ -24,6 +27,10 @@ std::string why_no_cuda() {
          "(nvidia-smi)";
 }
 
+int64_t free_memory() {
+  return with_plain_errors([] { return free_bytes(first_gpu()); });
+}
+
 MakeTrainingBackend cuda_training(bool half) {
   return [half](TrainingWeights weights, const TrainerTable& table) {
     return make_torch_training(std::move(weights), table, first_gpu(), type_of(half));
@@ -34,12 +41,17 @@ MakeSamplingBackend cuda_sampling(bool half) {
   return make_torch_sampling(first_gpu(), type_of(half));
 }
 
+WeightSharing cuda_sharing() { return cuda_weight_sharing(first_gpu()); }
+
 }  // namespace
 }  // namespace leeway
 
 extern "C" __attribute__((visibility("default"))) const leeway::CudaBackends*
 leeway_cuda_backends() {
-  static const leeway::CudaBackends backends = {LEEWAY_VERSION, leeway::why_no_cuda,
-                                                leeway::cuda_training, leeway::cuda_sampling};
+  static const leeway::CudaBackends backends = {
+      LEEWAY_VERSION,        leeway::why_no_cuda,
+      leeway::free_memory,   leeway::use_expandable_segments,
+      leeway::cuda_training, leeway::cuda_sampling,
+      leeway::cuda_sharing};
   return &backends;
 }

@@ -3,9 +3,11 @@
 // and the C++ library symbols they export, out of the program's own symbol resolution).
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "engine/backend.h"
+#include "model/shared_weights.h"
 #include "trainer/backend.h"
 
 namespace leeway {
@@ -15,9 +17,15 @@ struct CudaBackends {
 
   // Why nothing can run on a GPU here; empty if it can.
   std::string (*why_no_cuda)();
+  // Bytes of the first GPU that nobody uses. Throws Error.
+  int64_t (*free_memory)();
+  // device_room.h's.
+  void (*use_expandable_segments)();
   // On the first GPU; `half`: passes in bf16, else in float32.
   MakeTrainingBackend (*training)(bool half);
   MakeSamplingBackend (*sampling)(bool half);
+  // Weights of the first GPU, between processes.
+  WeightSharing (*sharing)();
 };
 
 // The one symbol of the library, of type CudaBackendsEntry.

@@ -13,20 +13,22 @@ namespace leeway {
 
 class TorchDeviceWeights final : public DeviceWeights {
  public:
-  // Copies `weights` [layout.size] on their device. Any stream may read the copy when this returns;
-  // who reads on another stream than the default one waits for that before the snapshot goes, since
-  // torch gives the memory to somebody else then.
-  TorchDeviceWeights(FlatLayout layout, const at::Tensor& weights);
+  // `weights` [layout.size] on their device, which nobody else changes. Any stream may read them
+  // when this returns; who reads on another stream than the default one waits for that before the
+  // snapshot goes, since torch gives the memory to somebody else then.
+  TorchDeviceWeights(FlatLayout layout, at::Tensor weights);
 
   const FlatLayout& layout() const { return layout_; }
   const at::Tensor& flat() const { return flat_; }
 
   void copy_to(Parameters& host) const override;
   std::string not_finite_text() const override;
+  uint32_t checksum() const override;
 
  private:
   FlatLayout layout_;
   at::Tensor flat_;
+  bool known_finite_ = false;  // seen when this was made
 };
 
 }  // namespace leeway

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
+
+#include "leeway/error.h"
 
 #ifdef LEEWAY_CUDA
 #include "cuda/adamw.h"
@@ -25,40 +28,67 @@ void adamw_step(const FlatAdamW& tensors, const OptimizerTable& table, int64_t s
   const double step_size = rate / (1.0 - std::pow(table.beta1, n));
   const double root = 1.0 / std::sqrt(1.0 - std::pow(table.beta2, n));
   const double keep = 1.0 - rate * table.weight_decay;
-  const int64_t size = tensors.parameters.numel();
+  const FlatMoments& moments = tensors.moments;
+  const bool is_split = tensors.low.defined();
+  const Tensor& any = is_split ? tensors.low : tensors.parameters;
+  const int64_t size = any.numel(), coded = moments.coded();
+  LEEWAY_CHECK(coded == 0 || coded == tensors.decaying, "codes for what decays");
 #ifdef LEEWAY_CUDA
-  if (tensors.parameters.is_cuda()) {
-    cuda::AdamWStep all;
-    all.count = size, all.decaying = tensors.decaying;
-    all.parameters = tensors.parameters.data_ptr<float>();
-    all.gradients = tensors.gradients.data_ptr<float>();
-    all.first_moment = tensors.first_moment.data_ptr<float>();
-    all.second_moment = tensors.second_moment.data_ptr<float>();
-    all.copy = tensors.copy.defined() && tensors.copy.scalar_type() == at::kBFloat16
-                   ? data_of(tensors.copy)
-                   : nullptr;
-    all.scale = static_cast<float>(scale), all.keep = static_cast<float>(keep);
-    all.beta1 = static_cast<float>(table.beta1), all.beta2 = static_cast<float>(table.beta2);
-    all.step_size = static_cast<float>(step_size), all.root = static_cast<float>(root);
-    all.epsilon = static_cast<float>(table.epsilon);
-    cuda::adamw_step(all, stream_of(tensors.parameters));
-    if (tensors.copy.defined() && all.copy == nullptr) tensors.copy.copy_(tensors.parameters);
+  if (any.is_cuda()) {
+    const bool half = tensors.copy.defined() && tensors.copy.scalar_type() == at::kBFloat16;
+    cuda::AdamWStep part;
+    part.scale = static_cast<float>(scale), part.keep = static_cast<float>(keep);
+    part.beta1 = static_cast<float>(table.beta1), part.beta2 = static_cast<float>(table.beta2);
+    part.step_size = static_cast<float>(step_size), part.root = static_cast<float>(root);
+    part.epsilon = static_cast<float>(table.epsilon);
+    const auto begin_at = [&](int64_t first, int64_t count) {
+      part.count = count, part.decaying = tensors.decaying - first;
+      if (is_split) {
+        part.low = tensors.low.data_ptr<int16_t>() + first;
+      } else {
+        part.parameters = tensors.parameters.data_ptr<float>() + first;
+      }
+      part.gradients = tensors.gradients.data_ptr<float>() + first;
+      if (half) part.copy = static_cast<char*>(data_of(tensors.copy)) + 2 * first;
+    };
+    const cudaStream_t stream = stream_of(any);
+    if (coded > 0) {
+      begin_at(0, coded);
+      cuda::adamw_step(
+          part,
+          {moments.first_codes.data_ptr<int8_t>(), moments.second_codes.data_ptr<uint8_t>(),
+           moments.first_scales.data_ptr<float>(), moments.second_scales.data_ptr<float>()},
+          stream);
+    }
+    begin_at(coded, size - coded);
+    part.first_moment = moments.first.data_ptr<float>();
+    part.second_moment = moments.second.data_ptr<float>();
+    cuda::adamw_step(part, stream);
+    if (tensors.copy.defined() && !half) tensors.copy.copy_(tensors.parameters);
     return;
   }
 #endif
-  const auto part = [&](const Tensor& flat, bool decays) {
-    return decays ? flat.narrow(0, 0, tensors.decaying)
-                  : flat.narrow(0, tensors.decaying, size - tensors.decaying);
-  };
+  const Tensor parameters = is_split ? joined({tensors.copy, tensors.low}) : tensors.parameters;
   for (const bool decays : {true, false}) {
-    const Tensor p = part(tensors.parameters, decays), g = part(tensors.gradients, decays);
-    const Tensor m = part(tensors.first_moment, decays), v = part(tensors.second_moment, decays);
+    const int64_t begin = decays ? 0 : tensors.decaying;
+    const int64_t count = decays ? tensors.decaying : size - tensors.decaying;
+    const bool is_coded = decays && coded > 0;
+    const auto part = [&](const Tensor& flat) { return flat.narrow(0, begin, count); };
+    const Tensor p = part(parameters), g = part(tensors.gradients);
+    const auto [m, v] = is_coded ? decoded(moments, 0, coded)
+                                 : std::pair(moments.first.narrow(0, begin - coded, count),
+                                             moments.second.narrow(0, begin - coded, count));
     if (scale != 1.0) g.mul_(scale);
     m.mul_(table.beta1).add_(g, 1.0 - table.beta1);
     v.mul_(table.beta2).addcmul_(g, g, 1.0 - table.beta2);
     p.mul_(decays ? keep : 1.0).addcdiv_(m, v.sqrt().mul_(root).add_(table.epsilon), -step_size);
+    if (is_coded) encode(m, v, 0, moments);
   }
-  if (tensors.copy.defined()) tensors.copy.copy_(tensors.parameters);
+  if (is_split) {
+    split(parameters, {tensors.copy, tensors.low});
+  } else if (tensors.copy.defined()) {
+    tensors.copy.copy_(parameters);
+  }
 }
 
 double norm_of(const Tensor& flat) {

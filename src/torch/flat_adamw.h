@@ -7,18 +7,22 @@
 #include <cstdint>
 
 #include "config/run_config.h"
+#include "torch/flat_moments.h"
+#include "torch/split_masters.h"
 
 namespace leeway {
 
-// Of one layout and, but for `copy`, float32.
+// Of one layout and, but for `copy` and codes, float32.
 struct FlatAdamW {
-  at::Tensor parameters, gradients, first_moment, second_moment;
+  at::Tensor parameters, gradients;
+  FlatMoments moments;   // coded: all that decay, or none
   at::Tensor copy;       // receives the new parameters in its type; may be undefined
+  at::Tensor low;        // in the place of `parameters`: they are SplitMasters{copy, low}
   int64_t decaying = 0;  // as many numbers decay, from the first
 };
 
-// Step number `step` (1, 2, ..) of AdamW (trainer/optimizer.h) with gradients times `scale`.
-// Afterwards the gradients are unspecified.
+// Step number `step` (1, 2, ..) of AdamW (trainer/optimizer.h) with gradients times `scale`. What
+// is stored as codes is rounded after the step. Afterwards the gradients are unspecified.
 void adamw_step(const FlatAdamW& tensors, const OptimizerTable& table, int64_t step, double rate,
                 double scale);
 

@@ -77,6 +77,38 @@ void copy_to_host(const FlatLayout& layout, const Tensor& flat, Parameters& host
   }
 }
 
+namespace {
+
+// Calls each(parameter's numbers on the host, the same numbers in `part`) for what lies in it.
+template <class Each>
+void for_numbers_of_part(const FlatLayout& layout, const Parameters& host, int64_t begin,
+                         const Tensor& part, Each&& each) {
+  LEEWAY_CHECK(host.table().size() == layout.table.size(), "weights of another model");
+  const at::NoGradGuard guard;
+  for (size_t i = 0; i < layout.table.size(); ++i) {
+    const int64_t offset = layout.offsets[i], size = layout.table[i].size();
+    const int64_t first = std::max(offset, begin);
+    const int64_t end = std::min(offset + size, begin + part.numel());
+    if (first >= end) continue;
+    each(host_view(host.of(i), {size}).narrow(0, first - offset, end - first),
+         part.narrow(0, first - begin, end - first));
+  }
+}
+
+}  // namespace
+
+void copy_to_flat_part(const FlatLayout& layout, const Parameters& host, int64_t begin,
+                       const Tensor& part) {
+  for_numbers_of_part(layout, host, begin, part,
+                      [](const Tensor& from, const Tensor& to) { to.copy_(from); });
+}
+
+void copy_part_to_host(const FlatLayout& layout, int64_t begin, const Tensor& part,
+                       Parameters& host) {
+  for_numbers_of_part(layout, host, begin, part,
+                      [](const Tensor& to, const Tensor& from) { to.copy_(from); });
+}
+
 NetworkTensors network_views(const FlatLayout& layout, const Tensor& flat) {
   const ModelConfig& config = layout.config;
   const auto network = network_by<const int64_t>(config, [&](const std::string& name) {

@@ -31,6 +31,11 @@ std::vector<at::Tensor> parameter_views(const FlatLayout& layout, const at::Tens
 // Between the host's float32 and `flat` of any floating type; `host` has the layout's config.
 void copy_to_flat(const FlatLayout& layout, const Parameters& host, const at::Tensor& flat);
 void copy_to_host(const FlatLayout& layout, const at::Tensor& flat, Parameters& host);
+// The same for a part of the layout, which begins at number `begin`.
+void copy_to_flat_part(const FlatLayout& layout, const Parameters& host, int64_t begin,
+                       const at::Tensor& part);
+void copy_part_to_host(const FlatLayout& layout, int64_t begin, const at::Tensor& part,
+                       Parameters& host);
 
 // The parameters as the network uses them, views of `flat`; undefined where the family has none.
 // Matrices are [outputs, inputs].

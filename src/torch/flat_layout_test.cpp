@@ -86,13 +86,13 @@ TEST(FlatAdamW, IsTheFormulaAndRoundsTheCopy) {
     at::manual_seed(3);
     FlatAdamW tensors;
     tensors.parameters = at::randn({size}, numbers), tensors.gradients = at::randn({size}, numbers);
-    tensors.first_moment = at::randn({size}, numbers);
-    tensors.second_moment = at::rand({size}, numbers);
+    tensors.moments.first = at::randn({size}, numbers);
+    tensors.moments.second = at::rand({size}, numbers);
     tensors.copy = at::zeros({size}, numbers.dtype(at::kBFloat16));
     tensors.decaying = 64 * 5;
     const auto wide = [](const Tensor& x) { return x.to(at::kCPU, at::kDouble, false, true); };
-    Tensor p = wide(tensors.parameters), m = wide(tensors.first_moment);
-    Tensor v = wide(tensors.second_moment);
+    Tensor p = wide(tensors.parameters), m = wide(tensors.moments.first);
+    Tensor v = wide(tensors.moments.second);
     OptimizerTable table;
     table.weight_decay = 0.3;
     const double rate = 0.01, scale = 0.25;
@@ -106,8 +106,8 @@ TEST(FlatAdamW, IsTheFormulaAndRoundsTheCopy) {
 
     adamw_step(tensors, table, step, rate, scale);
     EXPECT_LT((wide(tensors.parameters) - p).abs().max().item<double>(), 1e-5) << device.str();
-    EXPECT_LT((wide(tensors.first_moment) - m).abs().max().item<double>(), 1e-5) << device.str();
-    EXPECT_LT((wide(tensors.second_moment) - v).abs().max().item<double>(), 1e-5) << device.str();
+    EXPECT_LT((wide(tensors.moments.first) - m).abs().max().item<double>(), 1e-5) << device.str();
+    EXPECT_LT((wide(tensors.moments.second) - v).abs().max().item<double>(), 1e-5) << device.str();
     EXPECT_TRUE(tensors.copy.equal(tensors.parameters.to(at::kBFloat16))) << device.str();
   }
 }

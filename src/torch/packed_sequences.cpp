@@ -66,6 +66,7 @@ PackedSequences::PackedSequences(const ModelConfig& config, std::span<const int6
     for (int64_t t = 0; t < length; ++t) places.push_back(static_cast<int32_t>(t));
   }
   tiles = on_device(tiles_of(cu_seqlens), device).view({-1, 2});
+  counters = at::zeros({2}, at::TensorOptions(at::kInt).device(device));
   offsets = on_device({cu_seqlens.begin(), cu_seqlens.end()}, device);
   positions = on_device(places, device);
   LengthGroups padded = group_lengths(lengths);

@@ -25,6 +25,7 @@ struct PackedSequences {
   // int32 [T, 2], {first row, rows}: consecutive rows of one sequence, at most kAttentionTileRows;
   // those with the last positions first.
   at::Tensor tiles;
+  at::Tensor counters;  // int32 [2], zeros that attention counts in on the device
 
   // The same padded to groups of one length; its integers on the device, int32.
   std::vector<LengthGroups::Group> groups;

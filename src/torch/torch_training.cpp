@@ -13,8 +13,10 @@
 #include "leeway/error.h"
 #include "leeway/evaluator.h"
 #include "torch/compat.h"
+#include "torch/device_room.h"
 #include "torch/device_weights.h"
 #include "torch/flat_adamw.h"
+#include "torch/split_masters.h"
 #include "torch/tensor_head.h"
 #include "torch/torch_decoder.h"
 #include "torch/torch_errors.h"
@@ -35,21 +37,32 @@ using torch::Tensor;
 
 // What training needs besides the weights: zeros in their layout.
 struct LearningState {
-  LearningState(const FlatLayout& layout, torch::Device device) {
-    for (Tensor* flat : {&gradients, &first_moment, &second_moment}) {
-      *flat = at::zeros({layout.size}, at::TensorOptions(device).dtype(at::kFloat));
-    }
-  }
-  Tensor gradients, first_moment, second_moment;
+  LearningState(const FlatLayout& layout, torch::Device device, OptimizerState state)
+      : gradients(at::zeros({layout.size}, at::TensorOptions(device).dtype(at::kFloat))),
+        moments(make_moments(layout, device, state)) {}
+  Tensor gradients;
+  FlatMoments moments;
 };
 
 // A policy on the device: the trunk where there are kernels for it, else the decoder and autograd.
+// Where it trains, the first has split masters, the second float32 leaves.
 struct Network {
   Network(const Parameters& weights, torch::Device device, torch::ScalarType compute, bool trains)
-      : decoder(weights, device, compute, trains) {
-    if (!has_training_kernels(weights.config(), device, compute)) return;
-    trunk.emplace(weights.config(), network_views(decoder.layout(), decoder.flat_weights()),
-                  decoder.rope_table());
+      : Network(weights, device, compute, trains,
+                has_training_kernels(weights.config(), device, compute)) {}
+
+  // As float32 on the host; what passes read follows.
+  void copy_to(Parameters& host) const {
+    if (!low.defined()) return decoder.copy_to(host);
+    copy_to_host(decoder.layout(), masters(), host);
+  }
+  void copy_from(const Parameters& host) {
+    if (!low.defined()) return decoder.copy_from(host);
+    copy_to_flat(decoder.layout(), host, masters());
+  }
+  // A float32 copy on the device.
+  Tensor copy() const {
+    return low.defined() ? joined(masters()) : decoder.flat_parameters().detach().clone();
   }
 
   // Without a gradient.
@@ -62,6 +75,21 @@ struct Network {
 
   TorchDecoder decoder;
   std::optional<Trunk> trunk;  // views of the decoder's weights
+  Tensor low;                  // of the masters whose other half those are; may be undefined
+
+ private:
+  Network(const Parameters& weights, torch::Device device, torch::ScalarType compute, bool trains,
+          bool has_trunk)
+      : decoder(weights, device, compute, trains && !has_trunk) {
+    if (!has_trunk) return;
+    trunk.emplace(weights.config(), network_views(decoder.layout(), decoder.flat_weights()),
+                  decoder.rope_table());
+    if (!trains) return;
+    low = at::zeros_like(decoder.flat_weights(), at::kShort);
+    copy_from(weights);
+  }
+
+  SplitMasters masters() const { return {decoder.flat_weights(), low}; }
 };
 
 // A forward pass that can be gone back: by the trunk's record, or by the graph of `hidden`.
@@ -101,7 +129,7 @@ template <class Work>
 auto in_words(Work&& work) {
   return with_plain_errors(std::forward<Work>(work),
                            "; lower trainer.max_tokens or rollout.kv_bytes, or set "
-                           "trainer.recompute_activations");
+                           "trainer.recompute_activations or trainer.optimizer_state");
 }
 
 class TorchTrainingBackend : public TrainingBackend {
@@ -110,6 +138,7 @@ class TorchTrainingBackend : public TrainingBackend {
                        torch::ScalarType compute)
       : device_(device),
         recompute_(table.recompute_activations),
+        optimizer_state_(table.optimizer_state),
         pool_(device.is_cpu() ? static_cast<int>(table.threads) : 1),
         evaluator_(1),
         host_(std::move(weights.policy)),
@@ -119,16 +148,17 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   const Parameters& parameters() override {
-    if (!host_is_current_) policy_.decoder.copy_to(host_);
+    if (!host_is_current_) policy_.copy_to(host_);
     host_is_current_ = true;
     return host_;
   }
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
     return in_words([&] {
+      if (!has_room_for_copy()) {
+        return std::make_shared<const PolicySnapshot>(Parameters(parameters()), version);
+      }
       return std::make_shared<const PolicySnapshot>(
-          config(),
-          std::make_unique<TorchDeviceWeights>(policy_.decoder.layout(),
-                                               policy_.decoder.flat_parameters()),
+          config(), std::make_unique<TorchDeviceWeights>(policy_.decoder.layout(), policy_.copy()),
           version);
     });
   }
@@ -190,11 +220,15 @@ class TorchTrainingBackend : public TrainingBackend {
       fill_old_gradients();
       ++steps_;
       FlatAdamW step;
-      step.parameters = policy_.decoder.flat_parameters();
-      if (!policy_.decoder.flat_weights().is_same(step.parameters))
-        step.copy = policy_.decoder.flat_weights();
+      if (policy_.low.defined()) {
+        step.copy = policy_.decoder.flat_weights(), step.low = policy_.low;
+      } else {
+        step.parameters = policy_.decoder.flat_parameters();
+        if (!policy_.decoder.flat_weights().is_same(step.parameters))
+          step.copy = policy_.decoder.flat_weights();
+      }
       step.gradients = learning().gradients;
-      step.first_moment = learning().first_moment, step.second_moment = learning().second_moment;
+      step.moments = learning().moments;
       step.decaying = policy_.decoder.layout().decaying;
       adamw_step(step, table, steps_, rate, scale);
       host_is_current_ = false;
@@ -204,24 +238,23 @@ class TorchTrainingBackend : public TrainingBackend {
 
   TrainingState state() override {
     TrainingState state{parameters(), AdamW(config())};
-    copy_to_host(policy_.decoder.layout(), learning().first_moment, state.optimizer.first_moment());
-    copy_to_host(policy_.decoder.layout(), learning().second_moment,
-                 state.optimizer.second_moment());
+    copy_to_host(policy_.decoder.layout(), learning().moments, state.optimizer);
     state.optimizer.set_steps(steps_);
     return state;
   }
 
   std::function<TrainingState()> state_later() override {
-    if (!device_.is_cuda()) return TrainingBackend::state_later();
+    if (!device_.is_cuda() || !has_room_for_copy(learning().moments.bytes())) {
+      return TrainingBackend::state_later();
+    }
     struct Copies {
       std::shared_ptr<const PolicySnapshot> policy;
-      Tensor first_moment, second_moment;
+      FlatMoments moments;
     };
     std::shared_ptr<Copies> copies;
     try {
       const at::NoGradGuard guard;
-      copies = std::make_shared<Copies>(
-          Copies{nullptr, learning().first_moment.clone(), learning().second_moment.clone()});
+      copies = std::make_shared<Copies>(Copies{nullptr, learning().moments.clone()});
       copies->policy = snapshot(0);    // waits for the device, so that any stream may read
     } catch (const std::exception&) {  // no room for a second copy there
       return TrainingBackend::state_later();
@@ -231,9 +264,7 @@ class TorchTrainingBackend : public TrainingBackend {
         const OtherStream beside(device_);
         TrainingState state{Parameters(config()), AdamW(config())};
         copies->policy->device()->copy_to(state.policy);
-        const FlatLayout& layout = policy_.decoder.layout();
-        copy_to_host(layout, copies->first_moment, state.optimizer.first_moment());
-        copy_to_host(layout, copies->second_moment, state.optimizer.second_moment());
+        copy_to_host(policy_.decoder.layout(), copies->moments, state.optimizer);
         state.optimizer.set_steps(steps);
         copies.reset();
         return state;
@@ -244,14 +275,19 @@ class TorchTrainingBackend : public TrainingBackend {
   void load(const std::string& folder) override {
     AdamW state(config());
     load_state(folder, host_, state);
-    policy_.decoder.copy_from(host_);
+    policy_.copy_from(host_);
     host_is_current_ = true;
-    copy_to_flat(policy_.decoder.layout(), state.first_moment(), learning().first_moment);
-    copy_to_flat(policy_.decoder.layout(), state.second_moment(), learning().second_moment);
+    copy_to_flat(policy_.decoder.layout(), state, learning().moments);
     steps_ = state.steps();
   }
 
  private:
+  // Whether the device has room for another copy of the weights, and `more`, also while passes are
+  // at their largest.
+  bool has_room_for_copy(int64_t more = 0) const {
+    return spare_bytes(device_) >= 4 * policy_.decoder.layout().size + more;
+  }
+
   const Network& network_of(PolicyKind policy) const {
     if (policy == PolicyKind::current) return policy_;
     const auto& other = policy == PolicyKind::reference ? reference_ : teacher_;
@@ -262,8 +298,9 @@ class TorchTrainingBackend : public TrainingBackend {
   // Created on first use: backends that only score do without it.
   LearningState& learning() {
     if (learning_) return *learning_;
-    learning_.emplace(policy_.decoder.layout(), device_);
+    learning_.emplace(policy_.decoder.layout(), device_, optimizer_state_);
     gradients_ = network_views(policy_.decoder.layout(), learning_->gradients);
+    if (policy_.trunk) return *learning_;
     const std::vector<Tensor> leaves =
         parameter_views(policy_.decoder.layout(), learning_->gradients);
     for (size_t i = 0; i < leaves.size(); ++i) {
@@ -294,9 +331,10 @@ class TorchTrainingBackend : public TrainingBackend {
   RecordedPass forward_of(const BatchOnDevice& on) const {
     RecordedPass pass;
     const std::vector<int64_t>& cu_seqlens = on.batch.cu_seqlens;
-    pass.hidden = policy_.trunk
-                      ? policy_.trunk->forward(on.tokens, cu_seqlens, recompute_, &pass.record)
-                      : policy_.decoder.forward(on.tokens, cu_seqlens, recompute_);
+    pass.hidden =
+        policy_.trunk
+            ? policy_.trunk->forward(on.tokens, cu_seqlens, recompute_, &pass.record)
+            : policy_.decoder.forward(on.tokens, cu_seqlens, recompute_ != Recompute::off);
     return pass;
   }
 
@@ -362,7 +400,8 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   torch::Device device_;
-  bool recompute_;
+  Recompute recompute_;
+  OptimizerState optimizer_state_;
   ThreadPool pool_;
   Evaluator evaluator_;
   Parameters host_;  // older than the device's weights after a step, until requested

@@ -343,6 +343,7 @@ Attended attention(const PackedSequences& sequences, const Tensor& q, const Tens
     attention.out = data_of(attended.out);
     attention.lse = attended.lse.data_ptr<float>();
     attention.lse_row = 1, attention.lse_head = q.size(0);
+    attention.counters = sequences.counters.data_ptr<int32_t>();
     cuda::attend_tiles(attention, static_cast<cuda::AttentionTile*>(data_of(sequences.tiles)),
                        sequences.tiles.size(0), stream_of(q));
     return attended;
@@ -365,7 +366,7 @@ HeadGradients attention_backward(const PackedSequences& sequences, const Tensor&
 SwigluGradient swiglu_backward(const Tensor& gate_up, const Tensor& d_s) {
 #ifdef LEEWAY_CUDA
   if (gate_up.is_cuda()) {
-    const SwigluGradient out{at::empty_like(gate_up), at::empty_like(d_s)};
+    const SwigluGradient out{gate_up, d_s};
     cuda::swiglu_rows_backward(dtype_of(gate_up), data_of(gate_up), data_of(d_s), d_s.size(0),
                                d_s.size(1), data_of(out.d_gate_up), data_of(out.s),
                                stream_of(gate_up));

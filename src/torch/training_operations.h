@@ -56,7 +56,8 @@ HeadGradients attention_backward(const PackedSequences& sequences, const at::Ten
                                  const at::Tensor& k, const at::Tensor& v, const Attended& attended,
                                  const at::Tensor& d_out);
 
-// From the gradient of s = silu(gate) * up: that of gate_up, and s again.
+// From the gradient of s = silu(gate) * up: that of gate_up, and s again. The memory of the results
+// may be that of gate_up and d_s.
 struct SwigluGradient {
   at::Tensor d_gate_up, s;
 };

@@ -34,7 +34,7 @@ HeadWeights Trunk::heads_of(const LayerTensors& layer) const {
 
 // The residual stream is x + delta: a norm adds what the product before it gave.
 Trunk::LayerPass Trunk::layer_forward(const LayerTensors& layer, const PackedSequences& sequences,
-                                      const Tensor& x, const Tensor& delta) const {
+                                      const Tensor& x, const Tensor& delta, bool until_mlp) const {
   const double eps = config_.rms_norm_eps;
   const HeadWeights heads = heads_of(layer);
   LayerPass pass;
@@ -47,6 +47,7 @@ Trunk::LayerPass Trunk::layer_forward(const LayerTensors& layer, const PackedSeq
   kept.attended = std::move(attended.out), kept.lse = std::move(attended.lse);
   const Tensor from_attention = product(kept.attended.flatten(1), layer.o, layer.o_bias);
   kept.y = sum_and_norm(kept.x, from_attention, layer.post_norm, eps, h);
+  if (until_mlp) return pass;
   kept.gate_up = product(h, layer.gate_up);
   Tensor s = at::empty({x.size(0), config_.intermediate_size}, x.options());
   swiglu_rows(kept.gate_up, s);
@@ -90,7 +91,7 @@ Tensor Trunk::layer_backward(const LayerTensors& layer, const PackedSequences& s
 }
 
 Tensor Trunk::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
-                      bool recompute_activations, TrunkRecord* record) const {
+                      Recompute recompute, TrunkRecord* record) const {
   const at::NoGradGuard guard;
   const PackedSequences sequences(config_, cu_seqlens, tokens.size(0), tokens.device());
   PassRows rows;
@@ -103,10 +104,11 @@ Tensor Trunk::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
     x = pass.kept.y, delta = std::move(pass.delta);
     if (record == nullptr) continue;
     TrunkRecord::Layer& kept = record->layers.emplace_back();
-    if (recompute_activations) {
+    if (recompute == Recompute::layer) {
       kept.x = pass.kept.x;
     } else {
       kept = std::move(pass.kept);
+      if (recompute == Recompute::selective) kept.gate_up = Tensor();
     }
   }
   Tensor hidden = at::empty_like(x);
@@ -130,7 +132,13 @@ void Trunk::backward(TrunkRecord&& record, const Tensor& d_hidden, const Network
     TrunkRecord::Layer kept = std::move(record.layers[i]);
     record.layers[i] = {};
     if (!kept.qkv.defined()) {
-      kept = layer_forward(weights_.layers[i], *record.sequences, kept.x, Tensor()).kept;
+      kept = layer_forward(weights_.layers[i], *record.sequences, kept.x, Tensor(), true).kept;
+    }
+    if (!kept.gate_up.defined()) {
+      const LayerTensors& layer = weights_.layers[i];
+      Tensor h = at::empty_like(kept.y);
+      sum_and_norm(kept.y, Tensor(), layer.post_norm, config_.rms_norm_eps, h);
+      kept.gate_up = product(h, layer.gate_up);
     }
     d = layer_backward(weights_.layers[i], *record.sequences, std::move(kept), std::move(d),
                        gradients.layers[i], are_new);

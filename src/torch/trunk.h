@@ -13,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "config/settings.h"
 #include "torch/flat_layout.h"
 #include "torch/packed_sequences.h"
 #include "torch/sampling_operations.h"
@@ -23,11 +24,11 @@ namespace leeway {
 struct TrunkRecord {
   struct Layer {
     at::Tensor x;  // the layer's input, [N, hidden_size]
-    // Undefined where the layer is run again for its gradient.
+    // Undefined with Recompute::layer.
     at::Tensor qkv;
     at::Tensor attended, lse;  // as training_operations.h's Attended
     at::Tensor y;              // x + attention
-    at::Tensor gate_up;
+    at::Tensor gate_up;        // undefined with Recompute::selective too
   };
   at::Tensor tokens;  // int32 [N]
   std::optional<PackedSequences> sequences;
@@ -41,10 +42,10 @@ class Trunk {
   Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope);
 
   // hidden [N, hidden_size], after the final norm. Tokens, sequences and errors as in
-  // TorchDecoder::forward. With `record` the pass can be gone back; with `recompute_activations`
-  // the record has a layer's input alone.
+  // TorchDecoder::forward. With `record` the pass can be gone back; `recompute` says what the
+  // record is without, which changes no bit of the gradients.
   at::Tensor forward(const at::Tensor& tokens, std::span<const int64_t> cu_seqlens,
-                     bool recompute_activations = false, TrunkRecord* record = nullptr) const;
+                     Recompute recompute = Recompute::off, TrunkRecord* record = nullptr) const;
 
   // From d_hidden, the gradient of what the recorded pass returned, adds to `gradients`, float32
   // views beside the weights; those of the layers' matrices are written instead with `are_new`. The
@@ -63,8 +64,10 @@ class Trunk {
   at::Tensor product(const at::Tensor& x, const at::Tensor& weight,
                      const at::Tensor& bias = {}) const;
   HeadWeights heads_of(const LayerTensors& layer) const;
+  // `until_mlp`: what comes before gate_up alone.
   LayerPass layer_forward(const LayerTensors& layer, const PackedSequences& sequences,
-                          const at::Tensor& x, const at::Tensor& delta) const;
+                          const at::Tensor& x, const at::Tensor& delta,
+                          bool until_mlp = false) const;
   at::Tensor layer_backward(const LayerTensors& layer, const PackedSequences& sequences,
                             TrunkRecord::Layer&& kept, at::Tensor d, const LayerTensors& gradients,
                             bool are_new) const;

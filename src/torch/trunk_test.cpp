@@ -40,11 +40,11 @@ Tensor any_gradient(const Tensor& hidden) {
 struct Case {
   Family family;
   bool tied;
-  bool recompute;
+  Recompute recompute;
   std::vector<int64_t> lengths;
 
   std::string name() const {
-    return describe(family) + (tied ? ", tied" : "") + (recompute ? ", recomputed" : "") + ", " +
+    return describe(family) + (tied ? ", tied" : "") + ", recompute " + name_of(recompute) + ", " +
            std::to_string(lengths.size()) + " sequences";
   }
 };
@@ -52,9 +52,10 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> list;
   for (const Family family : kFamilies) {
-    list.push_back({family, false, false, kLengths});
-    list.push_back({family, true, true, kLengths});
-    list.push_back({family, true, false, {7, 7, 7}});
+    list.push_back({family, false, Recompute::off, kLengths});
+    list.push_back({family, true, Recompute::layer, kLengths});
+    list.push_back({family, false, Recompute::selective, kLengths});
+    list.push_back({family, true, Recompute::off, {7, 7, 7}});
   }
   return list;
 }
@@ -189,7 +190,7 @@ TEST(Trunk, AttentionOfLongSequencesHasTheGradientOfTheFormula) {
 }
 
 TEST(Trunk, AddsToGradientsAndKeepsNothingOfAPassWithoutRecord) {
-  const Case c{Family::qwen3, true, false, kLengths};
+  const Case c{Family::qwen3, true, Recompute::off, kLengths};
   const ModelConfig config = config_of(c);
   const TorchDecoder decoder(random_parameters(config, 5), at::kCPU, at::kDouble);
   const Trunk trunk = trunk_of(decoder);
@@ -200,13 +201,53 @@ TEST(Trunk, AddsToGradientsAndKeepsNothingOfAPassWithoutRecord) {
   const Tensor flat = at::zeros({decoder.layout().size}, at::kDouble);
   for (int pass = 0; pass < 2; ++pass) {
     TrunkRecord record;
-    const Tensor hidden = trunk.forward(tokens, offsets_of(c.lengths), pass == 1, &record);
+    const Tensor hidden = trunk.forward(tokens, offsets_of(c.lengths),
+                                        pass == 1 ? Recompute::layer : Recompute::off, &record);
     trunk.backward(std::move(record), any_gradient(hidden), network_views(decoder.layout(), flat));
   }
   const std::vector<Tensor> twice = parameter_views(decoder.layout(), flat);
   for (size_t i = 0; i < twice.size(); ++i) {
     EXPECT_LT(relative_difference(twice[i], 2.0 * once.gradients[i]), 1e-12)
         << decoder.layout().table[i].name;
+  }
+}
+
+TEST(Trunk, WhateverIsRecomputedGivesTheSameGradientsBitForBit) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    for (const Family family : kFamilies) {
+      Case c{family, false, Recompute::off, kLengths};
+      const ModelConfig config = config_of(c);
+      const TorchDecoder decoder(random_parameters(config, 5), at::kCPU, type);
+      const Tensor tokens = random_tokens(config, offsets_of(c.lengths).back(), 6);
+      const Found kept = by_trunk(decoder, c, tokens, true);
+      for (const Recompute recompute : {Recompute::selective, Recompute::layer}) {
+        c.recompute = recompute;
+        const Found again = by_trunk(decoder, c, tokens, true);
+        EXPECT_TRUE(again.hidden.equal(kept.hidden)) << c.name();
+        for (size_t i = 0; i < kept.gradients.size(); ++i) {
+          EXPECT_TRUE(again.gradients[i].equal(kept.gradients[i]))
+              << c.name() << ", " << decoder.layout().table[i].name;
+        }
+      }
+    }
+  }
+}
+
+TEST(Trunk, ARecordHasWhatIsNotRecomputed) {
+  const ModelConfig config = small_config(Family::qwen3);
+  const TorchDecoder decoder(random_parameters(config, 5), at::kCPU, at::kFloat);
+  const Trunk trunk = trunk_of(decoder);
+  const Tensor tokens = random_tokens(config, 10, 6);
+  for (const Recompute recompute : {Recompute::off, Recompute::selective, Recompute::layer}) {
+    TrunkRecord record;
+    trunk.forward(tokens, std::vector<int64_t>{0, 10}, recompute, &record);
+    for (const TrunkRecord::Layer& layer : record.layers) {
+      EXPECT_TRUE(layer.x.defined());
+      EXPECT_EQ(layer.gate_up.defined(), recompute == Recompute::off);
+      for (const Tensor& kept : {layer.qkv, layer.attended, layer.lse, layer.y}) {
+        EXPECT_EQ(kept.defined(), recompute != Recompute::layer);
+      }
+    }
   }
 }
 

@@ -96,8 +96,8 @@ struct TrainingWeights {
   std::shared_ptr<const Parameters> reference, teacher;
 };
 
-// Makes a backend with these weights. Of `table` it uses threads, numerics and
-// recompute_activations.
+// Makes a backend with these weights. Of `table` it uses threads, numerics, recompute_activations
+// and optimizer_state.
 using MakeTrainingBackend = std::function<std::unique_ptr<TrainingBackend>(
     TrainingWeights weights, const TrainerTable& table)>;
 

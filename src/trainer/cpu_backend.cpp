@@ -24,7 +24,8 @@ class CpuBackend : public TrainingBackend {
         teacher_(std::move(weights.teacher)) {
     if (table.numerics == Numerics::fast) require_blas();
     options_.numerics = table.numerics;
-    options_.recompute_activations = table.recompute_activations;
+    options_.recompute_activations = table.recompute_activations == Recompute::layer;
+    options_.recompute_gate_up = table.recompute_activations == Recompute::selective;
   }
 
   const Parameters& parameters() override { return policy_; }

@@ -143,7 +143,7 @@ TEST(ForwardBackward, KeptAndRecomputedActivationsGiveTheSameBits) {
   const Parameters policy = make_policy();
   const LossCase loss{with("dapo")};
   std::vector<Parameters> gradients;
-  for (const bool recompute : {false, true}) {
+  for (const Recompute recompute : {Recompute::off, Recompute::selective, Recompute::layer}) {
     TrainerTable table = gradient_table();
     table.recompute_activations = recompute;
     Trainer trainer(policy, spec_of(loss.preset), table);
@@ -152,6 +152,7 @@ TEST(ForwardBackward, KeptAndRecomputedActivationsGiveTheSameBits) {
     gradients.push_back(take_gradient(trainer));
   }
   EXPECT_TRUE(same_bits(gradients[0], gradients[1]));
+  EXPECT_TRUE(same_bits(gradients[0], gradients[2]));
 }
 
 TEST(ForwardBackward, OfPartsWithTheWholeDenominatorAddsUp) {

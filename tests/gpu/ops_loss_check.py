@@ -69,7 +69,7 @@ def losses_of_other_code_bases():
                                  torch.tensor(-1e-3))
         try:
             policy_loss(e.to(DEVICE), logprobs.to(DEVICE), {"preset": preset})
-        except RuntimeError as error:
+        except ValueError as error:
             check(preset in OF_THE_HOST, f"{preset}: {error}")
             not_there.append(preset)
             continue

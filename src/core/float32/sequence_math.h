@@ -28,6 +28,10 @@ struct LossBatch {
   // The head's own log-probabilities stand for the proximal ones: what they are when no optimizer
   // step lies between the two.
   bool prox_is_pi = false;
+  // What corrections that the caller computes give, for plans that are not `token_level`: a factor
+  // of each weight, and 0 where a token loses its policy term and its penalties.
+  const float* correction_weights = nullptr;  // [N]
+  const uint8_t* correction_mask = nullptr;   // [N]
   // [N], written by the loss: 1 where a token's policy term carries gradient. Null: not wanted.
   uint8_t* kept = nullptr;
 };
@@ -163,7 +167,11 @@ LEEWAY_HOST_DEVICE void prepare_first(const LossPlan& plan, const LossBatch& bat
   for (int64_t i = begin + block.thread(); i < end; i += block.threads()) {
     const bool part = participates(plan, batch, i);
     prepared.trained[i] = part;
-    prepared.weights[i] = 1.0f;
+    prepared.weights[i] =
+        part && batch.correction_weights != nullptr ? batch.correction_weights[i] : 1.0f;
+    if (part && batch.correction_mask != nullptr && batch.correction_mask[i] == 0) {
+      prepared.flags[i] |= kPolicyDropped | kPenaltyDropped;
+    }
     counted += part;
     masked_in += in_mask(batch, i);
   }

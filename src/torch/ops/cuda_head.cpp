@@ -24,7 +24,9 @@ struct HeldHead {
                                                                     : head.hidden.contiguous();
     weight = head.weight.contiguous();
     targets = head.targets.contiguous();
-    rows = contiguous(head.rows);
+    // Rows rise, so a list of as many as there are tokens is every token, which needs no gathering.
+    const bool is_every = head.rows.defined() && head.rows.size(0) == hidden.size(0);
+    if (!is_every) rows = contiguous(head.rows);
     temperature = contiguous(head.temperature);
     problem.tokens = hidden.size(0);
     problem.row_count = rows.defined() ? rows.size(0) : problem.tokens;
@@ -61,6 +63,8 @@ struct HeldBatch {
     batch.weights = pointer<float>(hold(tensors.weights));
     batch.versions = pointer<int32_t>(hold(tensors.versions));
     batch.rollout_ids = pointer<int32_t>(hold(tensors.rollout_ids));
+    batch.correction_weights = pointer<float>(hold(tensors.correction_weights));
+    batch.correction_mask = pointer<uint8_t>(hold(tensors.correction_mask));
     const auto stream = [&](Stream s, const Tensor& t) {
       batch.streams[static_cast<int>(s)] = pointer<float>(hold(t));
     };

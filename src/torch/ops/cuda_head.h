@@ -29,10 +29,12 @@ struct LossTensors {
   Tensor mask;        // bool or uint8 [N]
   Tensor advantages;  // float32 [N], as the streams
   Tensor rollout, prox, ref, teacher, weights;
-  Tensor versions;          // int32 [N]
-  Tensor rollout_ids;       // int32 [S], equal numbers = samples of one rollout
-  bool prox_is_pi = false;  // use the logprobs computed here as prox
-  Tensor kept;              // uint8 [N], written: 1 where a token's policy term carries gradient
+  Tensor versions;            // int32 [N]
+  Tensor rollout_ids;         // int32 [S], equal numbers = samples of one rollout
+  Tensor correction_weights;  // float32 [N] } of corrections that the caller computes: the plan
+  Tensor correction_mask;     // uint8 [N]   } must not be `token_level` then
+  bool prox_is_pi = false;    // use the logprobs computed here as prox
+  Tensor kept;                // uint8 [N], written: 1 where a token's policy term carries gradient
 };
 
 // A spec in the form the device computes. Throws Error for a spec that it cannot: a correction that

@@ -20,16 +20,22 @@ using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using SixTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// Parsing a spec takes longer than some kernels, so each text is parsed once.
-std::shared_ptr<const PlannedSpec> spec_of(const std::string& json) {
+// Parsing a spec takes longer than some kernels, so each text is parsed once. What the caller
+// computes of it is not part of the plan; `given` says whether the call has that.
+std::shared_ptr<const PlannedSpec> spec_of(const std::string& json, bool given = false) {
   static std::mutex mutex;
   static std::unordered_map<std::string, std::shared_ptr<const PlannedSpec>> known;
+  static int64_t generation = -1;
   const std::lock_guard lock(mutex);
-  const auto found = known.find(json);
-  if (found != known.end()) return found->second;
-  if (known.size() > 256) known.clear();
-  return known.emplace(json, std::make_shared<const PlannedSpec>(spec_from_json(json)))
-      .first->second;
+  if (known.size() > 256 || generation != catalog_generation()) known.clear();
+  generation = catalog_generation();
+  const std::string name = (given ? "+" : "-") + json;
+  if (const auto found = known.find(name); found != known.end()) return found->second;
+  const LossSpec spec = spec_from_json(json);
+  check_given(spec, given);
+  PlannedSpec planned(without_callers(spec));
+  if (given) planned.plan.token_level = false;
+  return known.emplace(name, std::make_shared<const PlannedSpec>(planned)).first->second;
 }
 
 Tensor tensor_of(const OptionalTensor& t) { return t ? *t : Tensor(); }
@@ -72,12 +78,23 @@ LossTensors batch_of(const LossArguments& a, const Tensor& like, int64_t tokens,
     check_device(*a.versions, "versions", like, of);
     batch.versions = a.versions->to(at::kInt);
   }
+  if (a.rollout_ids) batch.rollout_ids = a.rollout_ids->to(like.device(), at::kInt);
+  batch.prox_is_pi = a.prox_is_pi;
+  batch.correction_weights = tensor_of(a.correction_weights);
+  batch.correction_mask = tensor_of(a.correction_mask);
+  check_device(batch.correction_weights, "correction_weights", like, of);
+  check_device(batch.correction_mask, "correction_mask", like, of);
   return batch;
 }
 
 Tensor weight_gradient_for(const Tensor& weight, bool float32) {
   return at::empty(weight.sizes(),
                    weight.options().dtype(float32 ? at::kFloat : weight.scalar_type()));
+}
+
+// A gradient that is not wanted: tensors that leave an operator are defined.
+Tensor or_empty(const Tensor& t, const at::TensorOptions& options) {
+  return t.defined() ? t : at::empty({0}, options);
 }
 
 std::optional<double> denominator_of(double value) {
@@ -89,9 +106,10 @@ TwoTensors token_logprobs_cuda(const Tensor& hidden, const Tensor& weight, const
                                int64_t chunk_bytes, bool invariant, bool float32_logits,
                                bool float32_weight_gradient) {
   const HeadSettings settings{chunk_bytes, invariant, float32_logits, float32_weight_gradient};
-  const auto [logprobs, entropy] =
-      head_logprobs(head_of(hidden, weight, {targets, rows, temperature, settings}),
-                    {chunk_bytes, invariant, float32_logits});
+  const auto [logprobs, entropy] = with_value_errors([&] {
+    return head_logprobs(head_of(hidden, weight, {targets, rows, temperature, settings}),
+                         {chunk_bytes, invariant, float32_logits});
+  });
   return {logprobs, entropy};
 }
 
@@ -115,7 +133,7 @@ TwoTensors backward_cuda(const Tensor& hidden, const Tensor& weight, const Tenso
     head_backward(head, by_logprob, by_entropy, d_hidden, d_weight,
                   {chunk_bytes, invariant, float32_logits}, true);
   }
-  return {d_hidden, d_weight};
+  return {or_empty(d_hidden, hidden.options()), or_empty(d_weight, weight.options())};
 }
 
 TwoTensors head_backward_cuda(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
@@ -132,8 +150,11 @@ ThreeTensors policy_loss_cuda(const Tensor& logprobs, const Tensor& cu_seqlens, 
                               const OptionalTensor& ref_logprobs,
                               const OptionalTensor& teacher_logprobs, const OptionalTensor& weights,
                               const OptionalTensor& versions, std::string spec_json,
-                              double denominator) {
-  const auto spec = spec_of(spec_json);
+                              double denominator, const OptionalTensor& rollout_ids,
+                              const OptionalTensor& correction_weights,
+                              const OptionalTensor& correction_mask) {
+  const bool given = correction_weights.has_value() || correction_mask.has_value();
+  const auto spec = with_value_errors([&] { return spec_of(spec_json, given); });
   TORCH_CHECK_VALUE(logprobs.dim() == 1, "logprobs must be [tokens], got ", logprobs.sizes());
   checked_stream(logprobs, "logprobs", logprobs.size(0), "logprobs");
   const LossTensors batch = batch_of({cu_seqlens,
@@ -146,24 +167,26 @@ ThreeTensors policy_loss_cuda(const Tensor& logprobs, const Tensor& cu_seqlens, 
                                       weights,
                                       versions,
                                       {},
-                                      denominator},
+                                      denominator,
+                                      rollout_ids,
+                                      correction_weights,
+                                      correction_mask},
                                      logprobs, logprobs.size(0), "logprobs");
-  const TokenLoss out = token_loss(logprobs, *spec, batch, denominator_of(denominator));
+  const TokenLoss out = with_value_errors(
+      [&] { return token_loss(logprobs, *spec, batch, denominator_of(denominator)); });
   return {out.loss, out.g, out.metrics};
 }
 
-SixTensors with_gradients_cuda(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                               const OptionalTensor& rows, const Tensor& cu_seqlens,
-                               const Tensor& mask, const Tensor& advantages,
-                               const Tensor& rollout_logprobs, const OptionalTensor& prox_logprobs,
-                               const OptionalTensor& ref_logprobs,
-                               const OptionalTensor& teacher_logprobs,
-                               const OptionalTensor& weights, const OptionalTensor& versions,
-                               const OptionalTensor& temperature, std::string spec_json,
-                               double denominator, int64_t chunk_bytes, bool invariant,
-                               bool float32_logits, bool float32_weight_gradient, bool want_hidden,
-                               bool want_weight) {
-  const auto spec = spec_of(spec_json);
+SixTensors with_gradients_cuda(
+    const Tensor& hidden, const Tensor& weight, const Tensor& targets, const OptionalTensor& rows,
+    const Tensor& cu_seqlens, const Tensor& mask, const Tensor& advantages,
+    const Tensor& rollout_logprobs, const OptionalTensor& prox_logprobs,
+    const OptionalTensor& ref_logprobs, const OptionalTensor& teacher_logprobs,
+    const OptionalTensor& weights, const OptionalTensor& versions,
+    const OptionalTensor& temperature, std::string spec_json, double denominator,
+    int64_t chunk_bytes, bool invariant, bool float32_logits, bool float32_weight_gradient,
+    const OptionalTensor& rollout_ids, bool prox_is_pi, bool want_hidden, bool want_weight) {
+  const auto spec = with_value_errors([&] { return spec_of(spec_json); });
   const HeadSettings settings{chunk_bytes, invariant, float32_logits, float32_weight_gradient};
   const HeadTensors head = head_of(hidden, weight, {targets, rows, temperature, settings});
   const LossTensors batch = batch_of({cu_seqlens,
@@ -176,14 +199,25 @@ SixTensors with_gradients_cuda(const Tensor& hidden, const Tensor& weight, const
                                       weights,
                                       versions,
                                       {},
-                                      denominator},
+                                      denominator,
+                                      rollout_ids,
+                                      {},
+                                      {},
+                                      prox_is_pi},
                                      hidden, hidden.size(0), "hidden");
   Tensor d_hidden, d_weight;
   if (want_hidden) d_hidden = at::empty(hidden.sizes(), hidden.options());
   if (want_weight) d_weight = weight_gradient_for(weight, float32_weight_gradient);
-  const HeadLoss out = head_loss(head, *spec, batch, denominator_of(denominator), d_hidden,
-                                 d_weight, {chunk_bytes, invariant, float32_logits}, true);
-  return {out.loss, out.logprobs, out.entropy, out.metrics, d_hidden, d_weight};
+  const HeadLoss out = with_value_errors([&] {
+    return head_loss(head, *spec, batch, denominator_of(denominator), d_hidden, d_weight,
+                     {chunk_bytes, invariant, float32_logits}, true);
+  });
+  return {out.loss,
+          out.logprobs,
+          out.entropy,
+          out.metrics,
+          or_empty(d_hidden, hidden.options()),
+          or_empty(d_weight, weight.options())};
 }
 
 FourTensors policy_head_cuda(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
@@ -194,11 +228,13 @@ FourTensors policy_head_cuda(const Tensor& hidden, const Tensor& weight, const T
                              const OptionalTensor& teacher_logprobs, const OptionalTensor& weights,
                              const OptionalTensor& versions, const OptionalTensor& temperature,
                              std::string spec_json, double denominator, int64_t chunk_bytes,
-                             bool invariant, bool float32_logits, bool float32_weight_gradient) {
+                             bool invariant, bool float32_logits, bool float32_weight_gradient,
+                             const OptionalTensor& rollout_ids, bool prox_is_pi) {
   const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] = with_gradients_cuda(
       hidden, weight, targets, rows, cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs,
       ref_logprobs, teacher_logprobs, weights, versions, temperature, std::move(spec_json),
-      denominator, chunk_bytes, invariant, float32_logits, float32_weight_gradient, false, false);
+      denominator, chunk_bytes, invariant, float32_logits, float32_weight_gradient, rollout_ids,
+      prox_is_pi, false, false);
   return {loss, logprobs, entropy, metrics};
 }
 

@@ -17,9 +17,11 @@ namespace leeway::testing {
 
 struct Example {
   Tensor hidden, weight, targets, cu_seqlens, mask, advantages, rollout, prox, ref, teacher;
-  OptionalTensor rows, temperature, weights, versions;
+  OptionalTensor rows, temperature, weights, versions, rollout_ids;
+  OptionalTensor correction_weights, correction_mask;
   int64_t chunk_bytes = 0;
   bool float32_weight_gradient = false;
+  bool prox_is_pi = false;
 
   // Sequences of 9, 1, 17 and 4 tokens. Streams lie around the log-probabilities.
   explicit Example(int64_t seed = 1, int64_t hidden_size = 7, int64_t vocabulary = 23) {
@@ -96,14 +98,16 @@ inline LossOutputs policy_loss(const Example& e, const Tensor& logprobs, const s
   using Signature = std::tuple<Tensor, Tensor, Tensor>(
       const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
       const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-      const OptionalTensor&, std::string, double);
+      const OptionalTensor&, std::string, double, const OptionalTensor&, const OptionalTensor&,
+      const OptionalTensor&);
   const auto optional = [](const Tensor& t) {
     return t.defined() ? OptionalTensor(t) : OptionalTensor();
   };
   auto [loss, g, metrics] =
       typed_op<Signature>("policy_loss")
           .call(logprobs, e.cu_seqlens, e.mask, e.advantages, e.rollout, optional(e.prox),
-                optional(e.ref), optional(e.teacher), e.weights, e.versions, spec, denominator);
+                optional(e.ref), optional(e.teacher), e.weights, e.versions, spec, denominator,
+                e.rollout_ids, e.correction_weights, e.correction_mask);
   return {loss, g, metrics};
 }
 
@@ -117,7 +121,7 @@ inline HeadOutputs policy_head(const Example& e, const std::string& spec,
       const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const Tensor&,
       const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
       const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-      std::string, double, int64_t, bool, bool, bool);
+      std::string, double, int64_t, bool, bool, bool, const OptionalTensor&, bool);
   const auto optional = [](const Tensor& t) {
     return t.defined() ? OptionalTensor(t) : OptionalTensor();
   };
@@ -126,7 +130,7 @@ inline HeadOutputs policy_head(const Example& e, const std::string& spec,
           .call(e.hidden, e.weight, e.targets, e.rows, e.cu_seqlens, e.mask, e.advantages,
                 e.rollout, optional(e.prox), optional(e.ref), optional(e.teacher), e.weights,
                 e.versions, e.temperature, spec, denominator, e.chunk_bytes, false, false,
-                e.float32_weight_gradient);
+                e.float32_weight_gradient, e.rollout_ids, e.prox_is_pi);
   return {loss, logprobs, entropy, metrics};
 }
 

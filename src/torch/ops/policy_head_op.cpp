@@ -31,31 +31,50 @@ SixTensors with_gradients_cpu(const Tensor& hidden, const Tensor& weight, const 
                               const OptionalTensor& teacher_logprobs, const OptionalTensor& weights,
                               const OptionalTensor& versions, const OptionalTensor& temperature,
                               std::string spec_json, double denominator, int64_t chunk_bytes, bool,
-                              bool, bool float32_weight_gradient, bool want_hidden,
-                              bool want_weight) {
-  const LossSpec spec = spec_from_json(spec_json);
-  const HeadTensors head(hidden, weight, {targets, rows, temperature, {chunk_bytes}});
-  const int64_t tokens = head.problem().tokens;
-  const BatchTensors batch(
-      {cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs, ref_logprobs,
-       teacher_logprobs, weights, versions, spec_json, denominator},
-      tokens, "hidden");
-  Tensor logprobs = at::empty({tokens}, at::kFloat), entropy = at::empty({tokens}, at::kFloat);
-  Tensor d_hidden, d_weight;
-  if (want_hidden) d_hidden = at::empty(hidden.sizes(), at::kFloat);
-  if (want_weight) d_weight = at::zeros(weight.sizes(), at::kFloat);
-  HeadResult result;
-  {
-    const PoolLease pool;
-    result = policy_head(*pool, head.problem(), spec, batch.view(), batch.denominator(),
-                         writable_floats_of(logprobs), writable_floats_of(entropy),
-                         want_hidden ? writable_floats_of(d_hidden) : std::span<float>(),
-                         want_weight ? writable_floats_of(d_weight) : std::span<float>());
-  }
-  if (want_hidden) d_hidden = d_hidden.to(hidden.scalar_type());
-  if (want_weight && !float32_weight_gradient) d_weight = d_weight.to(weight.scalar_type());
-  return {at::scalar_tensor(result.loss, at::kFloat),   logprobs, entropy,
-          metrics_tensor(result.metrics, batch.view()), d_hidden, d_weight};
+                              bool, bool float32_weight_gradient, const OptionalTensor& rollout_ids,
+                              bool prox_is_pi, bool want_hidden, bool want_weight) {
+  return with_value_errors([&]() -> SixTensors {
+    const LossSpec spec = spec_from_json(spec_json);
+    check_given(spec, false);
+    const HeadTensors head(hidden, weight, {targets, rows, temperature, {chunk_bytes}});
+    const int64_t tokens = head.problem().tokens;
+    const BatchTensors batch({cu_seqlens,
+                              mask,
+                              advantages,
+                              rollout_logprobs,
+                              prox_logprobs,
+                              ref_logprobs,
+                              teacher_logprobs,
+                              weights,
+                              versions,
+                              spec_json,
+                              denominator,
+                              rollout_ids,
+                              {},
+                              {},
+                              prox_is_pi},
+                             tokens, "hidden");
+    Tensor logprobs = at::empty({tokens}, at::kFloat), entropy = at::empty({tokens}, at::kFloat);
+    Tensor d_hidden = at::empty(want_hidden ? hidden.sizes() : at::IntArrayRef{0}, at::kFloat);
+    Tensor d_weight = at::zeros(want_weight ? weight.sizes() : at::IntArrayRef{0}, at::kFloat);
+    const Tensor prox = at::empty({prox_is_pi ? tokens : 0}, at::kFloat);
+    HeadResult result;
+    {
+      const PoolLease pool;
+      BatchView<float> view = batch.view();
+      if (prox_is_pi) {
+        head_logprobs(*pool, head.problem(), writable_floats_of(prox), {});
+        view.prox = floats_of(prox);
+      }
+      result = policy_head(*pool, head.problem(), spec, view, batch.denominator(),
+                           writable_floats_of(logprobs), writable_floats_of(entropy),
+                           writable_floats_of(d_hidden), writable_floats_of(d_weight));
+    }
+    d_hidden = d_hidden.to(hidden.scalar_type());
+    if (!float32_weight_gradient) d_weight = d_weight.to(weight.scalar_type());
+    return {at::scalar_tensor(result.loss, at::kFloat),   logprobs, entropy,
+            metrics_tensor(result.metrics, batch.view()), d_hidden, d_weight};
+  });
 }
 
 FourTensors policy_head_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
@@ -66,11 +85,13 @@ FourTensors policy_head_cpu(const Tensor& hidden, const Tensor& weight, const Te
                             const OptionalTensor& teacher_logprobs, const OptionalTensor& weights,
                             const OptionalTensor& versions, const OptionalTensor& temperature,
                             std::string spec_json, double denominator, int64_t chunk_bytes,
-                            bool invariant, bool float32_logits, bool float32_weight_gradient) {
+                            bool invariant, bool float32_logits, bool float32_weight_gradient,
+                            const OptionalTensor& rollout_ids, bool prox_is_pi) {
   const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] = with_gradients_cpu(
       hidden, weight, targets, rows, cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs,
       ref_logprobs, teacher_logprobs, weights, versions, temperature, std::move(spec_json),
-      denominator, chunk_bytes, invariant, float32_logits, float32_weight_gradient, false, false);
+      denominator, chunk_bytes, invariant, float32_logits, float32_weight_gradient, rollout_ids,
+      prox_is_pi, false, false);
   return {loss, logprobs, entropy, metrics};
 }
 
@@ -79,14 +100,19 @@ SixTensors with_gradients_meta(const Tensor& hidden, const Tensor& weight, const
                                const Tensor&, const OptionalTensor&, const OptionalTensor&,
                                const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                                const OptionalTensor&, std::string, double, int64_t, bool, bool,
-                               bool, bool want_hidden, bool want_weight) {
+                               bool float32_weight_gradient, const OptionalTensor&, bool,
+                               bool want_hidden, bool want_weight) {
   const auto options = targets.options().dtype(at::kFloat);
+  const auto of_weight =
+      float32_weight_gradient ? weight.options().dtype(at::kFloat) : weight.options();
   return {at::empty({}, options),
           at::empty_like(targets, options),
           at::empty_like(targets, options),
           at::empty({MetricSums::kFlatSize}, options.dtype(at::kDouble)),
-          want_hidden ? at::empty_like(hidden) : Tensor(),
-          want_weight ? at::empty_like(weight) : Tensor()};
+          want_hidden ? at::empty_like(hidden, at::MemoryFormat::Contiguous)
+                      : at::empty({0}, hidden.options()),
+          want_weight ? at::empty_like(weight, of_weight, at::MemoryFormat::Contiguous)
+                      : at::empty({0}, of_weight)};
 }
 
 FourTensors policy_head_meta(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
@@ -97,17 +123,25 @@ FourTensors policy_head_meta(const Tensor& hidden, const Tensor& weight, const T
                              const OptionalTensor& teacher_logprobs, const OptionalTensor& weights,
                              const OptionalTensor& versions, const OptionalTensor& temperature,
                              std::string spec_json, double denominator, int64_t chunk_bytes,
-                             bool invariant, bool float32_logits, bool float32_weight_gradient) {
+                             bool invariant, bool float32_logits, bool float32_weight_gradient,
+                             const OptionalTensor& rollout_ids, bool prox_is_pi) {
   const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] = with_gradients_meta(
       hidden, weight, targets, rows, cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs,
       ref_logprobs, teacher_logprobs, weights, versions, temperature, std::move(spec_json),
-      denominator, chunk_bytes, invariant, float32_logits, float32_weight_gradient, false, false);
+      denominator, chunk_bytes, invariant, float32_logits, float32_weight_gradient, rollout_ids,
+      prox_is_pi, false, false);
   return {loss, logprobs, entropy, metrics};
 }
 
-// Undefined stays undefined. A factor of one, the usual case, costs next to nothing.
+// While a graph is traced there are no values to look at.
+bool is_traced(const Tensor& t) {
+  return t.key_set().has(c10::DispatchKey::Python) ||
+         t.key_set().has(c10::DispatchKey::Functionalize);
+}
+
+// A factor of one, the usual case, costs next to nothing.
 Tensor scaled(Tensor gradient, const Tensor& factor) {
-  if (!gradient.defined()) return gradient;
+  if (is_traced(gradient) || is_traced(factor)) return gradient * factor.to(gradient.scalar_type());
   if (factor.is_cpu() && factor.item<double>() == 1.0) return gradient;
 #ifdef LEEWAY_CUDA
   if (gradient.is_cuda() && factor.is_cuda()) return cuda::scaled(gradient, factor);
@@ -124,13 +158,14 @@ class PolicyHead : public torch::autograd::Function<PolicyHead> {
                                .findSchemaOrThrow("leeway::_policy_head", "")
                                .typed<decltype(with_gradients_cpu)>();
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] = op.call(
-        hidden, weight, h.targets, h.rows, a.cu_seqlens, a.mask, a.advantages, a.rollout_logprobs,
-        a.prox_logprobs, a.ref_logprobs, a.teacher_logprobs, a.weights, a.versions, h.temperature,
-        a.spec_json, a.denominator, h.settings.chunk_bytes, h.settings.invariant,
-        h.settings.float32_logits, h.settings.float32_weight_gradient, want_hidden, want_weight);
-    context->saved_data[kHidden] = d_hidden;
-    context->saved_data[kWeight] = d_weight;
+    const auto [loss, logprobs, entropy, metrics, d_hidden, d_weight] =
+        op.call(hidden, weight, h.targets, h.rows, a.cu_seqlens, a.mask, a.advantages,
+                a.rollout_logprobs, a.prox_logprobs, a.ref_logprobs, a.teacher_logprobs, a.weights,
+                a.versions, h.temperature, a.spec_json, a.denominator, h.settings.chunk_bytes,
+                h.settings.invariant, h.settings.float32_logits, h.settings.float32_weight_gradient,
+                a.rollout_ids, a.prox_is_pi, want_hidden, want_weight);
+    context->saved_data[kHidden] = want_hidden ? d_hidden : Tensor();
+    context->saved_data[kWeight] = want_weight ? d_weight : Tensor();
     context->mark_non_differentiable({logprobs, entropy, metrics});
     return {loss, logprobs, entropy, metrics};
   }
@@ -145,8 +180,11 @@ class PolicyHead : public torch::autograd::Function<PolicyHead> {
                 "token_logprobs and policy_loss, which keep what they need");
     Tensor of_hidden = d_hidden->second.toTensor(), of_weight = d_weight->second.toTensor();
     context->saved_data.clear();  // the gradients are no longer referenced here
-    return {scaled(std::move(of_hidden), gradients[0]),
-            scaled(std::move(of_weight), gradients[0]),
+    const auto times = [&](Tensor gradient) {
+      return gradient.defined() ? scaled(std::move(gradient), gradients[0]) : gradient;
+    };
+    return {times(std::move(of_hidden)),
+            times(std::move(of_weight)),
             Tensor(),
             Tensor(),
             Tensor(),
@@ -161,7 +199,8 @@ FourTensors policy_head_autograd(
     const OptionalTensor& ref_logprobs, const OptionalTensor& teacher_logprobs,
     const OptionalTensor& weights, const OptionalTensor& versions,
     const OptionalTensor& temperature, std::string spec_json, double denominator,
-    int64_t chunk_bytes, bool invariant, bool float32_logits, bool float32_weight_gradient) {
+    int64_t chunk_bytes, bool invariant, bool float32_logits, bool float32_weight_gradient,
+    const OptionalTensor& rollout_ids, bool prox_is_pi) {
   const bool want_hidden = at::GradMode::is_enabled() && hidden.requires_grad();
   const bool want_weight = at::GradMode::is_enabled() && weight.requires_grad();
   const variable_list out = PolicyHead::apply(
@@ -170,8 +209,21 @@ FourTensors policy_head_autograd(
                     rows,
                     temperature,
                     {chunk_bytes, invariant, float32_logits, float32_weight_gradient}},
-      LossArguments{cu_seqlens, mask, advantages, rollout_logprobs, prox_logprobs, ref_logprobs,
-                    teacher_logprobs, weights, versions, std::move(spec_json), denominator},
+      LossArguments{cu_seqlens,
+                    mask,
+                    advantages,
+                    rollout_logprobs,
+                    prox_logprobs,
+                    ref_logprobs,
+                    teacher_logprobs,
+                    weights,
+                    versions,
+                    std::move(spec_json),
+                    denominator,
+                    rollout_ids,
+                    {},
+                    {},
+                    prox_is_pi},
       want_hidden, want_weight);
   return {out[0], out[1], out[2], out[3]};
 }

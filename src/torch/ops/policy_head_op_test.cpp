@@ -273,6 +273,30 @@ TEST(PolicyHeadOp, OptionsChangeMemoryAndTypesAlone) {
   expect_words(error_of([&] { policy_head(small, kIcepop); }), {"chunk_bytes = -1"});
 }
 
+TEST(PolicyHead, TakesItsOwnLogprobsForTheProximalOnes) {
+  for (const char* preset : {"ppo", "gspo"}) {
+    const std::string spec = std::string("{\"preset\": \"") + preset + "\"}";
+    Example e;
+    e.prox = std::get<0>(token_logprobs(e)).detach();
+    const HeadOutputs recorded = policy_head(e, spec);
+    recorded.loss.backward();
+    const Tensor d_hidden = e.hidden.grad().clone();
+    e.renew();
+    expect_words(error_of([&] {
+                   Example both = e;
+                   both.prox_is_pi = true;
+                   policy_head(both, spec);
+                 }),
+                 {"prox_logprobs are given", "prox_is_pi"});
+    e.prox = Tensor();
+    e.prox_is_pi = true;
+    const HeadOutputs own = policy_head(e, spec);
+    own.loss.backward();
+    EXPECT_TRUE(same_bits(own.loss, recorded.loss)) << preset;
+    EXPECT_TRUE(same_bits(e.hidden.grad(), d_hidden)) << preset;
+  }
+}
+
 TEST(Library, HasTheSchemasOfItsContract) {
   const std::string streams =
       "Tensor cu_seqlens, Tensor mask, Tensor advantages, Tensor rollout_logprobs, "
@@ -282,17 +306,20 @@ TEST(Library, HasTheSchemasOfItsContract) {
   // Beyond the contract, and never in the way of a call that follows it.
   const std::string options =
       ", *, int chunk_bytes=0, bool invariant=False, bool float32_logits=False, "
-      "bool float32_weight_gradient=False)";
+      "bool float32_weight_gradient=False";
   const std::vector<std::string> schemas = {
       "token_logprobs(" + head + ", Tensor? rows, Tensor? temperature" + options +
-          " -> (Tensor logprobs, Tensor entropy)",
+          ") -> (Tensor logprobs, Tensor entropy)",
       "policy_loss(Tensor logprobs, " + streams +
-          ", str spec_json, float denominator) -> (Tensor loss, Tensor g, Tensor metrics)",
+          ", str spec_json, float denominator, *, Tensor? rollout_ids=None, "
+          "Tensor? correction_weights=None, Tensor? correction_mask=None) -> (Tensor loss, Tensor "
+          "g, "
+          "Tensor metrics)",
       "head_backward(" + head + ", Tensor g, Tensor? rows, Tensor? temperature" + options +
-          " -> (Tensor d_hidden, Tensor d_weight)",
+          ") -> (Tensor d_hidden, Tensor d_weight)",
       "policy_head(" + head + ", Tensor? rows, " + streams +
           ", Tensor? temperature, str spec_json, float denominator" + options +
-          " -> (Tensor loss, "
+          ", Tensor? rollout_ids=None, bool prox_is_pi=False) -> (Tensor loss, "
           "Tensor logprobs, Tensor entropy, Tensor metrics)",
       "metric_names(str spec_json) -> str[]",
       "finalize_metrics(Tensor[] metrics, str spec_json) -> Tensor"};

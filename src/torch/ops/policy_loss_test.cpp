@@ -289,6 +289,56 @@ TEST(PolicyLoss, RefusesBadArgumentsByName) {
   }
 }
 
+TEST(PolicyLoss, CountsSamplesOfOneRolloutOnce) {
+  Example e;
+  e.rollout_ids = torch::tensor({3, 3, 1, 3}, torch::kLong);
+  const Tensor logprobs = e.double_logprobs().detach().to(torch::kFloat);
+  const std::string spec = R"({"preset": "reinforce", "reduction": "seq_mean_token_mean"})";
+  const Tensor terms = torch::where(e.mask, -e.advantages * logprobs, torch::zeros({31}));
+  const Tensor unit = torch::zeros({31}, torch::kBool);
+  unit.slice(0, 10, 27).fill_(true);  // the third sequence
+  double expected = 0.0;
+  for (const Tensor& part : {unit, unit.logical_not()}) {
+    const Tensor here = part.logical_and(e.mask);
+    expected += (terms * here).sum().item<double>() / here.sum().item<double>() / 2.0;
+  }
+  EXPECT_NEAR(policy_loss(e, logprobs, spec).loss.item<double>(), expected, 1e-6);
+  e.rollout_ids = torch::tensor({3, 3}, torch::kLong);
+  expect_words(error_of([&] { policy_loss(e, logprobs, spec); }),
+               {"rollout_ids must be [4], one value for each sequence"});
+}
+
+TEST(PolicyLoss, TakesTheResultsOfCorrectionsThatTheCallerComputes) {
+  const auto announce = [](const std::string& json) {
+    testing::typed_op<void(std::string)>("_set_corrections").call(json);
+  };
+  announce(R"([{"name": "own", "formula": "a clipped ratio", "summary": "", "reads": ["rollout"],
+                "keys": [{"name": "own_high", "default": 2.0, "meaning": ""}]}])");
+  Example e;
+  const Tensor logprobs = e.double_logprobs().detach().to(torch::kFloat);
+  const std::string spec = R"({"preset": "reinforce+own", "own_high": 2})";
+  expect_words(error_of([&] { policy_loss(e, logprobs, spec); }),
+               {"own", "computed by the caller", "correction_weights"});
+  e.correction_weights = (logprobs - e.rollout).exp().clamp_max(2.0);
+  const LossOutputs own = policy_loss(e, logprobs, spec);
+  Example plain;
+  const LossOutputs cispo = policy_loss(plain, logprobs, R"({"preset": "cispo", "ratio_high": 2})");
+  expect_close(own.loss, cispo.loss, 1e-6, "loss");
+  expect_close(own.g, cispo.g, 1e-6, "gradient");
+  // A mask takes tokens out and leaves the denominator.
+  e.correction_mask = torch::arange(31) % 2 == 0;
+  const LossOutputs half = policy_loss(e, logprobs, spec);
+  expect_close(half.g, own.g * *e.correction_mask, 1e-6, "masked gradient");
+  expect_words(error_of([&] { policy_loss(e, logprobs, kIcepop); }), {"icepop", "it has none"});
+  const std::string misspelt = R"({"preset": "icepop+own", "own_hig": 1})";
+  expect_words(error_of([&] { policy_loss(e, logprobs, misspelt); }), {"did you mean own_high?"});
+  const std::string taken =
+      R"([{"name": "tis", "formula": "", "summary": "", "reads": [], "keys": []}])";
+  expect_words(error_of([&] { announce(taken); }), {"tis", "taken"});
+  announce("[]");
+  expect_words(error_of([&] { policy_loss(e, logprobs, spec); }), {"there is no correction own"});
+}
+
 TEST(PolicyLoss, PassesTheErrorsOfTheCoreInTheirOwnWords) {
   Example e;
   const Tensor logprobs = e.double_logprobs().detach().to(torch::kFloat);

@@ -70,16 +70,16 @@ std::vector<int64_t> checked_offsets(const Tensor& t, int64_t tokens, const char
   return {ends.begin(), ends.end()};
 }
 
-std::vector<int32_t> checked_versions(const Tensor& t) {
+std::vector<int32_t> checked_int32(const Tensor& t, const char* name) {
   const Tensor wide = t.to(at::kLong).contiguous();
-  std::vector<int32_t> versions;
-  for (int64_t version : values_of<int64_t>(wide)) {
-    TORCH_CHECK_VALUE(version >= std::numeric_limits<int32_t>::min() &&
-                          version <= std::numeric_limits<int32_t>::max(),
-                      "versions[", versions.size(), "] = ", version, ": must fit 32 bits");
-    versions.push_back(static_cast<int32_t>(version));
+  std::vector<int32_t> narrow;
+  for (int64_t value : values_of<int64_t>(wide)) {
+    TORCH_CHECK_VALUE(value >= std::numeric_limits<int32_t>::min() &&
+                          value <= std::numeric_limits<int32_t>::max(),
+                      name, "[", narrow.size(), "] = ", value, ": must fit 32 bits");
+    narrow.push_back(static_cast<int32_t>(value));
   }
-  return versions;
+  return narrow;
 }
 
 struct Pool {
@@ -188,6 +188,25 @@ void check_loss_tensors(const LossArguments& arguments, int64_t tokens, const ch
                    versions, "versions", "int32 or int64");
     check_argument(is_vector(versions, tokens), versions, "versions", tokens_text(tokens, of));
   }
+  if (arguments.rollout_ids) {
+    const Tensor& ids = *arguments.rollout_ids;
+    const int64_t sequences = offsets.size(0) - 1;
+    check_argument(ids.scalar_type() == at::kInt || ids.scalar_type() == at::kLong, ids,
+                   "rollout_ids", "int32 or int64");
+    check_argument(is_vector(ids, sequences), ids, "rollout_ids",
+                   fmt::format("[{}], one value for each sequence", sequences));
+  }
+  TORCH_CHECK_VALUE(!arguments.prox_is_pi || !arguments.prox_logprobs,
+                    "prox_logprobs are given, and so is prox_is_pi: give one of them");
+  if (arguments.correction_weights) {
+    check_stream(*arguments.correction_weights, "correction_weights");
+  }
+  if (arguments.correction_mask) {
+    const Tensor& keep = *arguments.correction_mask;
+    check_argument(keep.scalar_type() == at::kBool || keep.scalar_type() == at::kByte, keep,
+                   "correction_mask", "bool or uint8");
+    check_argument(is_vector(keep, tokens), keep, "correction_mask", tokens_text(tokens, of));
+  }
   TORCH_CHECK_VALUE(std::isfinite(arguments.denominator), "denominator = ", arguments.denominator,
                     ": must be finite; negative means the batch's own");
 }
@@ -213,8 +232,18 @@ BatchTensors::BatchTensors(const LossArguments& arguments, int64_t tokens, const
   view_.teacher = optional_stream(arguments.teacher_logprobs);
   view_.weights = optional_stream(arguments.weights);
   if (arguments.versions) {
-    versions_ = checked_versions(*arguments.versions);
+    versions_ = checked_int32(*arguments.versions, "versions");
     view_.versions = versions_;
+  }
+  if (arguments.rollout_ids) {
+    rollout_ids_ = checked_int32(*arguments.rollout_ids, "rollout_ids");
+    view_.rollout_ids = rollout_ids_;
+  }
+  correction_weights_ = optional_stream(arguments.correction_weights);
+  if (arguments.correction_mask) {
+    held_.push_back(arguments.correction_mask->contiguous());
+    correction_mask_ = {static_cast<const uint8_t*>(held_.back().data_ptr()),
+                        static_cast<size_t>(tokens)};
   }
   if (arguments.denominator >= 0.0) denominator_ = arguments.denominator;
 }

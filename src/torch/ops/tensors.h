@@ -1,8 +1,8 @@
 // Tensors in the form the core needs: checked, laid out as it reads them where that costs no more
 // than a few bytes per token, and kept alive as long as spans of them are in use.
 //
-// A mistake is torch's ValueError and names the argument, what it must be and what it is. Errors of
-// the core pass through unchanged.
+// A mistake is torch's ValueError and names the argument, what it must be and what it is; so is an
+// Error of the core.
 #pragma once
 
 #include <mutex>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/cpu/policy_head.h"
+#include "leeway/error.h"
 #include "leeway/loss.h"
 #include "torch/compat.h"
 
@@ -41,7 +42,16 @@ struct LossArguments {
   OptionalTensor prox_logprobs, ref_logprobs, teacher_logprobs, weights;
   OptionalTensor versions;  // int32 or int64 [N]
   std::string spec_json;
-  double denominator;  // negative: the batch's own
+  double denominator;               // negative: the batch's own
+  OptionalTensor rollout_ids = {};  // int32 or int64 [S], equal numbers = samples of one rollout
+  // Of the corrections that the caller computes: products of their weights, and of their masks.
+  OptionalTensor correction_weights = {};
+  OptionalTensor correction_mask = {};  // bool or uint8 [N]
+  bool prox_is_pi = false;              // the head's own logprobs are the proximal ones
+
+  bool has_correction() const {
+    return correction_weights.has_value() || correction_mask.has_value();
+  }
 };
 
 // The same for a loss over `tokens` tokens, as `of` (the name of an argument) has it.
@@ -64,11 +74,16 @@ class BatchTensors {
   // Without `pi`.
   const BatchView<float>& view() const { return view_; }
   std::optional<double> denominator() const { return denominator_; }
+  // Of the caller's corrections; empty where not given.
+  std::span<const float> correction_weights() const { return correction_weights_; }
+  std::span<const uint8_t> correction_mask() const { return correction_mask_; }
 
  private:
   std::vector<Tensor> held_;
   std::vector<int64_t> offsets_;
-  std::vector<int32_t> versions_;
+  std::vector<int32_t> versions_, rollout_ids_;
+  std::span<const float> correction_weights_;
+  std::span<const uint8_t> correction_mask_;
   BatchView<float> view_;
   std::optional<double> denominator_;
 };
@@ -94,6 +109,16 @@ class PoolLease {
  private:
   std::unique_lock<std::mutex> lock_;
 };
+
+// What `body` returns, its Error as torch's ValueError.
+template <class Body>
+auto with_value_errors(Body body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    C10_THROW_ERROR(ValueError, error.what());
+  }
+}
 
 // Throws if a second derivative is requested: what backward returns is not differentiable.
 void refuse_second_derivative(const char* op);

@@ -22,12 +22,14 @@ constexpr const char* kFloat32WeightGradient = "float32_weight_gradient";
 TwoTensors token_logprobs_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                               const OptionalTensor& rows, const OptionalTensor& temperature,
                               int64_t chunk_bytes, bool, bool, bool) {
-  const HeadTensors head(hidden, weight, {targets, rows, temperature, {chunk_bytes}});
-  Tensor logprobs = at::empty({head.problem().tokens}, at::kFloat);
-  Tensor entropy = at::empty({head.problem().tokens}, at::kFloat);
-  const PoolLease pool;
-  head_logprobs(*pool, head.problem(), writable_floats_of(logprobs), writable_floats_of(entropy));
-  return {logprobs, entropy};
+  return with_value_errors([&]() -> TwoTensors {
+    const HeadTensors head(hidden, weight, {targets, rows, temperature, {chunk_bytes}});
+    Tensor logprobs = at::empty({head.problem().tokens}, at::kFloat);
+    Tensor entropy = at::empty({head.problem().tokens}, at::kFloat);
+    const PoolLease pool;
+    head_logprobs(*pool, head.problem(), writable_floats_of(logprobs), writable_floats_of(entropy));
+    return {logprobs, entropy};
+  });
 }
 
 // Gradients are accumulated in float32, then converted to the dtype of their tensor.
@@ -42,18 +44,16 @@ TwoTensors backward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor
       g ? checked_stream(*g, "g", tokens, "hidden") : at::zeros({tokens}, at::kFloat);
   const Tensor by_entropy =
       g_entropy ? checked_stream(*g_entropy, "g_entropy", tokens, "hidden") : Tensor();
-  Tensor d_hidden, d_weight;
-  if (want_hidden) d_hidden = at::empty(hidden.sizes(), at::kFloat);
-  if (want_weight) d_weight = at::zeros(weight.sizes(), at::kFloat);
+  Tensor d_hidden = at::empty(want_hidden ? hidden.sizes() : at::IntArrayRef{0}, at::kFloat);
+  Tensor d_weight = at::zeros(want_weight ? weight.sizes() : at::IntArrayRef{0}, at::kFloat);
   {
     const PoolLease pool;
     head_backward(*pool, head.problem(), floats_of(by_logprob),
                   by_entropy.defined() ? floats_of(by_entropy) : std::span<const float>(),
-                  want_hidden ? writable_floats_of(d_hidden) : std::span<float>(),
-                  want_weight ? writable_floats_of(d_weight) : std::span<float>());
+                  writable_floats_of(d_hidden), writable_floats_of(d_weight));
   }
-  if (want_hidden) d_hidden = d_hidden.to(hidden.scalar_type());
-  if (want_weight && !float32_weight_gradient) d_weight = d_weight.to(weight.scalar_type());
+  d_hidden = d_hidden.to(hidden.scalar_type());
+  if (!float32_weight_gradient) d_weight = d_weight.to(weight.scalar_type());
   return {d_hidden, d_weight};
 }
 
@@ -77,16 +77,22 @@ TwoTensors token_logprobs_meta(const Tensor&, const Tensor&, const Tensor& targe
 
 TwoTensors backward_meta(const Tensor& hidden, const Tensor& weight, const Tensor&,
                          const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                         const OptionalTensor&, int64_t, bool, bool, bool, bool want_hidden,
-                         bool want_weight) {
-  return {want_hidden ? at::empty_like(hidden) : Tensor(),
-          want_weight ? at::empty_like(weight) : Tensor()};
+                         const OptionalTensor&, int64_t, bool, bool, bool float32_weight_gradient,
+                         bool want_hidden, bool want_weight) {
+  const auto of_weight =
+      float32_weight_gradient ? weight.options().dtype(at::kFloat) : weight.options();
+  return {want_hidden ? at::empty_like(hidden, at::MemoryFormat::Contiguous)
+                      : at::empty({0}, hidden.options()),
+          want_weight ? at::empty_like(weight, of_weight, at::MemoryFormat::Contiguous)
+                      : at::empty({0}, of_weight)};
 }
 
-TwoTensors head_backward_meta(const Tensor& hidden, const Tensor& weight, const Tensor&,
-                              const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t,
-                              bool, bool, bool) {
-  return {at::empty_like(hidden), at::empty_like(weight)};
+TwoTensors head_backward_meta(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                              const Tensor& g, const OptionalTensor& rows,
+                              const OptionalTensor& temperature, int64_t chunk_bytes,
+                              bool invariant, bool float32_logits, bool float32_weight_gradient) {
+  return backward_meta(hidden, weight, targets, g, {}, rows, temperature, chunk_bytes, invariant,
+                       float32_logits, float32_weight_gradient, true, true);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -132,7 +138,8 @@ class TokenLogprobs : public torch::autograd::Function<TokenLogprobs> {
         context->saved_data[kInvariant].toBool(), context->saved_data[kFloat32Logits].toBool(),
         context->saved_data[kFloat32WeightGradient].toBool(), context->needs_input_grad(0),
         context->needs_input_grad(1));
-    return {d_hidden, d_weight, Tensor()};
+    return {context->needs_input_grad(0) ? d_hidden : Tensor(),
+            context->needs_input_grad(1) ? d_weight : Tensor(), Tensor()};
   }
 };
 

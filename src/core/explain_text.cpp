@@ -1,4 +1,4 @@
-#include "run/explain_text.h"
+#include "core/explain_text.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,0 +1,253 @@
+// The memory of a training step of four Qwen3 shapes, with every setting that is there to save it,
+// and what src/trainer/device_memory.h computes for it beforehand. The parts of the trainer's
+// backend (src/torch/torch_training.cpp) are made here, with weights that are drawn on the device:
+// on the host those of the largest shape alone would take a minute. Prints one JSON object a line.
+//   gpu_memory_table [--tokens N] [--only 0.6B|1.7B|4B|8B] [--steps N]
+
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <string>
+
+#include "base/json.h"
+#include "base/rng.h"
+#include "data/packed_batch.h"
+#include "leeway/error.h"
+#include "leeway/presets.h"
+#include "torch/device_room.h"
+#include "torch/flat_adamw.h"
+#include "torch/tensor_head.h"
+#include "torch/trunk.h"
+#include "trainer/device_memory.h"
+
+namespace leeway {
+namespace {
+
+using at::Tensor;
+
+constexpr double kGibi = 1024.0 * 1024.0 * 1024.0;
+constexpr int64_t kLength = 2048;  // of a sequence
+const at::Device kDevice(at::kCUDA, 0);
+
+struct Options {
+  int64_t tokens = 16384;
+  std::string only;
+  int steps = 2;
+};
+
+struct Shape {
+  const char* name;
+  int64_t hidden, layers, heads, inner;
+  bool tied;
+};
+constexpr Shape kShapes[] = {{"0.6B", 1024, 28, 16, 3072, true},
+                             {"1.7B", 2048, 28, 16, 6144, true},
+                             {"4B", 2560, 36, 32, 9728, true},
+                             {"8B", 4096, 36, 32, 12288, false}};
+
+ModelConfig config_of(const Shape& shape) {
+  ModelConfig config;
+  config.vocab_size = 151936;
+  config.hidden_size = shape.hidden;
+  config.intermediate_size = shape.inner;
+  config.num_hidden_layers = shape.layers;
+  config.num_attention_heads = shape.heads;
+  config.num_key_value_heads = 8;
+  config.head_dim = 128;
+  config.max_position_embeddings = 40960;
+  config.rope_theta = 1e6;
+  config.tie_word_embeddings = shape.tied;
+  config.qk_norm = true;
+  return config;
+}
+
+double gib(int64_t bytes) { return static_cast<double>(bytes) / kGibi; }
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) {
+  at::cuda::getCurrentCUDAStream().synchronize();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+MicroBatch batch_of(const ModelConfig& config, int64_t tokens) {
+  Rng rng(3);
+  std::vector<Sample> samples;
+  for (int64_t first = 0; first < tokens; first += kLength) {
+    Sample& sample = samples.emplace_back();
+    // The last token of a sample is trained and not read: it has no row.
+    sample.ids.resize(static_cast<size_t>(std::min(kLength, tokens - first) + 1));
+    for (int32_t& id : sample.ids) {
+      id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(config.vocab_size)));
+    }
+    sample.advantages.assign(sample.ids.size(), 1.0f);
+    sample.loss_mask.assign(sample.ids.size(), 1);
+    sample.loss_mask[0] = 0;
+  }
+  const PackedBatch packed = pack_samples(samples, false);
+  std::vector<size_t> all(samples.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  MicroBatch batch;
+  gather(packed, all, batch);
+  return batch;
+}
+
+// The trainer's tensors, and its step.
+class Learner {
+ public:
+  Learner(const ModelConfig& config, OptimizerState state, Recompute recompute)
+      : layout_(config), recompute_(recompute), spec_(Catalog().make_spec("reinforce", {})) {
+    const at::TensorOptions numbers = at::TensorOptions(kDevice).dtype(at::kFloat);
+    weights_ = at::empty({layout_.size}, numbers.dtype(at::kBFloat16));
+    weights_.normal_(0.0, 0.02);
+    weights_.narrow(0, layout_.decaying, layout_.size - layout_.decaying).fill_(1.0);
+    low_ = at::zeros({layout_.size}, numbers.dtype(at::kShort));
+    gradients_ = at::zeros({layout_.size}, numbers);
+    moments_ = make_moments(layout_, kDevice, state);
+    views_ = network_views(layout_, gradients_);
+    trunk_.emplace(config, network_views(layout_, weights_), TorchRopeTable(config, kDevice));
+  }
+
+  void pass(const MicroBatch& batch) {
+    const BatchOnDevice on(batch, kDevice, true);
+    TrunkRecord record;
+    const Tensor hidden = trunk_->forward(on.tokens, batch.cu_seqlens, recompute_, &record);
+    gradients_.narrow(0, layout_.decaying, layout_.size - layout_.decaying).zero_();
+    if (!layout_.config.tie_word_embeddings) views_.embedding.zero_();
+    const HeadLoss found =
+        head_loss(pool_, {on, hidden, trunk_->head_weight(), trunk_->products()}, spec_, false,
+                  static_cast<double>(batch.size()), views_.head, true);
+    trunk_->backward(std::move(record), found.d_hidden, views_, true);
+    if (!std::isfinite(found.loss.item<double>())) throw Error("the loss is not finite");
+  }
+
+  void step() {
+    FlatAdamW step;
+    step.copy = weights_, step.low = low_, step.decaying = layout_.decaying;
+    step.gradients = gradients_, step.moments = moments_;
+    const double norm = norm_of(gradients_);
+    adamw_step(step, OptimizerTable(), ++steps_, 1e-6, norm > 1.0 ? 1.0 / norm : 1.0);
+  }
+
+ private:
+  FlatLayout layout_;
+  Recompute recompute_;
+  LossSpec spec_;
+  ThreadPool pool_{1};
+  Tensor weights_, low_, gradients_;
+  FlatMoments moments_;
+  NetworkTensors views_;
+  std::optional<Trunk> trunk_;
+  int64_t steps_ = 0;
+};
+
+struct Row {
+  DeviceMemoryUse use;
+  int64_t used_before = 0;  // by CUDA itself
+};
+
+void measure(const Options& options, const Row& row, JsonWriter& json) {
+  const MicroBatch batch = batch_of(row.use.model, options.tokens);
+  Learner learner(row.use.model, row.use.optimizer_state, row.use.recompute);
+  double pass = 0.0, step = 0.0;
+  for (int i = -1; i < options.steps; ++i) {  // one to warm up
+    const auto begin = Clock::now();
+    learner.pass(batch);
+    const double of_pass = seconds_since(begin);
+    const auto between = Clock::now();
+    learner.step();
+    const double of_step = seconds_since(between);
+    if (i < 0) continue;
+    pass = i == 0 ? of_pass : std::min(pass, of_pass);
+    step = i == 0 ? of_step : std::min(step, of_step);
+  }
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
+  const auto& all = at::cuda::getDeviceProperties(0);
+  const double used = gib(static_cast<int64_t>(all->totalGlobalMem) - free_bytes(kDevice));
+  json.key("used_gib").value(used);
+  json.key("beyond_context_gib").value(used - gib(row.used_before));
+  json.key("allocated_gib").value(gib(stats.allocated_bytes[0].peak));
+  json.key("reserved_gib").value(gib(stats.reserved_bytes[0].peak));
+  json.key("forward_backward_seconds").value(pass).key("optimizer_seconds").value(step);
+}
+
+void print(const Options& options, const Shape& shape, const Row& row) {
+  const DeviceMemory need = device_memory(row.use);
+  JsonWriter json;
+  json.begin_object().key("model").value(std::string(shape.name));
+  json.key("tokens").value(static_cast<double>(options.tokens));
+  json.key("optimizer_state").value(std::string(name_of(row.use.optimizer_state)));
+  json.key("recompute_activations").value(std::string(name_of(row.use.recompute)));
+  json.key("computed_gib").value(gib(need.total()));
+  json.key("state_gib").value(gib(need.weights + need.gradients + need.moments));
+  json.key("activations_gib").value(gib(need.activations));
+  json.key("workspace_gib").value(gib(need.workspace));
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  c10::cuda::CUDACachingAllocator::resetPeakStats(0);
+  const bool fits = need.total() <= free_bytes(kDevice);
+  json.key("fits").value(fits);
+  if (fits) {
+    try {
+      measure(options, row, json);
+    } catch (const c10::Error& error) {
+      json.key("failure").value(std::string(error.what_without_backtrace()));
+    }
+  }
+  std::printf("%s\n", json.end_object().text().c_str());
+  std::fflush(stdout);
+}
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string name = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+    if (name == "--tokens" && std::atoi(value.c_str()) > 0) {
+      options.tokens = std::atoi(value.c_str());
+    } else if (name == "--steps" && std::atoi(value.c_str()) > 0) {
+      options.steps = std::atoi(value.c_str());
+    } else if (name == "--only" && !value.empty()) {
+      options.only = value;
+    } else {
+      throw Error("gpu_memory_table: " + name + " " + value +
+                  ": unknown option; options are --tokens N, --only 0.6B|1.7B|4B|8B, --steps N");
+    }
+  }
+  return options;
+}
+
+void run(const Options& options) {
+  const at::NoGradGuard guard;
+  use_expandable_segments();
+  at::zeros({1}, kDevice);  // makes the context and the allocator
+  const int64_t free = free_bytes(kDevice);
+  const auto total = static_cast<int64_t>(at::cuda::getDeviceProperties(0)->totalGlobalMem);
+  for (const Shape& shape : kShapes) {
+    if (!options.only.empty() && options.only != shape.name) continue;
+    for (const OptimizerState state : {OptimizerState::float32, OptimizerState::int8}) {
+      for (const Recompute recompute : {Recompute::off, Recompute::selective, Recompute::layer}) {
+        Row row;
+        row.use.model = config_of(shape);
+        row.use.max_tokens = options.tokens;
+        row.use.recompute = recompute, row.use.optimizer_state = state;
+        row.used_before = total - free;
+        print(options, shape, row);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace leeway
+
+int main(int argc, char** argv) {
+  try {
+    leeway::run(leeway::parse(argc, argv));
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,197 @@
+"""Corrections written in Python, by name: computed between log-probabilities and loss."""
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from . import _spec
+from ._batch import Batch, text_of
+from ._library import ops
+
+STREAMS = ("pi", "prox", "rollout", "ref", "teacher")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A packed batch as a correction sees it: N tokens in S sequences, float32, without gradient.
+
+    Streams that the batch lacks are None. Masked positions may hold anything: look at `mask` before
+    using a value.
+    """
+    pi: Tensor                   # [N], the policy's current log-probabilities
+    prox: Optional[Tensor]
+    rollout: Optional[Tensor]
+    ref: Optional[Tensor]
+    teacher: Optional[Tensor]
+    advantages: Tensor           # [N]
+    mask: Tensor                 # bool [N], trained tokens
+    versions: Optional[Tensor]   # int64 [N]
+    cu_seqlens: Tensor           # int64 [S + 1]
+    rollout_ids: Optional[Tensor]  # int64 [S]
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each sequence, int64 [S]."""
+        return self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+
+    @property
+    def sequence(self) -> Tensor:
+        """The sequence of each token, int64 [N]."""
+        return torch.searchsorted(self.cu_seqlens[1:].contiguous(),
+                                  torch.arange(self.pi.shape[0], device=self.pi.device), right=True)
+
+    def sequence_sum(self, values: Tensor) -> Tensor:
+        """The sum of `values` [N] over the trained tokens of each token's sequence, [N]."""
+        place = self.sequence
+        sums = values.new_zeros(self.cu_seqlens.shape[0] - 1)
+        sums = sums.index_add(0, place, torch.where(self.mask, values, torch.zeros_like(values)))
+        return sums[place]
+
+    def sequence_mean(self, values: Tensor) -> Tensor:
+        """The mean of `values` [N] over the trained tokens of each token's sequence, [N]."""
+        return self.sequence_sum(values) / self.sequence_sum(torch.ones_like(values)).clamp(min=1.0)
+
+
+class Effect(NamedTuple):
+    """What a correction returns. Weights multiply the policy term alone. Where `mask` is False a token
+    loses its policy term and its penalties; denominators stay."""
+    weights: Optional[Tensor] = None  # float32 [N]
+    mask: Optional[Tensor] = None     # bool [N]
+    metrics: Mapping[str, Any] = {}   # named numbers, shown as CORRECTION/NAME
+
+
+@dataclass(frozen=True)
+class _Known:
+    function: Callable[..., Any]
+    keys: Mapping[str, Any]
+    reads: tuple[str, ...]
+    summary: str
+    formula: str
+    ranges: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+
+
+_known: dict[str, _Known] = {}
+
+
+def _announce(corrections: Mapping[str, _Known]) -> None:
+    listed = []
+    for name, known in corrections.items():
+        keys = []
+        for key, default in known.keys.items():
+            low, high = known.ranges.get(key, (None, None))
+            keys.append({"name": key, "meaning": "", "low": low, "high": high,
+                         "default": list(default) if isinstance(default, tuple) else default})
+        listed.append({"name": name, "formula": known.formula, "summary": known.summary,
+                       "reads": list(known.reads), "keys": keys})
+    try:
+        ops._set_corrections(json.dumps(listed))
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(_spec._message(error)) from None
+
+
+def correction(name: str, keys: Mapping[str, Any] | None = None, *,
+               reads: Sequence[str] = ("rollout",), formula: str = "",
+               ranges: Mapping[str, tuple[Any, Any]] | None = None):
+    """Registers a function as the correction `name`, usable as `BASE+name` in this process.
+
+    >>> @leeway.correction("rare", keys={"rare_floor": 0.01})
+    ... def rare(tokens, rare_floor):
+    ...     return leeway.Effect(mask=tokens.rollout >= math.log(rare_floor))
+    >>> leeway.policy_loss(..., preset="icepop+rare", rare_floor=0.05)
+
+    `keys` have defaults: a number; "off", for a number or "off"; or a tuple of words, the first being
+    the default. They are checked as those of built-in corrections are, with `ranges` (lowest, highest;
+    None for none) for numbers. `reads` are the streams of log-probabilities it needs besides the
+    current ones; a batch without them is refused.
+
+    The function gets a `leeway.Tokens` and its keys by name, and returns a `leeway.Effect`, or weights
+    alone. It runs without gradient, between log-probabilities and loss, on the batch's device.
+    Registering a name again replaces it.
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"correction {name!r}: a name is letters, digits and underscores")
+    for stream in reads:
+        if stream not in STREAMS:
+            raise ValueError(f"correction {name}: there is no stream {stream!r}; there are "
+                             f"{', '.join(STREAMS)}")
+    own = dict(keys or {})
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        if not callable(function):
+            raise TypeError(f"correction {name}: must be a function, got {type(function).__name__}")
+        summary = (inspect.getdoc(function) or "a function of this process").splitlines()[0]
+        entry = _Known(function, own, tuple(reads), summary,
+                       formula or f"{name}({', '.join(('pi', *reads))})", dict(ranges or {}))
+        changed = {**_known, name: entry}
+        _announce(changed)
+        _known.update(changed)
+        _spec.catalog_changed()
+        return function
+
+    return register
+
+
+def _key_values(spec: "_spec.Spec", known: _Known) -> dict[str, Any]:
+    values = {key: default[0] if isinstance(default, tuple) else default
+              for key, default in known.keys.items()}
+    for key, value in spec.given:
+        if key in values and value is not None:
+            values[key] = value
+    return values
+
+
+def _checked(name: str, value: Any, what: str, tokens: Tokens) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"correction {name}: its {what} must be a tensor, got {type(value).__name__}")
+    if value.shape != tokens.pi.shape or value.device != tokens.pi.device:
+        raise ValueError(f"correction {name}: its {what} must be [{tokens.pi.shape[0]}] on "
+                         f"{tokens.pi.device}, one for each token, got {text_of(value)} on "
+                         f"{value.device}")
+    return value
+
+
+def apply_corrections(spec: "_spec.Spec", logprobs: Tensor, batch: Batch
+                      ) -> tuple[Optional[Tensor], Optional[Tensor], dict[str, Any]]:
+    """Weights, mask and metrics of the spec's own corrections, joined; all None without one."""
+    names = spec.described.callers
+    if not names:
+        return None, None, {}
+    tokens = Tokens(pi=logprobs.detach(), prox=batch.prox, rollout=batch.rollout, ref=batch.ref,
+                    teacher=batch.teacher, advantages=batch.advantages, mask=batch.mask,
+                    versions=batch.versions, cu_seqlens=batch.cu_seqlens,
+                    rollout_ids=batch.rollout_ids)
+    weights: Optional[Tensor] = None
+    mask: Optional[Tensor] = None
+    metrics: dict[str, Any] = {}
+    for name in names:
+        known = _known[name]
+        with torch.no_grad():
+            out = known.function(tokens, **_key_values(spec, known))
+        effect = Effect(weights=out) if isinstance(out, Tensor) else out
+        if not isinstance(effect, tuple) or len(effect) > 3:
+            raise TypeError(f"correction {name}: must return weights or a leeway.Effect, "
+                            f"got {type(out).__name__}")
+        effect = Effect(*effect)
+        if effect.weights is not None:
+            own = _checked(name, effect.weights, "weights", tokens).detach().to(torch.float32)
+            own = torch.where(tokens.mask, own, torch.ones_like(own))
+            if not torch.compiler.is_compiling() and own.device.type == "cpu" and \
+                    not bool(torch.isfinite(own).all()):
+                place = int((~torch.isfinite(own)).nonzero()[0])
+                raise ValueError(f"correction {name}: the weight of token {place} is "
+                                 f"{float(own[place])}: must be finite")
+            weights = own if weights is None else weights * own
+        if effect.mask is not None:
+            keep = _checked(name, effect.mask, "mask", tokens)
+            keep = keep if keep.dtype == torch.bool else keep != 0
+            mask = keep if mask is None else mask & keep
+        for metric, value in effect.metrics.items():
+            metrics[f"{name}/{metric}"] = value.detach() if isinstance(value, Tensor) else value
+    if weights is None and mask is None:
+        weights = torch.ones_like(tokens.pi)
+    return weights, mask, metrics

@@ -1,0 +1,65 @@
+#include "run/memory_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "leeway/error.h"
+#include "run/devices.h"
+
+namespace leeway {
+namespace {
+
+// A micro-batch is not larger than the batch.
+int64_t largest_micro_batch(const RunConfig& run, const ModelConfig& model, Job job) {
+  const double samples = job == Job::sft ? static_cast<double>(run.sft.batch_size)
+                                         : static_cast<double>(run.orchestrator.prompts_per_batch) *
+                                               static_cast<double>(run.orchestrator.group_size);
+  return static_cast<int64_t>(
+      std::min(static_cast<double>(run.trainer.max_tokens),
+               samples * static_cast<double>(model.max_position_embeddings)));
+}
+
+// Rollouts and evaluations have an engine each; servers that the run starts have theirs on the same
+// device and evaluate too.
+int64_t engines_of(const RunConfig& run, const MemoryOfJob& job) {
+  if (job.job == Job::sft) return run.sft.stop_at_reward > 0.0 ? 1 : 0;
+  if (job.spawn_servers > 0) return job.spawn_servers;
+  return run.inference.pool == InferencePool::in_process ? 2 : 0;
+}
+
+}  // namespace
+
+DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
+                              const MemoryOfJob& job) {
+  const RunConfig& run = config.run;
+  DeviceMemoryUse use;
+  use.model = model;
+  use.half = run.trainer.precision != TrainingPrecision::float32;
+  use.max_tokens = largest_micro_batch(run, model, job.job);
+  use.recompute = run.trainer.recompute_activations;
+  use.optimizer_state = run.trainer.optimizer_state;
+  if (job.job == Job::train && config.loss_spec.reads(Stream::ref)) {
+    const std::string& folder = run.trainer.reference;
+    use.other_policies.push_back(folder == "initial" ? model : load_model_config(folder));
+  }
+  if (job.job == Job::train && config.loss_spec.reads(Stream::teacher)) {
+    use.other_policies.push_back(load_model_config(run.trainer.teacher));
+  }
+  use.sampler = {engines_of(run, job), run.rollout.kv_bytes, run.rollout.max_sequences,
+                 rows_per_step(run.model.device)};
+  return use;
+}
+
+ModelCheck fits_memory(const MemoryOfJob& job) {
+  return [job](const Config& config, const ModelConfig& model) {
+    const Device device = config.run.model.device;
+    if (device != Device::cuda) return;
+    const std::string problem =
+        why_it_does_not_fit(memory_use_of(config, model, job), free_device_memory());
+    if (problem.empty()) return;
+    throw Error(fmt::format("model.device = \"{}\": {}", name_of(device), problem));
+  };
+}
+
+}  // namespace leeway

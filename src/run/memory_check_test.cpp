@@ -1,0 +1,89 @@
+#include "run/memory_check.h"
+
+#include <gtest/gtest.h>
+
+#include "leeway/presets.h"
+#include "run/devices.h"
+
+namespace leeway {
+namespace {
+
+Config small_run() {
+  Config config;
+  config.run.rollout.stop = "\n";
+  config.loss_spec = Catalog().make_spec("icepop", {});
+  return config;
+}
+
+ModelConfig model_of(const Config& config) { return RunSetup(config, false).weights.config(); }
+
+TEST(MemoryCheck, CountsWhatTheJobHasOnTheDevice) {
+  Config config = small_run();
+  const ModelConfig model = model_of(config);
+  DeviceMemoryUse use = memory_use_of(config, model, {});
+  EXPECT_EQ(use.max_tokens, config.run.trainer.max_tokens);
+  EXPECT_EQ(use.sampler.engines, 2);  // rollouts and evaluations
+  EXPECT_EQ(use.sampler.kv_bytes, config.run.rollout.kv_bytes);
+  EXPECT_TRUE(use.other_policies.empty());
+  EXPECT_TRUE(use.half);
+
+  EXPECT_EQ(memory_use_of(config, model, {.spawn_servers = 3}).sampler.engines, 3);
+  config.run.inference.pool = InferencePool::static_;
+  EXPECT_EQ(memory_use_of(config, model, {}).sampler.engines, 0);
+
+  config.run.trainer.recompute_activations = Recompute::selective;
+  config.run.trainer.optimizer_state = OptimizerState::int8;
+  config.run.trainer.precision = TrainingPrecision::float32;
+  config.run.orchestrator.prompts_per_batch = 2, config.run.orchestrator.group_size = 3;
+  config.loss_spec = Catalog().make_spec("grpo", {{"ref_kl", 0.1}});
+  use = memory_use_of(config, model, {});
+  EXPECT_EQ(use.recompute, Recompute::selective);
+  EXPECT_EQ(use.optimizer_state, OptimizerState::int8);
+  EXPECT_FALSE(use.half);
+  EXPECT_EQ(use.max_tokens, 6 * model.max_position_embeddings);  // the whole batch
+  EXPECT_EQ(use.other_policies.size(), 1u);
+  use = memory_use_of(config, model, {.job = Job::sft});
+  EXPECT_TRUE(use.other_policies.empty());
+  EXPECT_EQ(use.sampler.engines, 0);
+  config.run.sft.stop_at_reward = 0.5;
+  EXPECT_EQ(memory_use_of(config, model, {.job = Job::sft}).sampler.engines, 1);
+  config.run.trainer.reference = "/no/such/folder";
+  EXPECT_THROW(memory_use_of(config, model, {}), Error);
+}
+
+TEST(MemoryCheck, SeesTheModelBeforeItsWeightsAndNotTheCpu) {
+  Config config = small_run();
+  config.run.model.hidden_size = 192;
+  int64_t seen = 0;
+  const RunSetup setup(config, false, [&](const Config& given, const ModelConfig& model) {
+    EXPECT_EQ(given.run.model.device, Device::cpu);
+    seen = model.hidden_size;
+    fits_memory({})(given, model);
+  });
+  EXPECT_EQ(seen, 192);
+  EXPECT_EQ(setup.weights.config().hidden_size, 192);
+  EXPECT_THROW(RunSetup(config, false, [](const auto&, const auto&) { throw Error("no room"); }),
+               Error);
+}
+
+TEST(MemoryCheck, AModelThatNoGpuHoldsIsRefusedBeforeItIsMade) {
+  Config config = small_run();
+  config.run.model.device = Device::cuda;
+  try {
+    check_device(config);
+  } catch (const Error&) {
+    GTEST_SKIP() << "no GPU";
+  }
+  ModelConfig model = model_of(small_run());
+  model.hidden_size = 1 << 16, model.intermediate_size = 1 << 18, model.num_hidden_layers = 200;
+  try {
+    fits_memory({})(config, model);
+    ADD_FAILURE() << "a model of ten trillion parameters fits";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("No settings make it fit"), std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace leeway

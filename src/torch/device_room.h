@@ -1,0 +1,23 @@
+// How much of a device's memory is left.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+namespace leeway {
+
+// Lets torch grow its pieces of CUDA memory instead of taking new ones beside them, of which parts
+// stay unused: sizes change with every micro-batch. To be called before the first allocation; such
+// memory has no handle that another process could open. Does
+// nothing where PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF says how to allocate.
+void use_expandable_segments();
+
+// Bytes that nobody uses; what torch keeps for itself counts as used. Throws what torch throws.
+int64_t free_bytes(c10::Device device);
+
+// Bytes that are left where everything that torch had allocated at once so far is allocated again:
+// what can be held on to without taking it from the largest pass. On the CPU without a bound.
+int64_t spare_bytes(c10::Device device);
+
+}  // namespace leeway

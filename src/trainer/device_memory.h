@@ -1,0 +1,55 @@
+// What a run needs of a GPU's memory, computed from its settings before anything is allocated, and
+// what to change where it does not fit. The formulas follow src/torch (torch_training.cpp,
+// trunk.cpp, torch_sampling.cpp); `gpu_memory_table` sets them beside what is measured.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/run_config.h"
+#include "model/model_config.h"
+
+namespace leeway {
+
+// An engine of this process, as EngineOptions (engine/engine.h).
+struct SamplerMemoryUse {
+  int64_t engines = 0;                                    // 0: others sample
+  int64_t kv_bytes = 0, max_sequences = 0, max_rows = 0;  // of each
+};
+
+struct DeviceMemoryUse {
+  ModelConfig model;
+  // Passes in bf16. In float32, or where the trunk has no kernels, activations are a lower bound.
+  bool half = true;
+  int64_t max_tokens = 0;  // of the largest micro-batch
+  Recompute recompute = Recompute::off;
+  OptimizerState optimizer_state = OptimizerState::float32;
+  std::vector<ModelConfig> other_policies;  // reference and teacher
+  SamplerMemoryUse sampler;
+};
+
+// Bytes.
+struct DeviceMemory {
+  int64_t weights = 0;    // float32, of which passes in bf16 read a half
+  int64_t gradients = 0;  // float32
+  int64_t moments = 0;    // of AdamW
+  int64_t other_policies = 0;
+  int64_t activations = 0;  // kept between forward and backward pass
+  int64_t workspace = 0;    // the most that is needed beside them: by the head or by a layer
+  int64_t sampler = 0;      // weights, KV cache and a pass of every engine
+  int64_t libraries = 0;    // workspaces and code of CUDA's libraries
+
+  int64_t total() const {
+    return weights + gradients + moments + other_policies + activations + workspace + sampler +
+           libraries;
+  }
+};
+
+DeviceMemory device_memory(const DeviceMemoryUse& use);
+
+// Empty if `use` fits into `free` bytes. Otherwise what it needs, part by part, and settings that
+// fit: the first ones cost the least time.
+std::string why_it_does_not_fit(const DeviceMemoryUse& use, int64_t free);
+
+}  // namespace leeway
