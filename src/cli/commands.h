@@ -42,6 +42,7 @@ void add_init(CLI::App& app, Program& program);
 void add_convert(CLI::App& app, Program& program);
 void add_logprobs(CLI::App& app, Program& program);
 void add_generate(CLI::App& app, Program& program);
+void add_merge(CLI::App& app, Program& program);
 void add_serve(CLI::App& app, Program& program);
 void add_trajectory(CLI::App& app, Program& program);
 void add_report(CLI::App& app, Program& program);

@@ -8,7 +8,9 @@
 #include "cli/config_options.h"
 #include "cli/output.h"
 #include "cli/terminal_progress.h"
+#include "cli/text_options.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "run/durations.h"
 #include "run/environment_check.h"
 #include "run/policy_evaluation.h"
@@ -17,13 +19,24 @@ namespace leeway {
 namespace {
 
 struct Options : ConfigSource {
-  std::string model;
+  std::string model, adapter;
   bool json = false;
 };
 
-EvaluationResult evaluate(const RunSetup& setup, const std::string& model) {
-  const auto weights = std::make_shared<const PolicySnapshot>(
-      model.empty() ? setup.weights : load_parameters(model), 0);
+// What --weights and --adapter name; where they name nothing, the policy of [model].
+Parameters policy_of(const RunSetup& setup, const std::string& model, const std::string& adapter) {
+  const std::shared_ptr<const Parameters>& base = setup.weights.base();
+  if (!model.empty() && !adapter.empty()) return load_policy(model, adapter);
+  if (!adapter.empty()) {
+    return load_adapter(adapter, base ? base : std::make_shared<const Parameters>(setup.weights));
+  }
+  if (model.empty()) return setup.weights;
+  return base && is_adapter_folder(model) ? load_adapter(model, base) : load_parameters(model);
+}
+
+EvaluationResult evaluate(const RunSetup& setup, const std::string& model,
+                          const std::string& adapter) {
+  const auto weights = std::make_shared<const PolicySnapshot>(policy_of(setup, model, adapter), 0);
   if (weights->config().vocab_size != setup.weights.config().vocab_size) {
     throw Error(fmt::format("--weights {}: has a vocabulary of {}, the configuration's model {}",
                             model, weights->config().vocab_size,
@@ -42,7 +55,7 @@ void run(Program& program, Options options) {
   reclaim_file(options);
   if (options.file.empty()) throw Error("eval: give a TOML file with an [[environment]]");
   const RunSetup setup(load_config(program.catalog, options));
-  const EvaluationResult result = evaluate(setup, options.model);
+  const EvaluationResult result = evaluate(setup, options.model, options.adapter);
   if (result.failed > 0) say("leeway: " + failures_text(result));
   if (result.nothing_completed()) {
     program.exit_code = 3;
@@ -70,6 +83,7 @@ void add_eval(CLI::App& app, Program& program) {
   add_config_options(*command, *options);
   command->add_option("--weights", options->model,
                       "A Hugging Face folder, such as RUN/weights/step_200; default: [model]");
+  add_adapter_option(*command, options->adapter);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([&program, options] { run(program, *options); });
 }

@@ -18,6 +18,7 @@
 #include "generate/input.h"
 #include "generate/token_lists.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "run/devices.h"
 #include "run/durations.h"
 
@@ -26,6 +27,7 @@ namespace {
 
 struct Options {
   ModelTextOptions text;
+  std::string adapter;
   std::string tokens, messages;
   std::optional<std::string> prompt;
   bool chat = false, json = false, quiet = false, no_thinking = false, stop_at_eos = false;
@@ -105,8 +107,8 @@ void generate_from_ids(const Options& options) {
   sampling.top_p = options.flags.top_p.value_or(sampling.top_p);
   sampling.min_p = options.flags.min_p.value_or(sampling.min_p);
   check_sampling(sampling);
-  check_stop_ids(options, load_model_config(options.text.folder));
-  const Parameters parameters = load_parameters(options.text.folder);
+  check_stop_ids(options, load_model_config(model_folder_of(options.text.folder)));
+  const Parameters parameters = load_policy(options.text.folder, options.adapter);
   const auto prompts = read_token_lists(options.tokens, parameters.config());
   std::vector<int32_t> stop_ids = options.flags.stop_ids;
   if (options.stop_at_eos) {
@@ -172,7 +174,7 @@ void print_generated(const Options& options, const std::vector<Generated>& all,
 void generate_text(const Options& options) {
   ModelTextOptions text_options = options.text;
   text_options.needs_renderer = !options.prompt;
-  const ModelConfig config = load_model_config(options.text.folder);
+  const ModelConfig config = load_model_config(model_folder_of(options.text.folder));
   check_stop_ids(options, config);
   const ModelText text = load_model_text(text_options, config);
   if (options.no_thinking && !text.renderer->has_thinking()) {
@@ -197,7 +199,7 @@ void generate_text(const Options& options) {
   }
   const bool quiet = options.json || options.quiet;
   if (!quiet) say(settings_text(options.flags, text));
-  const Parameters parameters = load_parameters(options.text.folder);
+  const Parameters parameters = load_policy(options.text.folder, options.adapter);
   Engine engine(parameters, 0, engine_options(options));
   const int64_t positions = most_positions(engine, config);
   if (options.chat) {
@@ -297,6 +299,7 @@ void add_generate(CLI::App& app, Program&) {
   add_inputs(*command, *options);
   add_sampling(*command, *options);
   add_text_options(*command, options->text);
+  add_adapter_option(*command, options->adapter);
   command->add_flag("--no-thinking", options->no_thinking,
                     "Ask the chat format for a reply without thinking");
   command->add_flag("--json", options->json, "Print JSON, one object per sample");

@@ -14,6 +14,7 @@
 #include "generate/scoring_text.h"
 #include "generate/token_lists.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "run/devices.h"
 #include "run/durations.h"
 
@@ -22,6 +23,7 @@ namespace {
 
 struct Options {
   ModelTextOptions text;
+  std::string adapter;
   std::string tokens, text_file, messages;
   std::optional<std::string> given;  // --text
   bool json = false;
@@ -79,7 +81,7 @@ std::vector<std::vector<float>> score(const Options& options, const Parameters& 
 }
 
 void score_ids(const Options& options) {
-  const Parameters parameters = load_parameters(options.text.folder);
+  const Parameters parameters = load_policy(options.text.folder, options.adapter);
   const auto lists = read_token_lists(options.tokens, parameters.config());
   print(scores_json(score(options, parameters, lists, options.tokens)));
 }
@@ -87,7 +89,7 @@ void score_ids(const Options& options) {
 void score_text(const Options& options) {
   ModelTextOptions text_options = options.text;
   text_options.needs_renderer = !options.messages.empty();
-  const ModelConfig config = load_model_config(options.text.folder);
+  const ModelConfig config = load_model_config(model_folder_of(options.text.folder));
   const ModelText text = load_model_text(text_options, config);
   ScoredText scored;
   std::string name = "--text";
@@ -110,7 +112,7 @@ void score_text(const Options& options) {
     throw Error(fmt::format("{}: {} tokens, but the model's max_position_embeddings is {}", name,
                             size, config.max_position_embeddings));
   }
-  const Parameters parameters = load_parameters(options.text.folder);
+  const Parameters parameters = load_policy(options.text.folder, options.adapter);
   scored.logprobs = score(options, parameters, {scored.ids}, name).front();
   print(options.json ? scored_json(scored, *text.tokenizer)
                      : scored_table(scored, *text.tokenizer));
@@ -140,6 +142,7 @@ void add_logprobs(CLI::App& app, Program&) {
                       "A conversation: a JSON file, or - for stdin; see docs/formats.md");
   command->add_option("--tokens", options->tokens, "JSON file with token ids, or - for stdin");
   add_text_options(*command, options->text);
+  add_adapter_option(*command, options->adapter);
   command->add_flag("--json", options->json,
                     "Print JSON: tokens, text, logprobs, total, perplexity");
   add_choice(*command, "--numerics", options->numerics,

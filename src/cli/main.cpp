@@ -105,6 +105,7 @@ int main(int argc, char** argv) {
   leeway::add_logprobs(app, program);
   leeway::add_generate(app, program);
   leeway::add_serve(app, program);
+  leeway::add_merge(app, program);
   leeway::add_tokenize(app, program);
   leeway::add_render(app, program);
   leeway::add_trajectory(app, program);

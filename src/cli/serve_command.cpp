@@ -9,6 +9,7 @@
 #include "cli/serve_signals.h"
 #include "cli/text_options.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 
 #ifdef LEEWAY_SERVER
 #include "base/files.h"
@@ -35,7 +36,7 @@ constexpr const char* kMeaning =
 struct Options {
   ModelTextOptions text;
   ServerOptions server;
-  std::string key_file;
+  std::string key_file, adapter;
   bool device_weights = false;
   std::optional<int64_t> kv_bytes;
   Device device = Device::cpu;
@@ -83,9 +84,12 @@ int serve(Options& options) {
   server.engine.backend = sampling_backend(options.device, server.engine.precision);
   server.engine.max_rows_per_step = rows_per_step(options.device);
   server.engine.kv_bytes = options.kv_bytes.value_or(default_kv_bytes(options.device));
-  ServedText text = load_served_text(options.text, load_model_config(server.folder));
-  auto weights = std::make_shared<const PolicySnapshot>(
-      load_parameters(server.folder), version_of_folder(server.folder).value_or(0));
+  ServedText text =
+      load_served_text(options.text, load_model_config(model_folder_of(server.folder)));
+  const std::string& newest = options.adapter.empty() ? server.folder : options.adapter;
+  auto weights = std::make_shared<const PolicySnapshot>(load_policy(server.folder, options.adapter),
+                                                        version_of_folder(newest).value_or(0));
+  server.adapter = options.adapter;
   weights->checksum();
   server.on_failure = [](const std::string& reason) {
     say(fmt::format("leeway: the engine has failed, and all requests with it: {}", reason));
@@ -122,6 +126,7 @@ void add_options(CLI::App& command, const std::shared_ptr<Options>& options) {
   command.add_option("--name", server.name, "The model's name in requests; otherwise the folder")
       ->type_name("NAME");
   add_text_options(command, options->text);
+  add_adapter_option(command, options->adapter);
   add_choice(command, "--device", options->device, "Device to run on; cuda needs a GPU");
   add_choice(command, "--precision", server.engine.precision,
              "Dtype of the weights while sampling");

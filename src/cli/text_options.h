@@ -22,4 +22,10 @@ inline void add_text_options(CLI::App& command, ModelTextOptions& options) {
       ->type_name("NAME");
 }
 
+// --adapter. `folder` must outlive the parsing.
+inline void add_adapter_option(CLI::App& command, std::string& folder) {
+  command.add_option("--adapter", folder,
+                     "A LoRA adapter over the model, as PEFT saves it (docs/lora.md)");
+}
+
 }  // namespace leeway

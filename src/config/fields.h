@@ -48,9 +48,9 @@ struct Field {
   // Why the key has no effect given the current values of the others, with the remedy. Such a key
   // is refused if given and omitted from the dump. Empty if it has an effect.
   std::string inert;
-  std::string inert_by;     // full name of the key that decides it
-  bool input_path = false;  // for text: a file or folder that is read
-  std::string no_path;      // with input_path: the one value that is not a path
+  std::string inert_by;               // full name of the key that decides it
+  bool input_path = false;            // for text: a file or folder that is read
+  std::vector<std::string> no_paths;  // with input_path: values that are not paths
   // Full name of a key that may say the same in other words; the dump shows this one.
   std::string synonym;
   bool in_dump = true;  // false: other keys of the dump say the same

@@ -38,6 +38,34 @@ class Checks {
             "dimensions");
   }
 
+  void lora() {
+    const LoraTable& t = run_.model.lora;
+    if (!t.enabled) {
+      require(run_.trainer.reference != "base", {"trainer.reference"},
+              "is the model below an adapter, and there is no [model.lora]; use \"initial\"");
+      return;
+    }
+    if (run_.model.path.empty() && !findings_.problems.blames("model.path")) {
+      findings_.problems.add(
+          0, "[model.lora] needs model.path: an adapter is trained over a given model");
+    }
+    require(run_.model.device == Device::cpu, {"model.device"},
+            "[model.lora] trains on the CPU alone; leave model.device out, or train all weights");
+    const std::vector<std::string> modules = LoraTable{}.targets;
+    require(t.dropout == 0.0, {"model.lora.dropout"},
+            "must be 0: with dropout the trainer would compute other log-probabilities than the "
+            "sampler");
+    require(!t.targets.empty(), {"model.lora.targets"}, "must name at least one module");
+    for (const std::string& target : t.targets) {
+      const bool known = std::find(modules.begin(), modules.end(), target) != modules.end();
+      require(known, {"model.lora.targets"},
+              fmt::format("{} is no module; use any of {}", toml_string(target),
+                          fmt::join(modules, ", ")));
+      require(std::count(t.targets.begin(), t.targets.end(), target) == 1, {"model.lora.targets"},
+              fmt::format("{} is there twice", toml_string(target)));
+    }
+  }
+
   void trainer() {
     const TrainerTable& t = run_.trainer;
     effective(
@@ -257,6 +285,7 @@ void check_run(const Document& document, const RunConfig& run, const LossSpec* l
                Findings& findings) {
   Checks checks(document, run, loss, findings);
   checks.model();
+  checks.lora();
   checks.trainer();
   checks.loss();
   checks.orchestrator();

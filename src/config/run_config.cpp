@@ -77,10 +77,10 @@ Field inert_if(bool condition, const std::string& by, const std::string& reason,
   if (condition) field.inert = reason;
   return field;
 }
-// A file or folder that is read; `word` is a special value that is not a path.
-Field input(Field field, const char* word = "") {
+// A file or folder that is read; `words` are special values that are not paths.
+Field input(Field field, std::vector<std::string> words = {}) {
   field.input_path = true;
-  field.no_path = word;
+  field.no_paths = std::move(words);
   return field;
 }
 
@@ -92,7 +92,7 @@ std::vector<Field> model_fields(ModelTable& t) {
       input(text("tokenizer", t.tokenizer,
                  "`byte`, or a tokenizer.json; if empty, the one in `path`, or `byte` for a "
                  "model from scratch."),
-            "byte"),
+            {"byte"}),
       choice("device", t.device,
              "Device for training and sampling; cuda needs a GPU and a build with PyTorch for "
              "CUDA."),
@@ -130,11 +130,32 @@ std::vector<Field> model_fields(ModelTable& t) {
   return fields;
 }
 
+std::vector<Field> lora_fields(LoraTable& t) {
+  const std::string reason =
+      fmt::format("is that of the adapter model.lora.path = {}; leave it out", toml_string(t.path));
+  const auto of_new = [&](Field field) {
+    return inert_if(!t.path.empty(), "model.lora.path", reason, std::move(field));
+  };
+  return {
+      input(text("path", t.path,
+                 "An adapter to start from, as PEFT saves it; if empty, a new one: A random, B "
+                 "zero.")),
+      of_new(integer("rank", t.rank, 1, 65536, "Rank of the update of each matrix.")),
+      of_new(number("alpha", t.alpha, kPositive, "The update is scaled by `alpha` / `rank`.")),
+      of_new(texts("targets", t.targets,
+                   "Modules of each layer that get an update: any of `q_proj`, `k_proj`, `v_proj`, "
+                   "`o_proj`, `gate_proj`, `up_proj`, `down_proj`.")),
+      number("dropout", t.dropout, kShareBelowOne,
+             "0 is the only value: with dropout the trainer would compute other log-probabilities "
+             "than the sampler."),
+  };
+}
+
 std::vector<Field> optimizer_fields(OptimizerTable& t, const std::string& path) {
   const char* rate = "AdamW learning rate after the warm-up; 0 leaves the weights unchanged.";
   const char* rate_or_auto =
       "AdamW learning rate after the warm-up; 0 leaves the weights unchanged, `auto` is 0.3 / "
-      "`hidden_size`^1.5 of the model.";
+      "`hidden_size`^1.5 of the model, ten times that for an adapter.";
   return {
       path == "sft" ? number("learning_rate", t.learning_rate.value, kNotNegative, rate)
                     : Field{.key = "learning_rate",
@@ -207,9 +228,9 @@ std::vector<Field> trainer_fields(TrainerTable& t, Device device) {
              "Whether to compute logprobs of the policy before the update, for losses that read "
              "`prox`; auto does so if the batch takes more than one optimizer step."),
       input(word("reference", t.reference,
-                 "Reference policy for losses that read `ref`: `initial` (the policy at step 0) "
-                 "or a Hugging Face folder."),
-            "initial"),
+                 "Reference policy for losses that read `ref`: `initial` (the policy at step 0), "
+                 "`base` (`model.path` without its adapter) or a Hugging Face folder."),
+            {"initial", "base"}),
       input(text("teacher", t.teacher,
                  "A Hugging Face folder; required by losses with `teacher_tau`, refused for "
                  "others.")),
@@ -477,6 +498,13 @@ std::vector<Section> describe(RunConfig& run, RendererConfig& renderer) {
                 "scratch. With\n"
                 "`path`, keys of the shape are refused.",
        .fields = model_fields(run.model)},
+      {.path = "model.lora",
+       .about = "A low-rank adapter over `model.path` is trained instead of all weights "
+                "([LoRA](lora.md)). It is\n"
+                "enabled by the presence of the table, even an empty one.",
+       .fields = lora_fields(run.model.lora),
+       .present = run.model.lora.enabled,
+       .given = &run.model.lora.enabled},
       {.path = "sft",
        .about = "Supervised warm start before RL, and all that `leeway sft` does. It is enabled "
                 "by the\n"

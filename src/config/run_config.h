@@ -14,6 +14,18 @@
 
 namespace leeway {
 
+// [model.lora]: a low-rank adapter over model.path is trained instead of all weights.
+struct LoraTable {
+  bool enabled = false;  // whether the file has the table
+  std::string path;      // an adapter to start from; empty: a new one
+  // Of a new one; an adapter of `path` has its own.
+  int64_t rank = 16;
+  double alpha = 32.0;  // the update is scaled by alpha / rank
+  std::vector<std::string> targets = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
+                                      "gate_proj", "up_proj", "down_proj"};
+  double dropout = 0.0;  // 0 is the only value
+};
+
 // [model]: a Hugging Face folder, or the shape of a model initialized from scratch (never both).
 struct ModelTable {
   std::string path;             // empty: from scratch
@@ -32,6 +44,7 @@ struct ModelTable {
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
   bool tie_word_embeddings = false;
+  LoraTable lora;
 };
 
 // A number, or "auto", which the rest of the configuration determines. `value` is the effective
@@ -85,8 +98,9 @@ struct TrainerTable {
   OptimizerSteps optimizer_steps = OptimizerSteps::batch;
   int64_t max_tokens = 16384;  // per forward and backward pass
   ProxForward prox_forward = ProxForward::automatic;
-  std::string reference = "initial";  // the policy at step 0, or a Hugging Face folder
-  std::string teacher;                // a Hugging Face folder; for teacher_tau
+  // "initial": the policy at step 0; "base": model.path below an adapter; or a Hugging Face folder.
+  std::string reference = "initial";
+  std::string teacher;  // a Hugging Face folder; for teacher_tau
   double entropy_bonus = 0.0;
   Numerics numerics = Numerics::exact;
   TrainingPrecision precision = TrainingPrecision::automatic;
@@ -102,6 +116,9 @@ struct TrainerTable {
 // sum of that many terms must, and somewhat faster, down to what is used for billions of
 // parameters.
 double automatic_learning_rate(int64_t hidden_size);
+// Of an adapter, times this: its matrices are small and begin at zero, and the rates that work best
+// for them lie about this far above those of all weights.
+inline constexpr double kAdapterRate = 10.0;
 
 // [orchestrator]
 struct OrchestratorTable {

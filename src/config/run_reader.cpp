@@ -249,7 +249,10 @@ void decide_automatic(RunConfig& run) {
   const ModelTable& model = run.model;
   const int64_t width = model.path.empty() ? model.hidden_size : hidden_size_of(model.path);
   // Two digits: the rule is no more precise than that, and they are easy to read.
-  if (width > 0) rate.value = std::stod(fmt::format("{:.1e}", automatic_learning_rate(width)));
+  const double factor = model.lora.enabled ? kAdapterRate : 1.0;
+  if (width > 0) {
+    rate.value = std::stod(fmt::format("{:.1e}", factor * automatic_learning_rate(width)));
+  }
 }
 
 void resolve_paths(const Document& document, const std::string& file, RunConfig& run,
@@ -259,7 +262,8 @@ void resolve_paths(const Document& document, const std::string& file, RunConfig&
     for (const Field& field : section.fields) {
       if (!field.input_path) continue;
       std::string& path = *std::get<std::string*>(field.target);
-      if (path.empty() || path == field.no_path) continue;
+      const auto& words = field.no_paths;
+      if (path.empty() || std::find(words.begin(), words.end(), path) != words.end()) continue;
       const Given* given = document.find(section.prefix() + field.key);
       path = resolved(path, given != nullptr && given->in_file() ? folder : "");
     }

@@ -16,7 +16,7 @@ class CpuBackend final : public SamplingBackend {
         block_bytes_(static_cast<int64_t>(KvStore::block_bytes(config))),
         pool_(options.threads),
         kv_(config, block_count(options, block_bytes_, most_blocks)),
-        decoder_(config, options.precision),
+        decoder_(config, options.precision, options.frozen),
         draws_(pool_) {}
 
   int64_t blocks() const override { return kv_.blocks(); }

@@ -23,6 +23,7 @@
 #include "engine/backend.h"
 #include "engine/request.h"
 #include "kernels/matmul.h"
+#include "model/frozen_weights.h"
 #include "model/policy_snapshot.h"
 
 namespace leeway {
@@ -34,6 +35,7 @@ struct EngineOptions {
   int64_t max_rows_per_step = 512;      // prompt and decode rows of one pass
   int64_t max_sequences = 256;          // samples running at a time
   KvAfterSwap kv_after_swap = KvAfterSwap::keep;
+  FrozenWeights frozen = FrozenWeights::packed;  // on the CPU
   MakeSamplingBackend backend;  // empty: the CPU's, which alone follows `precision`
 };
 

@@ -367,6 +367,7 @@ void rms_norm_backward(Team& team, const float* x, const float* dy, int64_t rows
   for_rows(team, rows, kRowBlock, [&](RowRange range) {
     HWY_DYNAMIC_DISPATCH(norm_rows_backward)(task, range);
   });
+  if (dweight == nullptr) return;
   for_columns(team, width, [&](int64_t column) {
     HWY_DYNAMIC_DISPATCH(norm_weight_backward)(task, RowRange{0, rows}, column);
   });
@@ -397,7 +398,7 @@ void transform_heads_backward(Team& team, const HeadTransform& transform, const 
     if (normed) task.partial = partials + range.first / kHeadRowBlock * 2 * dim;
     HWY_DYNAMIC_DISPATCH(transform_rows_backward)(task, range);
   });
-  if (!normed) return;
+  if (!normed || dquery_norm == nullptr) return;
   team.for_each(2, [&](int64_t which) {
     float* out = which == 0 ? dquery_norm : dkey_norm;
     for (int64_t block = 0; block < blocks; ++block) {

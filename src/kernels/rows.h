@@ -18,7 +18,7 @@ namespace leeway {
 void rms_norm(Team& team, const float* x, int64_t rows, int64_t width, const float* weight,
               float eps, float* y, float* inverse_rms = nullptr);
 
-// dx += d loss / dx and dweight += d loss / dweight (rows in order), from dy.
+// dx += d loss / dx and dweight += d loss / dweight (rows in order; unless null), from dy.
 void rms_norm_backward(Team& team, const float* x, const float* dy, int64_t rows, int64_t width,
                        const float* weight, const float* inverse_rms, float* dx, float* dweight);
 
@@ -49,7 +49,7 @@ void transform_heads(Team& team, const HeadTransform& transform, const float* qk
                      const int32_t* positions, int64_t rows, float* q, float* k);
 
 // Writes the query and key columns of dqkv from dq and dk (without adding to them); adds to the
-// norms' gradients. Value columns are not touched.
+// norms' gradients, unless these are null. Value columns are not touched.
 void transform_heads_backward(Team& team, const HeadTransform& transform, const float* qkv,
                               const int32_t* positions, int64_t rows, const float* dq,
                               const float* dk, float* dqkv, float* dquery_norm, float* dkey_norm);

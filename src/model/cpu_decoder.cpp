@@ -52,6 +52,17 @@ float* large_memory(size_t floats) {
   return static_cast<float*>(memory);
 }
 
+// Sizes the matrix, unless it has the size, and packs it.
+const PackedMatrix* pack_one(ThreadPool& pool, PackedMatrix& matrix, const float* from,
+                             int64_t outputs, int64_t inputs) {
+  if (matrix.outputs() != outputs || matrix.inputs() != inputs) {
+    matrix = PackedMatrix(Precision::float32, outputs, inputs);
+  }
+  const PackedMatrix::Part part{from, outputs};
+  pool.run_team([&](Team& team) { matrix.pack(team, {&part, 1}); });
+  return &matrix;
+}
+
 }  // namespace
 
 RopeTable::RopeTable(const ModelConfig& config, int64_t count) {
@@ -94,23 +105,12 @@ struct SamplingDecoder::Impl {
     PackedMatrix qkv, o, gate_up, down;
     // Norms and biases are in `small`; filled by `load`.
     LayerWeights weights{};
+    std::vector<PackedMatrix> adapter;
   };
 
-  Impl(const ModelConfig& model, Precision precision)
-      : config(model),
-        pass(make_pass(model)),
-        head(precision, model.vocab_size, model.hidden_size) {
-    const int64_t queries = pass.layout.query_width();
+  Impl(const ModelConfig& model, Precision precision_, FrozenWeights frozen_)
+      : config(model), precision(precision_), frozen(frozen_), pass(make_pass(model)) {
     layers.resize(static_cast<size_t>(config.num_hidden_layers));
-    for (Layer& layer : layers) {
-      layer.qkv = PackedMatrix(precision, pass.layout.width(), config.hidden_size);
-      layer.o = PackedMatrix(precision, config.hidden_size, queries);
-      layer.gate_up = PackedMatrix(precision, 2 * config.intermediate_size, config.hidden_size);
-      layer.down = PackedMatrix(precision, config.hidden_size, config.intermediate_size);
-    }
-    if (!config.tie_word_embeddings) {
-      embedding = PackedMatrix(precision, config.vocab_size, config.hidden_size);
-    }
   }
 
   const PackedMatrix& embedding_rows() const {
@@ -125,12 +125,25 @@ struct SamplingDecoder::Impl {
     rope = RopeTable(config, rope_positions);
   }
 
+  void size_matrices();
+  void pack(ThreadPool& pool, const NetworkPointers<const float>& network);
+  void refer_to(const NetworkPointers<const float>& network);
+  void pack_adapter(ThreadPool& pool, const NetworkPointers<const float>& network);
+  void embed(int32_t token, float* to) const;
+  void head_product(Team& team, const float* x, int64_t rows, float* logits) const;
+
   ModelConfig config;
+  Precision precision;
+  FrozenWeights frozen;
   Pass pass;
   std::vector<Layer> layers;
   PackedMatrix head, embedding;
+  // In place: the base's own arrays instead of the two matrices above.
+  const float *raw_head = nullptr, *raw_embedding = nullptr;
+  std::shared_ptr<const Parameters> base;  // of the adapter that was loaded last
   std::vector<AlignedVector<float>> small;
   const float* final_norm = nullptr;
+  int64_t rank = 0;
   int64_t rope_positions = 0;
   RopeTable rope{config, 0};
 
@@ -139,23 +152,58 @@ struct SamplingDecoder::Impl {
   std::vector<int32_t> positions;
 };
 
-SamplingDecoder::SamplingDecoder(const ModelConfig& config, Precision precision)
-    : impl_(std::make_unique<Impl>(config, precision)) {}
+SamplingDecoder::SamplingDecoder(const ModelConfig& config, Precision precision,
+                                 FrozenWeights frozen)
+    : impl_(std::make_unique<Impl>(config, precision, frozen)) {
+  if (frozen == FrozenWeights::packed) impl_->size_matrices();
+}
 SamplingDecoder::~SamplingDecoder() = default;
+
+void SamplingDecoder::Impl::size_matrices() {
+  if (head.outputs() > 0) return;
+  head = PackedMatrix(precision, config.vocab_size, config.hidden_size);
+  for (Layer& layer : layers) {
+    layer.qkv = PackedMatrix(precision, pass.layout.width(), config.hidden_size);
+    layer.o = PackedMatrix(precision, config.hidden_size, pass.layout.query_width());
+    layer.gate_up = PackedMatrix(precision, 2 * config.intermediate_size, config.hidden_size);
+    layer.down = PackedMatrix(precision, config.hidden_size, config.intermediate_size);
+  }
+  if (!config.tie_word_embeddings) {
+    embedding = PackedMatrix(precision, config.vocab_size, config.hidden_size);
+  }
+}
 
 void SamplingDecoder::load(ThreadPool& pool, const Parameters& parameters) {
   Impl& impl = *impl_;
   const auto network = network_of(parameters);
-  const ModelConfig& config = impl.config;
-  impl.small.clear();
+  const bool in_place = parameters.base() != nullptr && impl.precision == Precision::float32 &&
+                        impl.frozen == FrozenWeights::in_place;
+  if (parameters.base() == nullptr || parameters.base() != impl.base) {
+    in_place ? impl.refer_to(network) : impl.pack(pool, network);
+  }
+  impl.base = parameters.base();
+  impl.pack_adapter(pool, network);
+}
+
+// Nothing is copied: the caller keeps the base.
+void SamplingDecoder::Impl::refer_to(const NetworkPointers<const float>& network) {
+  for (size_t i = 0; i < layers.size(); ++i) layers[i].weights = raw_layer(config, network, i);
+  final_norm = network.final_norm;
+  raw_head = network.head, raw_embedding = network.embedding;
+}
+
+void SamplingDecoder::Impl::pack(ThreadPool& pool, const NetworkPointers<const float>& network) {
+  size_matrices();
+  raw_head = raw_embedding = nullptr;
+  small.clear();
   const auto keep = [&](const float* from, int64_t size) -> const float* {
     if (from == nullptr) return nullptr;
-    impl.small.emplace_back(from, from + size);
-    return impl.small.back().data();
+    small.emplace_back(from, from + size);
+    return small.back().data();
   };
-  for (size_t i = 0; i < impl.layers.size(); ++i) {
-    Impl::Layer& layer = impl.layers[i];
-    LayerWeights raw = raw_layer(config, network.layers[i]);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    Layer& layer = layers[i];
+    LayerWeights raw = raw_layer(config, network, i);
     pool.run_team([&](Team& team) {
       const auto pack = [&](PackedMatrix& matrix, const Linear& linear) {
         matrix.pack(team, {linear.parts.data(), static_cast<size_t>(linear.part_count)});
@@ -181,19 +229,60 @@ void SamplingDecoder::load(ThreadPool& pool, const Parameters& parameters) {
     }
     layer.weights = raw;
   }
-  impl.final_norm = keep(network.final_norm, config.hidden_size);
+  final_norm = keep(network.final_norm, config.hidden_size);
   pool.run_team([&](Team& team) {
-    const PackedMatrix::Part head{network.head, config.vocab_size};
-    impl.head.pack(team, {&head, 1});
+    const PackedMatrix::Part of_head{network.head, config.vocab_size};
+    head.pack(team, {&of_head, 1});
     const PackedMatrix::Part rows{network.embedding, config.vocab_size};
-    if (!config.tie_word_embeddings) impl.embedding.pack(team, {&rows, 1});
+    if (!config.tie_word_embeddings) embedding.pack(team, {&rows, 1});
   });
+}
+
+// In float32, whatever the precision of the weights below it: it is small.
+void SamplingDecoder::Impl::pack_adapter(ThreadPool& pool,
+                                         const NetworkPointers<const float>& network) {
+  rank = network.rank;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    Layer& layer = layers[i];
+    const LayerWeights raw = raw_layer(config, network, i);
+    layer.adapter.resize(2 * kLoraTargets.size());
+    PackedMatrix* next = layer.adapter.data();
+    const auto take = [&](const Linear& from, Linear& to) {
+      to.low_rank = {from.low_rank.rank, from.low_rank.scale, {}, {}};
+      for (size_t part = 0; rank > 0 && part < from.low_rank.parts.size(); ++part) {
+        if (!from.low_rank.has(part)) continue;
+        const LoraPointers<const float>& matrices = from.low_rank.parts[part];
+        to.low_rank.packed[part] = {
+            pack_one(pool, *next++, matrices.a, rank, from.inputs),
+            pack_one(pool, *next++, matrices.b, from.parts[part].outputs, rank)};
+      }
+    };
+    take(raw.qkv, layer.weights.qkv);
+    take(raw.o, layer.weights.o);
+    take(raw.gate_up, layer.weights.gate_up);
+    take(raw.down, layer.weights.down);
+  }
+}
+
+void SamplingDecoder::Impl::embed(int32_t token, float* to) const {
+  if (raw_embedding == nullptr) return embedding_rows().row(token, to);
+  std::memcpy(to, raw_embedding + token * config.hidden_size,
+              static_cast<size_t>(config.hidden_size) * sizeof(float));
+}
+
+void SamplingDecoder::Impl::head_product(Team& team, const float* x, int64_t rows,
+                                         float* logits) const {
+  const int64_t width = config.hidden_size, vocabulary = config.vocab_size;
+  if (raw_head == nullptr) return product(team, x, rows, width, head, logits, vocabulary);
+  gemm(team, rows, vocabulary, width, rows_of(x, width), columns_of(raw_head, width), logits,
+       vocabulary);
 }
 
 size_t SamplingDecoder::weight_bytes() const {
   size_t bytes = impl_->head.bytes() + impl_->embedding.bytes();
   for (const auto& layer : impl_->layers) {
     bytes += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+    for (const PackedMatrix& matrix : layer.adapter) bytes += matrix.bytes();
   }
   for (const auto& vector : impl_->small) bytes += vector.size() * sizeof(float);
   return bytes;
@@ -235,14 +324,17 @@ void SamplingDecoder::run(ThreadPool& pool, std::span<const int32_t> tokens,
   workspace.want(buffers.attention, pass.layout.query_width() * rows);
   workspace.want(buffers.gate_up, 2 * pass.intermediate * rows);
   workspace.want(buffers.s, pass.intermediate * rows);
+  // One array for all four, each of which is used up before the next.
+  float* low = nullptr;
+  workspace.want(low, 3 * impl.rank * rows);
   workspace.lay_out(impl.floats);
+  buffers.low_qkv = buffers.low_o = buffers.low_gate_up = buffers.low_down = low;
   buffers.middle = x;
 
   pool.run_team([&](Team& team) {
-    const PackedMatrix& embedding = impl.embedding_rows();
     team.for_each((rows + 7) / 8, [&](int64_t block) {
       for (int64_t row = block * 8; row < std::min(rows, block * 8 + 8); ++row) {
-        embedding.row(tokens[static_cast<size_t>(row)], x + row * h);
+        impl.embed(tokens[static_cast<size_t>(row)], x + row * h);
       }
     });
     for (size_t i = 0; i < impl.layers.size(); ++i) {
@@ -255,7 +347,7 @@ void SamplingDecoder::run(ThreadPool& pool, std::span<const int32_t> tokens,
                   static_cast<size_t>(h) * sizeof(float));
     });
     rms_norm(team, last, sampled, h, impl.final_norm, pass.eps, buffers.h);
-    product(team, buffers.h, sampled, h, impl.head, logits, impl.config.vocab_size);
+    impl.head_product(team, buffers.h, sampled, logits);
   });
 }
 

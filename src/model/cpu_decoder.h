@@ -15,6 +15,7 @@
 #include "kernels/attention.h"
 #include "kernels/blas.h"
 #include "kernels/matmul.h"
+#include "model/frozen_weights.h"
 #include "model/parameters.h"
 
 namespace leeway {
@@ -47,11 +48,14 @@ class KvStore {
 // `load` may be called again with new weights of the same config, but not during `run`.
 class SamplingDecoder {
  public:
-  SamplingDecoder(const ModelConfig& config, Precision precision);
+  SamplingDecoder(const ModelConfig& config, Precision precision,
+                  FrozenWeights frozen = FrozenWeights::packed);
   ~SamplingDecoder();
 
-  // Copies and packs the weights.
+  // Copies and packs the weights. Of an adapter over the base of the last one, the adapter alone;
+  // its matrices are float32 in every precision. The base is held until other weights come.
   void load(ThreadPool& pool, const Parameters& parameters);
+  // Own memory, without what is used in place.
   size_t weight_bytes() const;
 
   // One pass over rows. `tokens` [rows] are the input tokens; `sequences` cover the rows, in order.

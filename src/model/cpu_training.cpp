@@ -86,12 +86,21 @@ KvBlocks kv_of(const Pass& pass, Activations::Impl& state) {
   return {state.kv.data(), KvBlocks::block_floats(pass.layout)};
 }
 
+// Of `rank` 0 there is nothing to keep.
+void want_low(Workspace& workspace, int64_t rows, int64_t rank, LayerBuffers& b) {
+  workspace.want(b.low_qkv, 3 * rows * rank);
+  workspace.want(b.low_o, rows * rank);
+  workspace.want(b.low_gate_up, 2 * rows * rank);
+  workspace.want(b.low_down, rows * rank);
+}
+
 void want_gate_up(Workspace& workspace, const Pass& pass, LayerBuffers& b) {
   workspace.want(b.gate_up, 2 * pass.intermediate * pass.rows);
 }
 
-void want_buffers(Workspace& workspace, const Pass& pass, LayerBuffers& b) {
+void want_buffers(Workspace& workspace, const Pass& pass, int64_t rank, LayerBuffers& b) {
   const int64_t rows = pass.rows;
+  want_low(workspace, rows, rank, b);
   workspace.want(b.qkv, pass.layout.width() * rows);
   workspace.want(b.q, pass.layout.query_width() * rows);
   workspace.want(b.k, pass.layout.kv_width() * rows);
@@ -103,21 +112,22 @@ void want_buffers(Workspace& workspace, const Pass& pass, LayerBuffers& b) {
 }
 
 // Lays out arrays for a forward that stores activations (`keep`) or does not.
-void lay_out(const Pass& pass, size_t layers, bool keep, Activations::Impl& state) {
-  state.layers.assign(layers, {});
+void lay_out(const Pass& pass, const NetworkPointers<const float>& network, bool keep,
+             Activations::Impl& state) {
+  state.layers.assign(network.layers.size(), {});
   Workspace workspace;
   LayerBuffers shared{};
   workspace.want(shared.h, pass.hidden * pass.rows);
   workspace.want(shared.s, pass.intermediate * pass.rows);
   const bool one_set = !keep || state.recompute;
   const bool one_gate_up = one_set || state.recompute_gate_up;
-  if (one_set) want_buffers(workspace, pass, shared);
+  if (one_set) want_buffers(workspace, pass, network.rank, shared);
   if (one_gate_up) want_gate_up(workspace, pass, shared);
   float* x = nullptr;
   if (!keep) workspace.want(x, pass.hidden * pass.rows);
   for (auto& layer : state.layers) {
     if (keep) workspace.want(layer.x, pass.hidden * pass.rows);
-    if (!one_set) want_buffers(workspace, pass, layer.buffers);
+    if (!one_set) want_buffers(workspace, pass, network.rank, layer.buffers);
     if (!one_gate_up) want_gate_up(workspace, pass, layer.buffers);
   }
   if (keep) workspace.want(state.last, pass.hidden * pass.rows);
@@ -158,34 +168,72 @@ void embed_backward(Team& team, const float* dx, int64_t width, std::span<const 
   });
 }
 
-// From dy [rows, outputs] (rows `outputs()` apart): adds to the weight and bias gradients, and
-// computes dx [rows, inputs] = dy W unless dx is null.
-void linear_backward(Team& team, Numerics numerics, const Linear& linear, const float* x,
-                     const float* dy, int64_t rows, const std::array<float*, 3>& dweights,
-                     const std::array<float*, 3>& dbiases, float* dx) {
+// Where the gradients of a linear layer's parts go; null: the part has none, or it is frozen.
+struct LinearGradients {
+  std::array<float*, 3> weights{}, biases{};
+  std::array<LoraPointers<float>, 3> low_rank{};
+};
+
+// y = .. + low B^T with low = scale x A^T: from dy adds to the gradients of A and B and to dx.
+// `dlow` [rows, rank] is a workspace.
+void low_rank_backward(Team& team, Numerics numerics, const Linear& linear, size_t part,
+                       const float* x, const float* low, const float* dy, int64_t rows,
+                       const LoraPointers<float>& grads, float* dlow, float* dx) {
+  const LowRank& lora = linear.low_rank;
+  const int64_t width = linear.outputs(), outputs = linear.parts[part].outputs;
+  const int64_t rank = lora.rank, inputs = linear.inputs;
+  multiply(team, numerics, outputs, rank, rows, columns_of(dy, width), rows_of(low, rank), grads.b,
+           rank, Start::old_value);
+  multiply(team, numerics, rows, rank, outputs, rows_of(dy, width),
+           rows_of(lora.parts[part].b, rank), dlow, rank);
+  multiply_by(team, lora.scale, dlow, rows * rank);
+  multiply(team, numerics, rank, inputs, rows, columns_of(dlow, rank), rows_of(x, inputs), grads.a,
+           inputs, Start::old_value);
+  multiply(team, numerics, rows, inputs, rank, rows_of(dlow, rank),
+           rows_of(lora.parts[part].a, inputs), dx, inputs, Start::old_value);
+}
+
+// What a linear layer was applied to and gave: x [rows, inputs], low as `apply` left it.
+struct LinearInput {
+  const float *x, *low;
+};
+
+// From dy [rows, outputs] (rows `outputs()` apart): adds to the gradients, and computes dx
+// [rows, inputs]. `dlow` is a workspace.
+void linear_backward(Team& team, Numerics numerics, const Linear& linear, const LinearInput& input,
+                     const float* dy, int64_t rows, const LinearGradients& grads, float* dlow,
+                     float* dx) {
   const int64_t width = linear.outputs();
   int64_t column = 0;
   for (size_t i = 0; i < static_cast<size_t>(linear.part_count); ++i) {
     const int64_t outputs = linear.parts[i].outputs;
-    multiply(team, numerics, outputs, linear.inputs, rows, columns_of(dy + column, width),
-             rows_of(x, linear.inputs), dweights[i], linear.inputs, Start::old_value);
-    if (dbiases[i] != nullptr) {
-      add_column_sums(team, dy + column, rows, outputs, width, dbiases[i]);
+    if (grads.weights[i] != nullptr) {
+      multiply(team, numerics, outputs, linear.inputs, rows, columns_of(dy + column, width),
+               rows_of(input.x, linear.inputs), grads.weights[i], linear.inputs, Start::old_value);
+    }
+    if (grads.biases[i] != nullptr) {
+      add_column_sums(team, dy + column, rows, outputs, width, grads.biases[i]);
     }
     multiply(team, numerics, rows, linear.inputs, outputs, rows_of(dy + column, width),
              rows_of(linear.parts[i].data, linear.inputs), dx, linear.inputs,
              i == 0 ? Start::zero : Start::old_value);
+    if (linear.low_rank.rank > 0 && linear.low_rank.has(i)) {
+      const float* low = input.low + static_cast<int64_t>(i) * rows * linear.low_rank.rank;
+      low_rank_backward(team, numerics, linear, i, input.x, low, dy + column, rows,
+                        grads.low_rank[i], dlow, dx);
+    }
     column += outputs;
   }
 }
 
 // Arrays of the backward pass, shared by all layers.
 struct GradientBuffers {
-  float *dx, *dh, *ds, *dgate_up, *dattention, *dq, *dk, *dqkv;
+  float *dx, *dh, *ds, *dgate_up, *dattention, *dq, *dk, *dqkv, *dlow;
 };
 
-void lay_out(const Pass& pass, Activations::Impl& state, GradientBuffers& g) {
+void lay_out(const Pass& pass, int64_t rank, Activations::Impl& state, GradientBuffers& g) {
   Workspace workspace;
+  workspace.want(g.dlow, rank * pass.rows);
   workspace.want(g.dx, pass.hidden * pass.rows);
   workspace.want(g.dh, pass.hidden * pass.rows);
   workspace.want(g.ds, pass.intermediate * pass.rows);
@@ -207,25 +255,29 @@ void layer_backward(Team& team, const Pass& pass, const LayerWeights& weights,
 
   // out = middle + down(s);  s = silu(gate) up;  [gate | up] = gate_up(norm(middle))
   swiglu(team, b.gate_up, rows, pass.intermediate, b.s);
-  linear_backward(team, pass.numerics, weights.down, b.s, g.dx, rows, {grads.down}, {}, g.ds);
+  linear_backward(team, pass.numerics, weights.down, {b.s, b.low_down}, g.dx, rows,
+                  {{grads.down}, {}, {grads.down_lora}}, g.dlow, g.ds);
   swiglu_backward(team, b.gate_up, g.ds, rows, pass.intermediate, g.dgate_up);
   rms_norm(team, b.middle, rows, pass.hidden, weights.post_norm, pass.eps, b.h);
-  linear_backward(team, pass.numerics, weights.gate_up, b.h, g.dgate_up, rows,
-                  {grads.gate, grads.up}, {}, g.dh);
+  linear_backward(team, pass.numerics, weights.gate_up, {b.h, b.low_gate_up}, g.dgate_up, rows,
+                  {{grads.gate, grads.up}, {}, {grads.gate_lora, grads.up_lora}}, g.dlow, g.dh);
   rms_norm_backward(team, b.middle, g.dh, rows, pass.hidden, weights.post_norm, b.post_rms, g.dx,
                     grads.post_norm);
 
   // middle = x + o(attention);  [q | k | v] = qkv(norm(x))
-  linear_backward(team, pass.numerics, weights.o, b.attention, g.dx, rows, {grads.o},
-                  {grads.o_bias}, g.dattention);
+  linear_backward(team, pass.numerics, weights.o, {b.attention, b.low_o}, g.dx, rows,
+                  {{grads.o}, {grads.o_bias}, {grads.o_lora}}, g.dlow, g.dattention);
   attend_backward(team, pass.layout, pass.sequences, b.q, b.k, b.qkv + v_column,
                   pass.layout.width(), b.attention, g.dattention, b.log_sums, g.dq, g.dk,
                   g.dqkv + v_column, pass.layout.width());
   transform_heads_backward(team, pass.heads(weights), b.qkv, pass.positions, rows, g.dq, g.dk,
                            g.dqkv, grads.q_norm, grads.k_norm);
   rms_norm(team, kept.x, rows, pass.hidden, weights.input_norm, pass.eps, b.h);
-  linear_backward(team, pass.numerics, weights.qkv, b.h, g.dqkv, rows, {grads.q, grads.k, grads.v},
-                  {grads.q_bias, grads.k_bias, grads.v_bias}, g.dh);
+  linear_backward(team, pass.numerics, weights.qkv, {b.h, b.low_qkv}, g.dqkv, rows,
+                  {{grads.q, grads.k, grads.v},
+                   {grads.q_bias, grads.k_bias, grads.v_bias},
+                   {grads.q_lora, grads.k_lora, grads.v_lora}},
+                  g.dlow, g.dh);
   rms_norm_backward(team, kept.x, g.dh, rows, pass.hidden, weights.input_norm, b.input_rms, g.dx,
                     grads.input_norm);
 }
@@ -248,13 +300,13 @@ void training_forward(ThreadPool& pool, const Parameters& parameters, const Pack
   if (options.numerics == Numerics::fast) require_blas();
   const Pass pass = begin_pass(config, batch, state);
   const auto network = network_of(parameters);
-  lay_out(pass, network.layers.size(), keep, state);
+  lay_out(pass, network, keep, state);
   pool.run_team([&](Team& team) {
     embed(team, network.embedding, pass.hidden, batch.tokens,
           state.layers.empty() ? state.last : state.layers.front().x);
     for (size_t i = 0; i < network.layers.size(); ++i) {
       float* out = i + 1 < network.layers.size() ? state.layers[i + 1].x : state.last;
-      layer_forward(team, pass, raw_layer(config, network.layers[i]), kv_of(pass, state),
+      layer_forward(team, pass, raw_layer(config, network, i), kv_of(pass, state),
                     state.layers[i].buffers, state.layers[i].x, out);
     }
     rms_norm(team, state.last, pass.rows, pass.hidden, network.final_norm, pass.eps, hidden.data(),
@@ -280,13 +332,13 @@ void training_backward(ThreadPool& pool, const Parameters& parameters, const Pac
   const auto network = network_of(parameters);
   const auto grads = network_of(gradients);
   GradientBuffers g{};
-  lay_out(pass, state, g);
+  lay_out(pass, network.rank, state, g);
   pool.run_team([&](Team& team) {
     std::fill_n(g.dx, pass.rows * pass.hidden, 0.0f);
     rms_norm_backward(team, state.last, dhidden.data(), pass.rows, pass.hidden, network.final_norm,
                       state.last_rms, g.dx, grads.final_norm);
     for (size_t i = network.layers.size(); i-- > 0;) {
-      const LayerWeights weights = raw_layer(config, network.layers[i]);
+      const LayerWeights weights = raw_layer(config, network, i);
       if (state.recompute) {
         layer_forward(team, pass, weights, kv_of(pass, state), state.layers[i].buffers,
                       state.layers[i].x, g.dh);
@@ -297,6 +349,7 @@ void training_backward(ThreadPool& pool, const Parameters& parameters, const Pac
       }
       layer_backward(team, pass, weights, state.layers[i], g, grads.layers[i]);
     }
+    if (grads.embedding == nullptr) return;
     embed_backward(team, g.dx, pass.hidden, batch.tokens, grads.embedding);
   });
 }

@@ -29,6 +29,11 @@ uint64_t hash_of(std::string_view text) {
   return hash;
 }
 
+// Seeded twice, so that neither close seeds nor close names give shifted copies of one sequence.
+Rng rng_of(uint64_t seed, std::string_view name) {
+  return Rng(Rng(Rng(seed).next() ^ hash_of(name)).next());
+}
+
 double deviation_of(const ModelConfig& config, const ParameterInfo& info) {
   const double inputs = static_cast<double>(info.shape.back());
   switch (info.role) {
@@ -45,8 +50,22 @@ double deviation_of(const ModelConfig& config, const ParameterInfo& info) {
 
 }  // namespace
 
-Parameters::Parameters(ModelConfig config)
-    : config_(std::move(config)), table_(parameter_table(config_)) {
+Parameters::Parameters(ModelConfig config) : Parameters(std::move(config), std::nullopt) {}
+
+Parameters::Parameters(std::shared_ptr<const Parameters> base, LoraSettings lora)
+    : Parameters(base->config(), std::move(lora)) {
+  LEEWAY_CHECK(base->lora() == nullptr, "the base of an adapter has none itself");
+  base_ = std::move(base);
+}
+
+Parameters Parameters::zeros_like(const Parameters& other) {
+  return Parameters(other.config_, other.lora_);
+}
+
+Parameters::Parameters(ModelConfig config, std::optional<LoraSettings> lora)
+    : config_(std::move(config)),
+      lora_(std::move(lora)),
+      table_(lora_ ? lora_table(config_, *lora_) : parameter_table(config_)) {
   int64_t end = 0;
   for (size_t i = 0; i < table_.size(); ++i) {
     offsets_.push_back(end);
@@ -94,21 +113,33 @@ std::span<const float> Parameters::of(size_t index) const {
 
 const float* Parameters::find(std::string_view name) const {
   const auto place = places_.find(name);
-  return place == places_.end() ? nullptr : of(place->second).data();
+  if (place == places_.end()) return base_ ? base_->find(name) : nullptr;
+  return of(place->second).data();
 }
 float* Parameters::find(std::string_view name) {
   const auto place = places_.find(name);
   return place == places_.end() ? nullptr : of(place->second).data();
 }
 
+namespace {
+
+template <class T, class P>
+NetworkPointers<T> network_in(P& parameters) {
+  NetworkPointers<T> network = network_by<T>(
+      parameters.config(), [&](const std::string& name) { return parameters.find(name); });
+  if (const LoraSettings* lora = parameters.lora()) {
+    network.rank = lora->rank;
+    network.lora_scale = lora->scale();
+  }
+  return network;
+}
+
+}  // namespace
+
 NetworkPointers<const float> network_of(const Parameters& parameters) {
-  return network_by<const float>(parameters.config(),
-                                 [&](const std::string& name) { return parameters.find(name); });
+  return network_in<const float>(parameters);
 }
-NetworkPointers<float> network_of(Parameters& parameters) {
-  return network_by<float>(parameters.config(),
-                           [&](const std::string& name) { return parameters.find(name); });
-}
+NetworkPointers<float> network_of(Parameters& parameters) { return network_in<float>(parameters); }
 
 uint32_t checksum(const Parameters& parameters) {
   std::vector<uint32_t> crcs;
@@ -126,7 +157,28 @@ uint32_t checksum(std::span<const uint32_t> crcs) {
   return crc32c(sums);
 }
 
+namespace {
+
+// As PEFT does: B zero, so that the policy begins as its base; A uniform within 1/sqrt(inputs),
+// which is Kaiming's bound for a = sqrt(5).
+void initialise_adapter(Parameters& parameters, uint64_t seed) {
+  for (size_t i = 0; i < parameters.table().size(); ++i) {
+    const ParameterInfo& info = parameters.table()[i];
+    const std::span<float> values = parameters.of(i);
+    std::fill(values.begin(), values.end(), 0.0f);
+    if (!is_lora_a(info.name)) continue;
+    const double bound = 1.0 / std::sqrt(static_cast<double>(info.shape.back()));
+    Rng rng = rng_of(seed, info.name);
+    for (float& value : values) {
+      value = static_cast<float>(bound * (2.0 * rng.uniform() - 1.0));
+    }
+  }
+}
+
+}  // namespace
+
 void initialise(Parameters& parameters, uint64_t seed) {
+  if (parameters.lora() != nullptr) return initialise_adapter(parameters, seed);
   for (size_t i = 0; i < parameters.table().size(); ++i) {
     const ParameterInfo& info = parameters.table()[i];
     const std::span<float> values = parameters.of(i);
@@ -135,9 +187,7 @@ void initialise(Parameters& parameters, uint64_t seed) {
       continue;
     }
     const double deviation = deviation_of(parameters.config(), info);
-    // Seeded twice, so that neither close seeds nor close names give shifted copies of one
-    // sequence.
-    Rng rng(Rng(Rng(seed).next() ^ hash_of(info.name)).next());
+    Rng rng = rng_of(seed, info.name);
     for (float& value : values) value = static_cast<float>(deviation * rng.normal());
   }
 }

@@ -13,6 +13,7 @@
 #include "base/folders.h"
 #include "base/json.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "model/parameters.h"
 #include "model/safetensors.h"
 #include "model/stored_model.h"
@@ -122,6 +123,7 @@ std::string not_finite_text(const Parameters& parameters) {
 }
 
 Parameters load_parameters(const std::string& folder) {
+  if (is_adapter_folder(folder)) return load_adapter(folder);
   ModelConfig config = load_model_config(folder);
   const StoredModel model = open_stored_model(folder);
   check_checksums(folder);
@@ -138,6 +140,7 @@ Parameters load_parameters(const std::string& folder) {
 
 FileSums save_parameters(const Parameters& parameters, const std::string& folder,
                          int64_t shard_bytes) {
+  if (parameters.lora() != nullptr) return save_adapter(parameters, folder);
   if (shard_bytes < 1) {
     throw Error(fmt::format("{}: shard_bytes = {}: must be positive", folder, shard_bytes));
   }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -105,5 +106,15 @@ class SafetensorsWriter {
 // same file. Throws Error, e.g. for a full disk or a missing folder; an older file then stays.
 // Returns the file's size and checksum, for manifests.
 FileSum write_safetensors(const std::string& path, std::span<const TensorToSave> tensors);
+
+// One tensor of any dtype, whose bytes are made when its turn comes and then forgotten.
+struct TensorToMake {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;
+  std::function<std::string()> bytes;  // as many as dtype and shape say
+};
+// The same of such tensors.
+FileSum write_made_safetensors(const std::string& path, std::span<const TensorToMake> tensors);
 
 }  // namespace leeway

@@ -2,6 +2,7 @@
 #include <rapidjson/writer.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "leeway/error.h"
 #include "model/safetensors.h"
@@ -95,6 +96,23 @@ FileSum write_safetensors(const std::string& path, std::span<const TensorToSave>
             [](const TensorToSave* a, const TensorToSave* b) { return a->name < b->name; });
   SafetensorsWriter file(path, std::move(plan));
   for (const TensorToSave* tensor : sorted) file.write(std::as_bytes(tensor->values));
+  return file.commit();
+}
+
+FileSum write_made_safetensors(const std::string& path, std::span<const TensorToMake> tensors) {
+  std::vector<const TensorToMake*> sorted;
+  std::vector<TensorPlan> plan;
+  for (const TensorToMake& tensor : tensors) {
+    plan.push_back({tensor.name, tensor.dtype, tensor.shape});
+    sorted.push_back(&tensor);
+  }
+  std::sort(sorted.begin(), sorted.end(),
+            [](const TensorToMake* a, const TensorToMake* b) { return a->name < b->name; });
+  SafetensorsWriter file(path, std::move(plan));
+  for (const TensorToMake* tensor : sorted) {
+    const std::string bytes = tensor->bytes();
+    file.write(std::as_bytes(std::span(bytes)));
+  }
   return file.commit();
 }
 

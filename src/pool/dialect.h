@@ -33,9 +33,18 @@ struct ServerFacts {
   std::string device;  // the GPU from whose memory it takes weights; empty: from none
 };
 
+// What servers hold: all weights, which new ones replace, or a model of their own and an adapter of
+// the policy over it.
+enum class ServedWeights { whole, adapter };
+
+// The name of an adapter on a server. One for each version: servers keep what they have computed by
+// this name, and requests under way go on with the version that they began with.
+std::string adapter_name(PolicyVersion version);
+
 // The functions that read throw Error saying what is wrong with the answer.
 class Dialect {
  public:
+  explicit Dialect(ServedWeights weights) : weights_(weights) {}
   virtual ~Dialect() = default;
   virtual InferenceDialect kind() const = 0;
 
@@ -68,14 +77,32 @@ class Dialect {
   // Of the answer to `update`: that it has been done, with the weights of this checksum.
   virtual void check_updated(std::string_view body, PolicyVersion version,
                              uint32_t checksum) const = 0;
+  // Whether an answer to `update` that is no success says that the server has this adapter already.
+  virtual bool has_already(int, std::string_view) const { return false; }
+  // After an update: forgets the adapter of an earlier version. Nothing: there is none to forget.
+  // An answer that is no success changes nothing.
+  virtual std::optional<ServerCall> forget(PolicyVersion) const { return {}; }
+
+ protected:
+  bool is_adapter() const { return weights_ == ServedWeights::adapter; }
+
+ private:
+  ServedWeights weights_;
 };
 
 // `kind` is not `automatic`.
-std::unique_ptr<Dialect> make_dialect(InferenceDialect kind);
+std::unique_ptr<Dialect> make_dialect(InferenceDialect kind,
+                                      ServedWeights weights = ServedWeights::whole);
 // Each dialect has a file.
-std::unique_ptr<Dialect> make_leeway_dialect();
-std::unique_ptr<Dialect> make_vllm_dialect();
-std::unique_ptr<Dialect> make_sglang_dialect();
+std::unique_ptr<Dialect> make_leeway_dialect(ServedWeights weights = ServedWeights::whole);
+std::unique_ptr<Dialect> make_vllm_dialect(ServedWeights weights = ServedWeights::whole);
+std::unique_ptr<Dialect> make_sglang_dialect(ServedWeights weights = ServedWeights::whole);
+
+// POST {"lora_name", "lora_path"} and, with a version, {"weight_version"}.
+ServerCall load_adapter_call(const std::string& path, const std::string& folder,
+                             PolicyVersion version, bool says_version = false);
+// POST {"lora_name"}
+ServerCall unload_adapter_call(const std::string& path, PolicyVersion version);
 
 // The dialect of a server that answered GET /model_info like this.
 InferenceDialect dialect_of(int status, std::string_view body);

@@ -148,12 +148,47 @@ TEST(Dialect, SglangSpeaksAsItsGenerateRoute) {
   EXPECT_THROW(dialect->check_updated(R"({"success":false,"message":"no"})", 2, 0), Error);
 }
 
+TEST(Dialect, AdaptersHaveANameForEachVersion) {
+  const std::string loads = R"({"lora_name": "leeway-8", "lora_path": "/w/step_8"})";
+  const std::string unloads = R"({"lora_name": "leeway-7"})";
+  const auto ours = make_dialect(InferenceDialect::leeway, ServedWeights::adapter);
+  const auto load = ours->update("/w/step_8", 8);
+  ASSERT_EQ(load.size(), 1u);
+  EXPECT_EQ(load[0].path, "/v1/load_lora_adapter");
+  EXPECT_EQ(load[0].body,
+            R"({"lora_name": "leeway-8", "lora_path": "/w/step_8", "weight_version": 8})");
+  EXPECT_FALSE(ours->forget(7).has_value());  // the next takes its place
+  EXPECT_FALSE(ours->has_already(400, "already"));
+
+  const auto vllm = make_dialect(InferenceDialect::vllm, ServedWeights::adapter);
+  const auto either = vllm->update("/w/step_8", 8);
+  ASSERT_EQ(either.size(), 2u);
+  EXPECT_EQ(either[0].path, "/v1/load_lora_adapter");
+  EXPECT_EQ(either[1].path, "/load_lora_adapter");
+  EXPECT_EQ(either[0].body, loads);
+  EXPECT_EQ(vllm->forget(7)->path, "/v1/unload_lora_adapter");
+  EXPECT_EQ(vllm->forget(7)->body, unloads);
+  EXPECT_TRUE(vllm->has_already(400, "The lora adapter 'leeway-8' has already been loaded."));
+  EXPECT_FALSE(vllm->has_already(400, "no such folder"));
+  EXPECT_STREQ(body_of(vllm->generate(request(), "base", 8))["model"].GetString(), "leeway-8");
+
+  const auto sglang = make_dialect(InferenceDialect::sglang, ServedWeights::adapter);
+  EXPECT_EQ(sglang->update("/w/step_8", 8).at(0).path, "/load_lora_adapter");
+  EXPECT_EQ(sglang->update("/w/step_8", 8).at(0).body, loads);
+  EXPECT_EQ(sglang->forget(7)->path, "/unload_lora_adapter");
+  EXPECT_STREQ(body_of(sglang->generate(request(), "base", 8))["lora_path"].GetString(),
+               "leeway-8");
+  EXPECT_FALSE(
+      body_of(make_sglang_dialect()->generate(request(), "base", 8)).HasMember("lora_path"));
+  EXPECT_FALSE(make_vllm_dialect()->forget(7).has_value());
+}
+
 TEST(Dialect, AnswersOfTheWrongKindAreNamed) {
   const auto read = [](const Dialect& dialect, const std::string& body) {
     return error_of([&] { dialect.read_samples(request(), body, 0); });
   };
   for (const auto& make : {make_leeway_dialect, make_vllm_dialect, make_sglang_dialect}) {
-    const auto dialect = make();
+    const auto dialect = make(ServedWeights::whole);
     for (const char* body :
          {"", "null", "[1]", "\"x\"", "{}", R"({"choices":7})", R"({"choices":[7]})",
           R"({"choices":[{"index":0}]})", R"({"meta_info":[]})", "{\"choices\":[", "\xff"}) {

@@ -25,6 +25,7 @@ uint32_t checksum_of(const rapidjson::Value& facts) {
 
 class LeewayDialect : public Dialect {
  public:
+  using Dialect::Dialect;
   InferenceDialect kind() const override { return InferenceDialect::leeway; }
 
   ServerCall describe() const override { return {.path = "/model_info"}; }
@@ -63,7 +64,9 @@ class LeewayDialect : public Dialect {
 
   ServerCall pause() const override { return {.post = true, .path = "/pause?mode=keep"}; }
   ServerCall resume() const override { return {.post = true, .path = "/resume"}; }
+  // An adapter takes the place of the one before.
   std::vector<ServerCall> update(const std::string& folder, PolicyVersion version) const override {
+    if (is_adapter()) return {load_adapter_call("/v1/load_lora_adapter", folder, version, true)};
     JsonWriter json;
     json.begin_object().key("weight_dir").value(folder);
     json.key("weight_version").value(static_cast<double>(version)).end_object();
@@ -96,6 +99,8 @@ class LeewayDialect : public Dialect {
 
 }  // namespace
 
-std::unique_ptr<Dialect> make_leeway_dialect() { return std::make_unique<LeewayDialect>(); }
+std::unique_ptr<Dialect> make_leeway_dialect(ServedWeights weights) {
+  return std::make_unique<LeewayDialect>(weights);
+}
 
 }  // namespace leeway

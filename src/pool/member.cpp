@@ -38,7 +38,7 @@ Member::Member(ServerAddress address, const PoolContext& context, Http& http)
       backoff_(kFirstBackoff),
       loads_(static_cast<size_t>(context.table.dp_rank_count), 0) {
   if (context.table.dialect != InferenceDialect::automatic) {
-    dialect_ = make_dialect(context.table.dialect);
+    dialect_ = make_dialect(context.table.dialect, context.model.weights);
   }
   enter(MemberState::discovering, "joins");
 }
@@ -111,6 +111,12 @@ void Member::tick(double now, const PublishedWeights* target) {
       return;
     case MemberState::syncing: return begin_sync(now);
     case MemberState::ready:
+      if (!stale_.empty()) {
+        // A server may wait with its answer for requests that use the adapter.
+        const auto call = dialect_->forget(stale_.back());
+        stale_.pop_back();
+        if (call) return begin(Step::forget, *call, context_.table.stall_timeout);
+      }
       if (now >= next_check_) begin(Step::check, dialect_->health(), quick);
       return;
     case MemberState::unhealthy:
@@ -146,7 +152,7 @@ bool Member::take(const HttpResult& result, double now) {
         if (result.status == 401 || result.status == 403) {
           throw Error(problem_of(result) + "; set inference.api_key_var");
         }
-        dialect_ = make_dialect(dialect_of(result.status, result.body));
+        dialect_ = make_dialect(dialect_of(result.status, result.body), context_.model.weights);
         begin(Step::describe, dialect_->describe(), quick);
       } catch (const Error& error) {
         leave(error.what(), now);
@@ -177,6 +183,7 @@ bool Member::take(const HttpResult& result, double now) {
       begin(Step::update, updates_[0], context_.table.update_timeout);
       break;
     case Step::update: take_update(result); break;
+    case Step::forget: break;
     case Step::resume: end_sync(result, now); break;
     case Step::check:
       next_check_ = now + context_.table.sync_interval;
@@ -257,7 +264,9 @@ void Member::take_update(const HttpResult& result) {
     begin(Step::update, updates_[++next_update_], context_.table.update_timeout);
     return;
   }
-  if (!result.ok()) {
+  if (result.status != 200 && dialect_->has_already(result.status, result.body)) {
+    // It has what it is given.
+  } else if (!result.ok()) {
     update_failure_ = "update: " + problem_of(result);
   } else {
     try {
@@ -265,6 +274,10 @@ void Member::take_update(const HttpResult& result) {
     } catch (const Error& error) {
       update_failure_ = fmt::format("update: {}", error.what());
     }
+  }
+  if (update_failure_.empty()) {
+    const std::optional<PolicyVersion> before = std::exchange(loaded_, loading_.version);
+    if (before && before != loaded_) stale_.push_back(*before);
   }
   // A server that gives no answer may only be gone: it is asked once more before a folder is
   // written.

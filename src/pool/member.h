@@ -32,6 +32,7 @@ const char* name_of(MemberState state);
 struct PoolModel {
   int64_t vocab_size = 0;
   int64_t max_length = 0;  // prompt and completion
+  ServedWeights weights = ServedWeights::whole;
 };
 
 // How a pool speaks to its servers; all members share one.
@@ -114,7 +115,7 @@ class Member {
   std::optional<int64_t> begin_last_resume();
 
  private:
-  enum class Step { none, health, probe, describe, pause, update, resume, check, verify };
+  enum class Step { none, health, probe, describe, pause, update, forget, resume, check, verify };
   void begin(Step step, const ServerCall& call, double timeout);
   void enter(MemberState state, const std::string& text);
   void leave(const std::string& reason, double now);
@@ -148,6 +149,8 @@ class Member {
   std::vector<ServerCall> updates_;
   size_t next_update_ = 0;
   std::string update_failure_;
+  std::optional<PolicyVersion> loaded_;  // what its server was given last
+  std::vector<PolicyVersion> stale_;     // what it was given before, and need not keep
   bool from_memory_ = false;     // of the sync going on
   bool refused_memory_ = false;  // since it was found
   double sync_begin_ = 0.0;

@@ -1,4 +1,5 @@
-// SGLang: tokens by /generate, weights by /update_weights_from_disk.
+// SGLang: tokens by /generate, weights by /update_weights_from_disk, adapters by
+// /load_lora_adapter.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -29,6 +30,7 @@ SampledSequence read_one(const rapidjson::Value& answer, int64_t index, PolicyVe
 
 class SglangDialect : public Dialect {
  public:
+  using Dialect::Dialect;
   InferenceDialect kind() const override { return InferenceDialect::sglang; }
 
   ServerCall describe() const override { return {.path = "/model_info"}; }
@@ -39,8 +41,11 @@ class SglangDialect : public Dialect {
     return facts;
   }
 
-  ServerCall generate(const Request& request, const std::string&, PolicyVersion) const override {
+  ServerCall generate(const Request& request, const std::string&,
+                      PolicyVersion version) const override {
     const SamplingSettings& sampling = request.sampling;
+    const std::string adapter =
+        is_adapter() ? fmt::format(",\"lora_path\":\"{}\"", adapter_name(version)) : "";
     const int64_t top_k = sampling.top_k > 0 ? sampling.top_k : -1;
     return {.post = true,
             .path = "/generate",
@@ -48,10 +53,10 @@ class SglangDialect : public Dialect {
                 "{{\"input_ids\":{},\"sampling_params\":{{\"temperature\":{},\"top_p\":{},"
                 "\"top_k\":{},\"min_p\":{},\"sampling_seed\":{},\"n\":{},\"max_new_tokens\":{},"
                 "\"stop_token_ids\":{},\"skip_special_tokens\":false,\"no_stop_trim\":true}},"
-                "\"return_logprob\":true,\"stream\":false}}",
+                "\"return_logprob\":true,\"stream\":false{}}}",
                 ids_text(request.prompt), sampling.temperature, sampling.top_p, top_k,
                 sampling.min_p, request.seed & 0x7fffffff, request.samples, request.max_new_tokens,
-                ids_text(request.stop_ids))};
+                ids_text(request.stop_ids), adapter)};
   }
   // A list of answers, or one alone for a request of one sample.
   std::vector<SampledSequence> read_samples(const Request&, std::string_view body,
@@ -77,6 +82,7 @@ class SglangDialect : public Dialect {
     return {.post = true, .path = "/continue_generation", .body = "{}"};
   }
   std::vector<ServerCall> update(const std::string& folder, PolicyVersion version) const override {
+    if (is_adapter()) return {load_adapter_call("/load_lora_adapter", folder, version)};
     JsonWriter json;
     json.begin_object().key("model_path").value(folder);
     json.key("weight_version").value(std::to_string(version));
@@ -84,14 +90,23 @@ class SglangDialect : public Dialect {
     return {{.post = true, .path = "/update_weights_from_disk", .body = json.text()}};
   }
   void check_updated(std::string_view body, PolicyVersion, uint32_t) const override {
-    const rapidjson::Document json = parse_json("the answer to /update_weights_from_disk", body);
+    const rapidjson::Document json = parse_json("the answer to the update", body);
     const rapidjson::Value& success = field_of(json, "success");
     if (!success.IsBool() || !success.GetBool()) throw Error("the update was not a success");
+  }
+  bool has_already(int status, std::string_view body) const override {
+    return is_adapter() && status == 400 && body.find("already") != std::string_view::npos;
+  }
+  std::optional<ServerCall> forget(PolicyVersion version) const override {
+    if (!is_adapter()) return {};
+    return unload_adapter_call("/unload_lora_adapter", version);
   }
 };
 
 }  // namespace
 
-std::unique_ptr<Dialect> make_sglang_dialect() { return std::make_unique<SglangDialect>(); }
+std::unique_ptr<Dialect> make_sglang_dialect(ServedWeights weights) {
+  return std::make_unique<SglangDialect>(weights);
+}
 
 }  // namespace leeway

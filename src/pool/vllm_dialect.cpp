@@ -1,5 +1,6 @@
 // vLLM: tokens by /inference/v1/generate; weights by prime-rl's /update_weights, or by vLLM's own
-// /collective_rpc (VLLM_SERVER_DEV_MODE=1).
+// /collective_rpc (VLLM_SERVER_DEV_MODE=1); adapters by /v1/load_lora_adapter
+// (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1) or prime-rl's /load_lora_adapter.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,6 +14,7 @@ namespace {
 
 class VllmDialect : public Dialect {
  public:
+  using Dialect::Dialect;
   InferenceDialect kind() const override { return InferenceDialect::vllm; }
 
   ServerCall describe() const override { return {.path = "/v1/models"}; }
@@ -33,7 +35,7 @@ class VllmDialect : public Dialect {
   ServerCall generate(const Request& request, const std::string& model,
                       PolicyVersion version) const override {
     JsonWriter json;
-    json.begin_object().key("model").value(model);
+    json.begin_object().key("model").value(is_adapter() ? adapter_name(version) : model);
     json.key("token_ids").raw(ids_text(request.prompt));
     json.key("sampling_params").raw(vllm_sampling_params(request, true));
     json.key("cache_salt").value(std::to_string(version)).end_object();
@@ -56,7 +58,11 @@ class VllmDialect : public Dialect {
     return {.post = true, .path = "/pause?mode=keep&clear_cache=false"};
   }
   ServerCall resume() const override { return {.post = true, .path = "/resume"}; }
-  std::vector<ServerCall> update(const std::string& folder, PolicyVersion) const override {
+  std::vector<ServerCall> update(const std::string& folder, PolicyVersion version) const override {
+    if (is_adapter()) {
+      return {load_adapter_call("/v1/load_lora_adapter", folder, version),
+              load_adapter_call("/load_lora_adapter", folder, version)};
+    }
     JsonWriter prime, rpc;
     prime.begin_object().key("weight_dir").value(folder).end_object();
     rpc.begin_object().key("method").value("reload_weights").key("kwargs").begin_object();
@@ -66,10 +72,20 @@ class VllmDialect : public Dialect {
   }
   // Status 200 is all that it says.
   void check_updated(std::string_view, PolicyVersion, uint32_t) const override {}
+  // A server that was away for a moment only.
+  bool has_already(int status, std::string_view body) const override {
+    return is_adapter() && status == 400 && body.find("already") != std::string_view::npos;
+  }
+  std::optional<ServerCall> forget(PolicyVersion version) const override {
+    if (!is_adapter()) return {};
+    return unload_adapter_call("/v1/unload_lora_adapter", version);
+  }
 };
 
 }  // namespace
 
-std::unique_ptr<Dialect> make_vllm_dialect() { return std::make_unique<VllmDialect>(); }
+std::unique_ptr<Dialect> make_vllm_dialect(ServedWeights weights) {
+  return std::make_unique<VllmDialect>(weights);
+}
 
 }  // namespace leeway

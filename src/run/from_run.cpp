@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "config/given.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "run/policy_card.h"
 #include "run/run_identity.h"
 #include "trainer/state_files.h"
@@ -19,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The newest complete folder of RUN/weights: config.json is written last.
+// The newest complete folder of RUN/weights.
 std::optional<Checkpoint> newest_weights(const std::string& run, Phase phase) {
   std::optional<Checkpoint> newest;
   std::error_code error;
@@ -30,7 +31,7 @@ std::optional<Checkpoint> newest_weights(const std::string& run, Phase phase) {
     if (!name.starts_with("step_")) continue;
     const auto parsed = std::from_chars(name.data() + 5, end, step);
     if (parsed.ec != std::errc() || parsed.ptr != end || step < 0) continue;
-    if (!is_present(entry.path().string() + "/config.json")) continue;
+    if (!is_complete_folder(entry.path().string())) continue;
     if (!newest || newest->step < step) newest = {phase, step, entry.path().string()};
   }
   return newest;
@@ -38,6 +39,7 @@ std::optional<Checkpoint> newest_weights(const std::string& run, Phase phase) {
 
 // The tokenizer for [model] of the new run; empty if the weights folder has it.
 std::string tokenizer_of(const RunOrigin& origin, const Config& saved) {
+  if (is_adapter_folder(origin.weights)) return saved.run.model.tokenizer;
   const std::optional<PolicyCard> card = read_policy_card(origin.weights);
   if ((card && card->byte) || is_present(origin.weights + "/tokenizer.json")) return "";
   const ModelTable& model = saved.run.model;
@@ -107,6 +109,13 @@ Config config_from(const Catalog& catalog, const RunOrigin& origin, const std::s
   const std::string tokenizer = !file.empty() && !wanted.run.model.tokenizer.empty()
                                     ? wanted.run.model.tokenizer
                                     : tokenizer_of(origin, saved);
+  const bool adapter = is_adapter_folder(origin.weights);
+  if (!origin.optimizer.empty() && !adapter && wanted.run.model.lora.enabled) {
+    throw Error(fmt::format(
+        "--keep-optimizer: {} trained all weights, and its moments do not fit the adapter of "
+        "[model.lora]; leave one of the two out",
+        origin.run));
+  }
   bool placed = false;
   std::map<std::string, std::string> origins;
   for (const EffectiveValue& value : wanted.effective) {
@@ -122,14 +131,23 @@ Config config_from(const Catalog& catalog, const RunOrigin& origin, const std::s
     }
     if (!std::exchange(placed, true)) {
       const std::string from = "--from " + origin.run;
+      const std::string weights = fs::absolute(origin.weights).string();
       config.effective.push_back(
-          {"model.path", toml_string(fs::absolute(origin.weights).string()), from});
+          {"model.path", toml_string(adapter ? saved.run.model.path : weights), from});
       if (!tokenizer.empty()) {
         config.effective.push_back({"model.tokenizer", toml_string(tokenizer), from});
       }
-      origins["model.path"] = origins["model.tokenizer"] = from;
+      origins["model.path"] = origins["model.tokenizer"] = origins["model.lora.path"] = from;
     }
     if (value.key == "model.device") {
+      config.effective.push_back(value);
+      origins[value.key] = value.origin;
+      if (adapter) {
+        const std::string weights = toml_string(fs::absolute(origin.weights).string());
+        config.effective.push_back({"model.lora.path", weights, origins["model.path"]});
+      }
+    }
+    if (value.key.starts_with("model.lora.") && !adapter) {
       config.effective.push_back(value);
       origins[value.key] = value.origin;
     }

@@ -6,6 +6,7 @@
 
 #include "base/files.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "run/run_files.h"
 
 namespace leeway {
@@ -15,7 +16,7 @@ namespace {
 std::vector<std::string> missing_of(const Resumption& resumption, int64_t steps) {
   std::vector<std::string> missing;
   const std::string weights = weights_folder(resumption.folder, steps);
-  if (!is_present(weights + "/config.json")) missing.push_back(weights);
+  if (!is_complete_folder(weights)) missing.push_back(weights);
   if (!is_present(resumption.folder + "/report.html")) {
     missing.push_back(resumption.folder + "/report.html");
   }

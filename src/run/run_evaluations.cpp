@@ -9,6 +9,7 @@
 
 #include "base/files.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 
 namespace leeway {
 namespace {
@@ -36,7 +37,7 @@ std::vector<int64_t> RunEvaluations::missing(int64_t step) const {
   std::vector<int64_t> steps;
   const auto look_at = [&](int64_t at) {
     const std::string weights = weights_folder(place_.files.folder(), at);
-    if (at == step || is_present(weights + "/config.json")) steps.push_back(at);
+    if (at == step || is_complete_folder(weights)) steps.push_back(at);
   };
   if (before_.empty()) look_at(0);
   if (run_.eval.every <= 0) return steps;

@@ -27,7 +27,7 @@ bool is_there(const std::string& path) {
 // Whether the value is a path rather than a special word.
 bool is_a_path(const std::string& key, const std::string& value) {
   return !value.empty() && !(key == "model.tokenizer" && value == "byte") &&
-         !(key == "trainer.reference" && value == "initial");
+         !(key == "trainer.reference" && (value == "initial" || value == "base"));
 }
 
 DataSum sum_of(const std::string& path) {
@@ -39,8 +39,8 @@ DataSum sum_of(const std::string& path) {
   FileSums sums;
   for (const auto& entry : fs::directory_iterator(path, error)) {
     const std::string name = entry.path().filename().string();
-    const bool read =
-        name == "config.json" || name == "tokenizer.json" || name.ends_with(".safetensors");
+    const bool read = name == "config.json" || name == "adapter_config.json" ||
+                      name == "tokenizer.json" || name.ends_with(".safetensors");
     if (read) sums[name] = sum_of_file(entry.path().string());
   }
   DataSum all{.path = path};
@@ -73,8 +73,8 @@ bool may_change(const std::string& key) {
 }
 
 bool names_data(const std::string& key) {
-  if (key == "sft.data" || key == "model.path" || key == "model.tokenizer" ||
-      key == "trainer.teacher" || key == "trainer.reference") {
+  if (key == "sft.data" || key == "model.path" || key == "model.lora.path" ||
+      key == "model.tokenizer" || key == "trainer.teacher" || key == "trainer.reference") {
     return true;
   }
   return key.starts_with("environment.") && (key.ends_with(".data") || key.ends_with(".eval_data"));
@@ -114,6 +114,7 @@ std::map<std::string, DataSum> data_sums(const Config& config) {
     if (is_a_path(key, path)) sums[key] = sum_of(path);
   };
   add("model.path", run.model.path);
+  if (run.model.lora.enabled) add("model.lora.path", run.model.lora.path);
   add("model.tokenizer", run.model.tokenizer);
   if (run.sft.enabled) add("sft.data", run.sft.data);
   add("trainer.reference", run.trainer.reference);

@@ -57,7 +57,9 @@ PoolContext context_of(const RunSetup& setup) {
   const RunConfig& run = setup.config.run;
   return {.table = run.inference,
           .model = {.vocab_size = setup.weights.config().vocab_size,
-                    .max_length = setup.weights.config().max_position_embeddings},
+                    .max_length = setup.weights.config().max_position_embeddings,
+                    .weights = setup.weights.lora() != nullptr ? ServedWeights::adapter
+                                                               : ServedWeights::whole},
           .headers = headers_of(run.inference),
           .temperature = run.rollout.temperature};
 }
@@ -128,11 +130,14 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
   if (setup.spawn_servers > 0) {
     // Also what a server starts with that is started again, when newer weights have replaced the
     // published ones.
-    children_model_ = files.folder() + "/servers/model";
-    save_parameters(weights->host(), children_model_);
+    std::string model = setup.config.run.model.path;  // that of an adapter is there already
+    if (!setup.config.run.model.lora.enabled) {
+      model = children_model_ = files.folder() + "/servers/model";
+      save_parameters(weights->host(), model);
+    }
     auto children = std::make_unique<ChildServers>(
         ChildServersOptions{.count = setup.spawn_servers,
-                            .model = children_model_,
+                            .model = model,
                             .weights_root = store->folder(),
                             .log_folder = files.folder() + "/servers",
                             .options = child_options(setup)});

@@ -4,6 +4,7 @@
 
 #include "base/files.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "orchestrator/schedule_checks.h"
 #include "orchestrator/schedule_state_json.h"
 #include "run/policy_card.h"
@@ -76,11 +77,11 @@ void RunSaving::save_reference(const PolicySnapshot& weights, RunState& state) c
 }
 
 Parameters RunSaving::reference(const Checkpoint& from, const RunState& state) const {
-  if (!has_reference()) return load_parameters(from.folder);
+  if (!has_reference()) return load_like(setup_.weights, from.folder);
   const std::string folder = weights_folder(files_.folder(), 0);
   std::string problem = "its numbers are others";
   try {
-    Parameters weights = load_parameters(folder);
+    Parameters weights = load_like(setup_.weights, folder);
     if (checksum(weights) == state.initial_checksum) return weights;
   } catch (const Error& error) {
     problem = error.what();
@@ -105,9 +106,9 @@ ScheduleState read_schedule(const RunSetup& setup, const Checkpoint& checkpoint,
 }
 
 void check_checkpoint(const RunSetup& setup, const Checkpoint& checkpoint) {
-  if (checkpoint.phase == Phase::sft) return check_sft_checkpoint(checkpoint);
+  if (checkpoint.phase == Phase::sft) return check_sft_checkpoint(checkpoint, &setup.weights);
   read_run_state(checkpoint);
-  const TrainingState trained = load_state(checkpoint.folder);
+  const TrainingState trained = load_state_like(setup.weights, checkpoint.folder);
   read_schedule(setup, checkpoint, trained.policy.config().vocab_size);
 }
 

@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <initializer_list>
 #include <optional>
 #include <utility>
 
 #include "base/files.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "orchestrator/demonstrations.h"
 #include "run/configured_renderer.h"
 #include "run/devices.h"
@@ -50,6 +52,24 @@ Config with_its_device(Config config) {
   return config;
 }
 
+// An adapter over the model's folder: one that is there, or a new one.
+Parameters make_adapter(const RunConfig& run) {
+  const LoraTable& table = run.model.lora;
+  auto base = std::make_shared<const Parameters>(load_parameters(run.model.path));
+  const std::string where = std::filesystem::absolute(run.model.path).string();
+  if (!table.path.empty()) {
+    Parameters adapter = load_adapter(table.path, std::move(base));
+    adapter.set_base_path(where);
+    return adapter;
+  }
+  Parameters adapter(std::move(base), {.rank = table.rank,
+                                       .alpha = table.alpha,
+                                       .targets = ordered_targets(table.targets),
+                                       .base_path = where});
+  initialise(adapter, static_cast<uint64_t>(run.seed));
+  return adapter;
+}
+
 // Such ids have no embedding: text would reach them in the middle of a run, or never.
 void refuse_ids_beyond(const std::string& tokenizer_file, const std::string& folder,
                        int64_t vocab_size, int32_t ids) {
@@ -63,6 +83,12 @@ void refuse_ids_beyond(const std::string& tokenizer_file, const std::string& fol
 Parameters make_weights(const Config& config, const Tokenizer& tokenizer,
                         const std::string& tokenizer_file, const ModelCheck& check) {
   const RunConfig& run = config.run;
+  if (is_adapter_folder(run.model.path)) {
+    throw Error(
+        fmt::format("model.path = \"{}\": is an adapter; set model.path to the model below it and "
+                    "model.lora.path to the adapter, or merge them: leeway merge",
+                    run.model.path));
+  }
   const ModelConfig model = run.model.path.empty()
                                 ? scratch_config(run.model, tokenizer.vocab_size())
                                 : load_model_config(run.model.path);
@@ -70,6 +96,7 @@ Parameters make_weights(const Config& config, const Tokenizer& tokenizer,
     refuse_ids_beyond(tokenizer_file, run.model.path, model.vocab_size, tokenizer.vocab_size());
   }
   if (check) check(config, model);
+  if (run.model.lora.enabled) return make_adapter(run);
   if (!run.model.path.empty()) return load_parameters(run.model.path);
   Parameters weights(model);
   initialise(weights, static_cast<uint64_t>(run.seed));
@@ -217,6 +244,8 @@ EngineOptions RunSetup::engine_options(int threads) const {
   options.max_rows_per_step = rows_per_step(config.run.model.device);
   options.kv_after_swap = table.kv_after_swap;
   options.backend = sampling_backend(config.run);
+  // The trainer has the base too: no copy of it.
+  if (config.run.model.lora.enabled) options.frozen = FrozenWeights::in_place;
   return options;
 }
 

@@ -22,6 +22,10 @@ ResumedConfig read_config(const Catalog& catalog, const std::string& folder,
   return config;
 }
 
+Resumption look_at_supervised(const std::string& folder) {
+  return look_at_run(folder, [](const Checkpoint& each) { check_sft_checkpoint(each); });
+}
+
 // Tells which numbers of steps are new.
 void note_new_steps(const ResumedConfig& config, Resumption& resumption) {
   const RunConfig& run = config.now.run;
@@ -52,8 +56,8 @@ ResumedSummary resume_run(const Catalog& catalog, const std::string& folder,
   const RunConfig& run = config.now.run;
   const auto identity = read_identity(folder);
   if (identity && identity->job == "sft") {
-    return resume_supervised(config.now, catalog, look_at_run(folder, check_sft_checkpoint),
-                             progress, should_stop);
+    return resume_supervised(config.now, catalog, look_at_supervised(folder), progress,
+                             should_stop);
   }
   RunSetup setup(config.now, true, fits_memory({.spawn_servers = source.spawn_servers}));
   setup.spawn_servers = source.spawn_servers;
@@ -78,7 +82,7 @@ SupervisedSummary resume_supervised_run(const Catalog& catalog, const std::strin
                                         const ConfigSource& source, Progress& progress,
                                         const StopCondition& should_stop) {
   const ResumedConfig config = read_config(catalog, folder, source, progress);
-  Resumption resumption = look_at_run(folder, check_sft_checkpoint);
+  Resumption resumption = look_at_supervised(folder);
   if (!resumption.supervised()) {
     throw Error(fmt::format("--resume {}: is a run of leeway train; take leeway train --resume {}",
                             folder, folder));

@@ -109,10 +109,10 @@ void save_checkpoint(const SftRun& run, const Trainer& trainer, const SftState& 
 
 }  // namespace
 
-void check_sft_checkpoint(const Checkpoint& checkpoint) {
+void check_sft_checkpoint(const Checkpoint& checkpoint, const Parameters* like) {
   const std::string name = checkpoint.folder + "/sft.json";
   parse_sft_state(name, read_file(name));
-  load_state(checkpoint.folder);
+  like != nullptr ? load_state_like(*like, checkpoint.folder) : load_state(checkpoint.folder);
 }
 
 SftResult run_sft(const SftRun& run, const Checkpoint* from) {

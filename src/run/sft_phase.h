@@ -19,7 +19,8 @@ struct SftResult {
 };
 
 // Throws Error if training cannot continue from a checkpoint although its checksums match.
-void check_sft_checkpoint(const Checkpoint& checkpoint);
+// `like`: the weights of the run's setup, where they are there.
+void check_sft_checkpoint(const Checkpoint& checkpoint, const Parameters* like = nullptr);
 
 // What run_sft works with; all of it must outlive the call.
 struct SftRun {

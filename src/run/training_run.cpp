@@ -11,6 +11,7 @@
 #include "config/given.h"
 #include "core/explain_text.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "orchestrator/advantage_program.h"
 #include "orchestrator/loop.h"
 #include "orchestrator/steady_clock.h"
@@ -64,10 +65,13 @@ void refuse_sampling(const RolloutTable& table) {
       key));
 }
 
-void set_model_path(Config& config, const std::string& path) {
-  config.run.model.path = path;
+// The run's own copy of what it starts with: the model, or the adapter over it.
+void set_own_weights(Config& config, const std::string& path) {
+  ModelTable& model = config.run.model;
+  (model.lora.enabled ? model.lora.path : model.path) = path;
   for (EffectiveValue& value : config.effective) {
-    if (value.key == "model.path") value.value = toml_string(path);
+    const bool is_it = value.key == (model.lora.enabled ? "model.lora.path" : "model.path");
+    if (is_it) value.value = toml_string(path);
   }
 }
 
@@ -202,7 +206,7 @@ class Run {
   void go_on() {
     state_ = read_run_state(*from_);
     evaluations_.restore(state_.before);
-    train(load_parameters(from_->folder));
+    train(load_like(setup_.weights, from_->folder));
   }
 
   void begin_run() {
@@ -235,11 +239,12 @@ class Run {
   void evaluate_first() {
     if (!from_) return evaluations_.evaluate(0, latest_);
     for (const int64_t step : evaluations_.missing(from_->step)) {
-      evaluations_.evaluate(step, step == from_->step
-                                      ? latest_
-                                      : std::make_shared<const PolicySnapshot>(
-                                            load_parameters(weights_folder(files_.folder(), step)),
-                                            static_cast<PolicyVersion>(step)));
+      evaluations_.evaluate(
+          step, step == from_->step
+                    ? latest_
+                    : std::make_shared<const PolicySnapshot>(
+                          load_like(setup_.weights, weights_folder(files_.folder(), step)),
+                          static_cast<PolicyVersion>(step)));
     }
   }
 
@@ -411,9 +416,11 @@ RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& s
   SteadyClock clock;
   const auto program = checked_program(setup.config.run.orchestrator, clock);
   RunFiles files(claim_folder(setup.config.run.output_dir));
-  if (start.own_weights) {
+  // A new adapter stays over the model where that lies.
+  const LoraTable& lora = setup.config.run.model.lora;
+  if (start.own_weights && !(lora.enabled && lora.path.empty())) {
     const std::string weights = files.save_weights(setup.weights, 0, setup);
-    set_model_path(setup.config, std::filesystem::absolute(weights).string());
+    set_own_weights(setup.config, std::filesystem::absolute(weights).string());
   }
   files.begin(setup.config, explain_text(setup.config.loss_spec), "train");
   return Run(setup, catalog, std::move(files), start, {progress, should_stop, program.get()}).run();

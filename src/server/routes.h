@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "server/calls.h"
@@ -12,20 +13,23 @@
 #include "server/http_server.h"
 #include "server/json_fields.h"
 #include "server/prompt_scores.h"
+#include "server/served_adapter.h"
 #include "server/server.h"
 #include "server/weights.h"
 
 namespace leeway {
 
-// What does not change while a server runs: readable from any thread.
+// What does not change while a server runs, but for the adapter's name: readable from any thread.
 struct ServedModel {
   const ServerOptions& options;
   const ServedText& text;
   const ModelConfig& config;
   const Engine& sampling;  // `check` alone
   int64_t positions = 0;   // of a prompt and its completion together
+  const ServedAdapter& adapter;
 
-  // Throws ApiError 404 for another model than the one there is.
+  // Throws ApiError 404 for another model than the one there is. The model's name and that of its
+  // adapter both stand for the current weights: there is one policy at a time.
   void check_model(const JsonFields& body) const;
 };
 
@@ -72,12 +76,20 @@ class RouteTable {
 void add_status_routes(RouteTable& routes);   // health, models, what is loaded
 void add_control_routes(RouteTable& routes);  // pause, resume, abort
 void add_weight_routes(RouteTable& routes);
+void add_adapter_routes(RouteTable& routes);
 void add_generate_routes(RouteTable& routes);  // token ids in and out, as vLLM
 void add_completion_routes(RouteTable& routes);
 void add_chat_routes(RouteTable& routes);
 void add_sglang_routes(RouteTable& routes);
 void add_text_routes(RouteTable& routes);  // tokenize, detokenize
 void add_metric_routes(RouteTable& routes);
+
+// Loads weights and answers as all routes that do so: with their version and checksum. Throws
+// ApiError. `resume`: go on sampling afterwards.
+void start_update(ServerContext& context, const Exchange& exchange, const WeightUpdate& update,
+                  bool resume = false);
+// The field "weight_version", a number or a text.
+std::optional<PolicyVersion> version_in(const JsonFields& fields);
 
 // Runs the function on the server's thread when the engine's thread has done something.
 EngineThread::Done answer_when_done(ServerContext& context, const Exchange& exchange,

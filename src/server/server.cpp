@@ -56,6 +56,7 @@ RouteTable all_routes() {
   add_status_routes(routes);
   add_control_routes(routes);
   add_weight_routes(routes);
+  add_adapter_routes(routes);
   add_generate_routes(routes);
   add_completion_routes(routes);
   add_chat_routes(routes);
@@ -70,8 +71,11 @@ RouteTable all_routes() {
 void ServedModel::check_model(const JsonFields& body) const {
   const std::optional<std::string> wanted = body.text("model");
   if (!wanted || wanted->empty() || *wanted == options.name || *wanted == options.folder) return;
+  const std::string name = adapter.now().name;
+  if (*wanted == name) return;
   throw ApiError(404,
-                 fmt::format("there is no model \"{}\" here, only \"{}\"", *wanted, options.name),
+                 fmt::format("there is no model \"{}\" here, only \"{}\"{}", *wanted, options.name,
+                             name.empty() ? "" : fmt::format(" and its adapter \"{}\"", name)),
                  "model");
 }
 
@@ -133,6 +137,7 @@ struct Server::Impl {
   HttpServer http;
   EngineThread engine;
   Calls calls;
+  ServedAdapter adapter;
   WeightUpdates weights;
   PromptScores scores;
   const ServedModel model;
@@ -156,12 +161,14 @@ struct Server::Impl {
                  report(std::move(fresh), now);
                }),
         calls(engine, options.max_requests),
-        weights(engine, snapshot, options.weights_root,
+        adapter({options.adapter, options.adapter}),
+        weights(engine, snapshot, adapter, options.weights_root,
                 options.sharing ? &*options.sharing : nullptr,
                 [this](std::function<void()> function) { http.post(std::move(function)); }),
         scores([this](std::function<void()> function) { http.post(std::move(function)); },
                options.engine.threads),
-        model{options, text, config, engine.engine(), most_positions(engine.engine(), config)},
+        model{options, text, config, engine.engine(), most_positions(engine.engine(), config),
+              adapter},
         context{model, http, engine, calls, weights, scores} {
     context.status.version = snapshot->version();
     context.status.blocks = context.status.free_blocks = engine.engine().blocks();

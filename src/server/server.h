@@ -20,8 +20,9 @@
 namespace leeway {
 
 struct ServerOptions {
-  std::string folder;  // of the model
-  std::string name;    // as requests and /v1/models call it
+  std::string folder;   // of the model
+  std::string name;     // as requests and /v1/models call it
+  std::string adapter;  // folder of the first weights' adapter, which is its name too; empty: none
   HttpOptions http;
   EngineOptions engine;
   std::string weights_root;  // weights are loaded from below this folder; empty: from nowhere

@@ -19,7 +19,14 @@ void models(ServerContext& context, const Exchange& exchange) {
   json.key("created").raw("0").key("owned_by").value("leeway");
   json.key("root").value(context.model.options.folder);
   json.key("max_model_len").raw(std::to_string(context.model.positions));
-  json.end_object().end_array().end_object();
+  json.end_object();
+  if (const AdapterName adapter = context.model.adapter.now(); !adapter.name.empty()) {
+    json.begin_object().key("id").value(adapter.name).key("object").value("model");
+    json.key("created").raw("0").key("owned_by").value("leeway");
+    json.key("root").value(adapter.folder).key("parent").value(context.model.options.name);
+    json.key("max_model_len").raw(std::to_string(context.model.positions)).end_object();
+  }
+  json.end_array().end_object();
   exchange->respond({.body = json.text()});
 }
 
@@ -37,6 +44,7 @@ void model_info(ServerContext& context, const Exchange& exchange) {
   json.key("max_model_len").raw(std::to_string(context.model.positions));
   json.key("precision").value(name_of(context.model.options.engine.precision));
   json.key("paused").value(context.status.paused);
+  json.key("adapter").value(context.model.adapter.now().name);
   if (const auto& sharing = context.model.options.sharing) {
     json.key("device").value(sharing->device);
   }

@@ -9,7 +9,6 @@
 #include "server/routes.h"
 
 namespace leeway {
-namespace {
 
 // SGLang sends versions as text.
 std::optional<PolicyVersion> version_in(const JsonFields& fields) {
@@ -45,6 +44,8 @@ void start_update(ServerContext& context, const Exchange& exchange, const Weight
     context.engine.resume(answer_when_done(context, exchange, body));
   });
 }
+
+namespace {
 
 std::optional<std::string> folder_in(const JsonFields& fields) {
   for (const char* key : {"weight_dir", "model_path", "weights_path", "path"}) {
@@ -134,7 +135,7 @@ void collective_rpc(ServerContext& context, const Exchange& exchange) {
   const std::optional<std::string> folder =
       arguments ? arguments->text("weights_path") : std::nullopt;
   if (!folder) refuse_no_folder("kwargs.weights_path");
-  start_update(context, exchange, {.folder = *folder, .version = version_in(*arguments)}, false);
+  start_update(context, exchange, {.folder = *folder, .version = version_in(*arguments)});
 }
 
 }  // namespace

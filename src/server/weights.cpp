@@ -14,6 +14,7 @@
 #include "base/folders.h"
 #include "base/json.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "server/api_error.h"
 
 namespace leeway {
@@ -79,19 +80,38 @@ std::string folder_below(const std::string& root, const std::string& folder) {
 }
 
 WeightUpdates::WeightUpdates(EngineThread& engine, std::shared_ptr<const PolicySnapshot> first,
-                             const std::string& root, const WeightSharing* sharing,
+                             ServedAdapter& adapter, const std::string& root,
+                             const WeightSharing* sharing,
                              std::function<void(std::function<void()>)> post)
     : engine_(engine),
       current_(std::move(first)),
+      adapter_(adapter),
       root_(root),
       sharing_(sharing),
       post_(std::move(post)) {}
 
-std::shared_ptr<const PolicySnapshot> WeightUpdates::load(const std::string& folder,
-                                                          std::optional<PolicyVersion> given,
-                                                          PolicyVersion version) const {
-  check_folder_sums(folder, given);
-  auto snapshot = std::make_shared<const PolicySnapshot>(load_parameters(folder), version);
+std::shared_ptr<const Parameters> WeightUpdates::model() const {
+  std::shared_ptr<const Parameters> host = current_->shared_host();
+  return host->base() ? host->base() : host;
+}
+
+std::shared_ptr<const PolicySnapshot> WeightUpdates::load(const WeightUpdate& update,
+                                                          std::shared_ptr<const Parameters> model,
+                                                          PolicyVersion version) {
+  std::shared_ptr<const PolicySnapshot> snapshot;
+  if (update.folder.empty()) {
+    snapshot = std::make_shared<const PolicySnapshot>(std::move(model), version);
+  } else {
+    check_folder_sums(update.folder, update.version);
+    if (is_adapter_folder(update.folder)) {
+      snapshot = std::make_shared<const PolicySnapshot>(
+          load_adapter(update.folder, std::move(model)), version);
+    } else if (update.must_be_adapter) {
+      throw Error(update.folder + ": is no adapter: there is no adapter_config.json");
+    } else {
+      snapshot = std::make_shared<const PolicySnapshot>(load_parameters(update.folder), version);
+    }
+  }
   snapshot->checksum();  // computed here, and not on the server's thread
   return snapshot;
 }
@@ -106,44 +126,52 @@ std::shared_ptr<const PolicySnapshot> WeightUpdates::take(const SharedWeights& s
   return snapshot;
 }
 
-void WeightUpdates::start(const WeightUpdate& update,
+void WeightUpdates::start(const WeightUpdate& asked,
                           std::function<void(int status, const std::string& message)> done) {
-  if (update.shared && sharing_ == nullptr) {
+  if (asked.shared && sharing_ == nullptr) {
     throw ApiError(403,
                    "this server takes no weights from a GPU's memory: start it with "
                    "--device-weights");
   }
-  const std::string folder = update.shared ? "" : folder_below(root_, update.folder);
+  WeightUpdate update = asked;
+  if (!update.folder.empty()) update.folder = folder_below(root_, asked.folder);
   if (busy_) throw ApiError(503, "other weights are being loaded: try again when they are");
-  std::optional<PolicyVersion> given = update.version;
-  if (!given && !update.shared) given = version_of_folder(folder);
-  const PolicyVersion version = given.value_or(current_->version() + 1);
+  if (!update.version && !update.folder.empty()) {
+    update.version = version_of_folder(update.folder);
+  }
+  const PolicyVersion version = update.version.value_or(current_->version() + 1);
   busy_ = true;
   // Runs on the worker's thread or the engine's, and there may outlive this object; what it posts
   // does not.
-  const auto finish = [this, post = post_, done = std::move(done)](
+  const auto finish = [this, update, post = post_, done = std::move(done)](
                           int status, const std::string& message,
                           std::shared_ptr<const PolicySnapshot> weights) {
-    post([this, done, status, message, weights = std::move(weights)] {
+    post([this, update, done, status, message, weights = std::move(weights)] {
       busy_ = false;
-      if (status == 200) current_ = weights;
+      if (status == 200) {
+        current_ = weights;
+        const std::string& name = update.adapter_name.empty() ? update.folder : update.adapter_name;
+        const bool is_adapter = !update.shared && weights->host().lora() != nullptr;
+        adapter_.set(is_adapter ? AdapterName{name, update.folder} : AdapterName{});
+      }
       done(status, message);
     });
   };
-  worker_.post(
-      [this, folder, shared = update.shared, config = current_->config(), given, version, finish] {
-        std::shared_ptr<const PolicySnapshot> weights;
-        try {
-          weights = shared ? take(*shared, config, version) : load(folder, given, version);
-        } catch (const Error& error) {
-          return finish(400, error.what(), nullptr);
-        } catch (const std::exception& error) {
-          return finish(500, error.what(), nullptr);
-        }
-        engine_.update_weights(weights, [finish, weights](const std::string& failure) {
-          finish(failure.empty() ? 200 : 400, failure, weights);
-        });
-      });
+  worker_.post([this, update, config = current_->config(),
+                model = update.shared ? nullptr : model(), version, finish] {
+    std::shared_ptr<const PolicySnapshot> weights;
+    try {
+      weights =
+          update.shared ? take(*update.shared, config, version) : load(update, model, version);
+    } catch (const Error& error) {
+      return finish(400, error.what(), nullptr);
+    } catch (const std::exception& error) {
+      return finish(500, error.what(), nullptr);
+    }
+    engine_.update_weights(weights, [finish, weights](const std::string& failure) {
+      finish(failure.empty() ? 200 : 400, failure, weights);
+    });
+  });
 }
 
 }  // namespace leeway

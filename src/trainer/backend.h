@@ -89,10 +89,11 @@ class TrainingBackend {
   virtual void load(const std::string& folder) = 0;
 };
 
-// Reference and teacher, if the loss reads them.
+// Reference and teacher, if the loss reads them. Where the policy is an adapter, the base alone can
+// be the reference: it is shared, not copied.
 struct TrainingWeights {
   Parameters policy;
-  std::unique_ptr<Parameters> reference, teacher;
+  std::shared_ptr<const Parameters> reference, teacher;
 };
 
 // Makes a backend with these weights. Of `table` it uses threads, numerics, recompute_activations

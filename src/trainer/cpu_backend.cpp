@@ -18,8 +18,8 @@ class CpuBackend : public TrainingBackend {
       : pool_(static_cast<int>(table.threads)),
         evaluator_(1),
         policy_(std::move(weights.policy)),
-        gradients_(policy_.config()),
-        optimizer_(policy_.config()),
+        gradients_(Parameters::zeros_like(policy_)),
+        optimizer_(policy_),
         reference_(std::move(weights.reference)),
         teacher_(std::move(weights.teacher)) {
     if (table.numerics == Numerics::fast) require_blas();
@@ -126,7 +126,9 @@ class CpuBackend : public TrainingBackend {
     if (d_hidden_.size() < numbers) d_hidden_.resize(numbers);
     return std::span<float>(d_hidden_).first(numbers);
   }
+  // Empty where the head is frozen.
   std::span<float> d_head() {
+    if (policy_.lora() != nullptr) return {};
     const auto& config = policy_.config();
     return {network_of(gradients_).head,
             static_cast<size_t>(config.vocab_size * config.hidden_size)};
@@ -142,7 +144,7 @@ class CpuBackend : public TrainingBackend {
   Evaluator evaluator_;
   Parameters policy_, gradients_;
   AdamW optimizer_;
-  std::unique_ptr<Parameters> reference_, teacher_;
+  std::shared_ptr<const Parameters> reference_, teacher_;
   TrainingOptions options_;
   Activations activations_;
   AlignedVector<float> hidden_, d_hidden_;

@@ -59,6 +59,8 @@ double gradient_norm(ThreadPool& pool, const Parameters& gradients) {
 }
 
 AdamW::AdamW(const ModelConfig& config) : m_(config), v_(config) {}
+AdamW::AdamW(const Parameters& parameters)
+    : m_(Parameters::zeros_like(parameters)), v_(Parameters::zeros_like(parameters)) {}
 
 void AdamW::step(ThreadPool& pool, const OptimizerTable& table, double rate, double scale,
                  const Parameters& gradients, Parameters& parameters) {

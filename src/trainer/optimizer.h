@@ -24,6 +24,8 @@ double gradient_norm(ThreadPool& pool, const Parameters& gradients);
 class AdamW {
  public:
   explicit AdamW(const ModelConfig& config);
+  // For what is trained of `parameters`: an adapter has moments of its own matrices alone.
+  explicit AdamW(const Parameters& parameters);
 
   // One step with gradients times `scale`. Does not change the gradients.
   void step(ThreadPool& pool, const OptimizerTable& table, double rate, double scale,

@@ -9,6 +9,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "model/safetensors.h"
 
 namespace leeway {
@@ -49,8 +50,9 @@ bool same_model(const Parameters& a, const Parameters& b) {
     return std::tuple(config.family, config.num_attention_heads, config.num_key_value_heads,
                       config.head_dim, config.rms_norm_eps, config.rope_theta, config.llama3_rope);
   };
+  const bool adapted = a.lora() != nullptr && b.lora() != nullptr;
   return std::equal(a.table().begin(), a.table().end(), b.table().begin(), b.table().end(), same) &&
-         use(a.config()) == use(b.config());
+         use(a.config()) == use(b.config()) && (!adapted || a.lora()->alpha == b.lora()->alpha);
 }
 
 }  // namespace
@@ -105,15 +107,17 @@ int64_t read_steps(const std::string& folder) {
   return static_cast<int64_t>(steps);
 }
 
-// `wanted`: the model that the state must belong to; null: any.
-TrainingState read_state(const std::string& folder, const Parameters* wanted) {
+// `wanted`: the model that the state must belong to; null: any. `base`: of an adapter, where the
+// caller has it.
+TrainingState read_state(const std::string& folder, const Parameters* wanted,
+                         const std::shared_ptr<const Parameters>& base = nullptr) {
   const int64_t steps = read_steps(folder);
-  Parameters policy = load_parameters(folder);
+  Parameters policy = base ? load_adapter(folder, base) : load_parameters(folder);
   if (wanted != nullptr && !same_model(policy, *wanted)) {
     throw Error(fmt::format("{}: contains a different model than the one being trained", folder));
   }
   const SafetensorsFile file(folder + "/optimizer.safetensors");
-  AdamW optimizer(policy.config());
+  AdamW optimizer(policy);
   read_moment(file, kMoments[0], false, optimizer.first_moment());
   read_moment(file, kMoments[1], true, optimizer.second_moment());
   optimizer.set_steps(steps);
@@ -123,11 +127,15 @@ TrainingState read_state(const std::string& folder, const Parameters* wanted) {
 }  // namespace
 
 void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer) {
-  TrainingState state = read_state(folder, &policy);
+  TrainingState state = read_state(folder, &policy, policy.base());
   policy = std::move(state.policy);
   optimizer = std::move(state.optimizer);
 }
 
 TrainingState load_state(const std::string& folder) { return read_state(folder, nullptr); }
+
+TrainingState load_state_like(const Parameters& like, const std::string& folder) {
+  return read_state(folder, nullptr, like.base());
+}
 
 }  // namespace leeway

@@ -1,6 +1,7 @@
 // A trainer's state on disk.
 //
-//   config.json, model.safetensors   the policy, a Hugging Face folder
+//   config.json, model.safetensors   the policy, a Hugging Face folder; of an adapter
+//                                    adapter_config.json, adapter_model.safetensors
 //   optimizer.safetensors            moments: `m.NAME` and `v.NAME` for each parameter
 //   trainer.json                     {"format": 1, "optimizer_steps": n}; written last
 #pragma once
@@ -32,7 +33,9 @@ FileSums save_state(const std::string& folder, const Parameters& policy, const A
 // Nothing is changed then.
 void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer);
 
-// The same for whatever model is there.
+// The same for whatever model is there; an adapter with the base that it names.
 TrainingState load_state(const std::string& folder);
+// The same for weights of the kind of `like`: an adapter over its base, or all of a model.
+TrainingState load_state_like(const Parameters& like, const std::string& folder);
 
 }  // namespace leeway

@@ -56,9 +56,22 @@ bool looks_at_every_row(const LossSpec& spec) {
          std::any_of(spec.corrections.begin(), spec.corrections.end(), everywhere);
 }
 
-std::unique_ptr<Parameters> load_other_policy(const std::string& key, const std::string& folder,
-                                              const ModelConfig& policy) {
-  auto other = std::make_unique<Parameters>(load_parameters(folder));
+// The policy of the first step. An adapter that has learned nothing yet is its base.
+std::shared_ptr<const Parameters> initial_policy(const Parameters& policy) {
+  const auto is_zero = [&](size_t i) {
+    const std::span<const float> values = policy.of(i);
+    return is_lora_a(policy.table()[i].name) ||
+           std::all_of(values.begin(), values.end(), [](float value) { return value == 0.0f; });
+  };
+  bool learned = policy.lora() == nullptr;
+  for (size_t i = 0; i < policy.table().size() && !learned; ++i) learned = !is_zero(i);
+  return learned ? std::make_shared<const Parameters>(policy) : policy.base();
+}
+
+std::shared_ptr<const Parameters> load_other_policy(const std::string& key,
+                                                    const std::string& folder,
+                                                    const ModelConfig& policy) {
+  auto other = std::make_shared<const Parameters>(load_parameters(folder));
   if (other->config().vocab_size != policy.vocab_size) {
     throw Error(fmt::format("trainer.{} = \"{}\": has a vocabulary of {}, the policy one of {}",
                             key, folder, other->config().vocab_size, policy.vocab_size));
@@ -128,9 +141,14 @@ struct Trainer::Impl {
     TrainingWeights weights{std::move(initial)};
     const ModelConfig& config = weights.policy.config();
     if (spec.reads(Stream::ref)) {
-      weights.reference = table.reference == "initial"
-                              ? std::make_unique<Parameters>(weights.policy)
-                              : load_other_policy("reference", table.reference, config);
+      if (table.reference == "base") {
+        LEEWAY_CHECK(weights.policy.base() != nullptr, "an adapter has a base");
+        weights.reference = weights.policy.base();
+      } else {
+        weights.reference = table.reference == "initial"
+                                ? initial_policy(weights.policy)
+                                : load_other_policy("reference", table.reference, config);
+      }
     }
     if (spec.reads(Stream::teacher)) {
       LEEWAY_CHECK(!table.teacher.empty(),

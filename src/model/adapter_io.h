@@ -1,0 +1,46 @@
+// Adapters as PEFT keeps them: adapter_config.json and adapter_model.safetensors.
+//
+// Only what computes scale = lora_alpha / r over whole linear modules is read; every setting that
+// asks for more (use_dora, rank_pattern, modules_to_save, ..) is refused by its name.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/checked_files.h"
+#include "model/parameters.h"
+
+namespace leeway {
+
+// Whether the folder holds an adapter and not a whole model.
+bool is_adapter_folder(const std::string& folder);
+// Whether a folder of weights was written to its end: each kind has a file that is written last.
+bool is_complete_folder(const std::string& folder);
+
+// Reads adapter_config.json. Throws Error naming the file, the key and its value.
+LoraSettings load_lora_settings(const std::string& folder);
+
+// The folder itself, or of an adapter the base that adapter_config.json names. Throws Error if that
+// is no folder here.
+std::string model_folder_of(const std::string& folder);
+
+// The adapter over `base`, whatever base its files name. Throws Error as load_parameters does, and
+// for matrices that do not fit the base, naming the first of them.
+Parameters load_adapter(const std::string& folder, std::shared_ptr<const Parameters> base);
+// Over the base of model_folder_of.
+Parameters load_adapter(const std::string& folder);
+
+// The matrices alone, without the base that they are for.
+Parameters load_adapter_matrices(const std::string& folder, const ModelConfig& config);
+
+// The model of a folder with the adapter of another over it; an empty name: without one. Throws
+// Error as both loads do, and for an adapter over an adapter.
+Parameters load_policy(const std::string& folder, const std::string& adapter);
+
+// Weights of the kind that `like` is: an adapter over its base, or all of a model.
+Parameters load_like(const Parameters& like, const std::string& folder);
+
+// Writes both files in float32, adapter_config.json last, and returns their sums.
+FileSums save_adapter(const Parameters& adapter, const std::string& folder);
+
+}  // namespace leeway
