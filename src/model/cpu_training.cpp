@@ -345,7 +345,8 @@ void training_backward(ThreadPool& pool, const Parameters& parameters, const Pac
       } else if (state.recompute_gate_up) {
         const LayerBuffers& b = state.layers[i].buffers;
         rms_norm(team, b.middle, pass.rows, pass.hidden, weights.post_norm, pass.eps, b.h);
-        apply(team, pass.numerics, weights.gate_up, b.h, pass.rows, b.gate_up);
+        apply(team, pass.numerics, weights.gate_up, b.h, pass.rows, b.gate_up, Start::zero,
+              b.low_gate_up);
       }
       layer_backward(team, pass, weights, state.layers[i], g, grads.layers[i]);
     }
