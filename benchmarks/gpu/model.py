@@ -31,7 +31,10 @@ METHOD = ("medians of 5 steps after 2 warm-ups, by the host's clock with the dev
           "used_gib: of the device, allocators' caches included")
 # Seconds per stage.
 LIMITS = {"train_eager": 60, "train_compiled": 120, "sample": 60, "sample_compiled": 120,
-          "ours_train": 120, "ours_sample": 90}
+          "ours_train": 120, "ours_sample": 90, "ours_table": 60}
+# Sequences, tokens of a prompt, new tokens: what `ours_table` samples.
+TABLE = [(32, 128, 128), (64, 128, 128), (128, 128, 128), (256, 128, 128), (512, 128, 128),
+         (1024, 128, 128), (256, 1920, 128), (64, 8064, 128), (8, 32640, 128)]
 
 
 def emit(row):
@@ -175,6 +178,19 @@ def rows_of(command, limit):
     return rows, failure
 
 
+def table_rows(program, limit):
+    """Sampling with different numbers and lengths, a process each, within the limit in all."""
+    rows, end = [], time.time() + limit
+    for sequences, prompt, new in TABLE:
+        command = [program, "--only", "sample", "--repeats", "1", "--sequences", str(sequences),
+                   "--prompt", str(prompt), "--new", str(new)]
+        found, failure = rows_of(command, max(1.0, end - time.time()))
+        rows += [{**row, "name": "ours, table"} for row in found]
+        if failure:
+            return rows, f"{sequences} x {prompt}: {failure}"
+    return rows, ""
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", choices=PARTS)
@@ -194,7 +210,10 @@ def main():
                 continue
             command = [arguments.program, "--only", part.removeprefix("ours_")]
         begin = time.time()
-        rows, failure = rows_of(command, LIMITS[part])
+        if part == "ours_table":
+            rows, failure = table_rows(arguments.program, LIMITS[part])
+        else:
+            rows, failure = rows_of(command, LIMITS[part])
         results["rows"] += rows
         if failure:
             results["failures"][part] = failure
@@ -214,6 +233,13 @@ def main():
                 [("name", "", "s"), ("tokens_per_second", "tokens/s", ",.0f"),
                  ("decode_tokens_per_second", "decode/s", ",.0f"),
                  ("used_gib", "used GiB", ".1f")], sampling))
+    print(table("sampling, ours, 0.6 B",
+                [("sequences", "sequences", ".0f"), ("prompt_tokens", "prompt", ".0f"),
+                 ("new_tokens", "new", ".0f"), ("tokens_per_second", "tokens/s", ",.0f"),
+                 ("decode_tokens_per_second", "decode/s", ",.0f"),
+                 ("prompt_seconds", "prompts, s", ".2f"), ("kv_gib", "KV GiB", ".1f"),
+                 ("used_gib", "used GiB", ".1f")],
+                [r for r in results["rows"] if r["name"] == "ours, table"]))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@
 
 #include "../report.h"
 #include "base/rng.h"
+#include "base/thread_pool.h"
 #include "engine/engine.h"
 #include "leeway/presets.h"
 #include "run/devices.h"
@@ -63,11 +64,11 @@ Workload workload_of(const Options& options) {
   return work;
 }
 
-// The same scale as `initialise`, but uniform: drawing 0.6 billion normal numbers would take longer
-// than everything that is measured here.
+// The same scale as `initialise`, but uniform and by all cores: drawing 0.6 billion normal numbers
+// would take longer than everything that is measured here.
 Parameters weights_of(const ModelConfig& config) {
   Parameters weights(config);
-  Rng rng(1);
+  ThreadPool pool(0);
   for (size_t i = 0; i < weights.table().size(); ++i) {
     const ParameterInfo& info = weights.table()[i];
     const std::span<float> values = weights.of(i);
@@ -81,7 +82,14 @@ Parameters weights_of(const ModelConfig& config) {
       deviation /= std::sqrt(2.0 * static_cast<double>(config.num_hidden_layers));
     }
     const double width = deviation * std::sqrt(12.0);
-    for (float& value : values) value = static_cast<float>(width * (rng.uniform() - 0.5));
+    constexpr size_t kPart = size_t{1} << 18;
+    pool.run((values.size() + kPart - 1) / kPart, [&](size_t part) {
+      Rng rng(i << 32 | part);
+      const size_t end = std::min(values.size(), (part + 1) * kPart);
+      for (size_t k = part * kPart; k < end; ++k) {
+        values[k] = static_cast<float>(width * (rng.uniform() - 0.5));
+      }
+    });
   }
   return weights;
 }
@@ -265,13 +273,14 @@ void sample(const Options& options, const Workload& work, const Parameters& weig
                             config.num_key_value_heads * config.head_dim * 2 * bytes;
   engine_options.backend = sampling_backend(options.device, Precision::bf16);
   Engine engine(weights, 0, engine_options);
-  std::vector<double> whole, decode;
+  std::vector<double> whole, decode, prompts;
   for (int round = -1; round < std::min(options.repeats, 3); ++round) {
     const SamplingTime time = sample_all(engine, work);
     if (round < 0) continue;  // to warm up
     whole.push_back(static_cast<double>(time.sampled) / time.seconds);
     decode.push_back(time.decoded > 0 ? static_cast<double>(time.decoded) / time.decode_seconds
                                       : kNone);
+    prompts.push_back(time.seconds - time.decode_seconds);
   }
   print("ours, sample",
         {{"sequences", static_cast<double>(work.prompts)},
@@ -279,6 +288,7 @@ void sample(const Options& options, const Workload& work, const Parameters& weig
          {"new_tokens", static_cast<double>(work.new_tokens)},
          {"tokens_per_second", median(whole)},  // new tokens; the time includes the prompts
          {"decode_tokens_per_second", median(decode)},
+         {"prompt_seconds", median(prompts)},  // of passes with prompts; some sample as well
          {"kv_gib", static_cast<double>(engine_options.kv_bytes) / kGibi},
          {"used_gib", used_gib(options)}});
 }

@@ -152,6 +152,9 @@ class Pass {
       project(products_.get(), h_, weights_.layers[i].gate_up_t, {}, gate_up_);
     });
     measure("swiglu", [&](size_t) { swiglu_rows(gate_up_, s_); });
+    measure("gate_up and swiglu", [&](size_t i) {
+      project_gated(products_.get(), h_, weights_.layers[i].gate_up_t, gate_up_, s_);
+    });
     measure("down",
             [&](size_t i) { project(products_.get(), s_, weights_.layers[i].down_t, {}, delta_); });
     measure(
@@ -197,8 +200,7 @@ class Pass {
     attention(i);
     project(products_.get(), attention_, layer.o_t, layer.o_bias, delta_);
     norm(layer.post_norm);
-    project(products_.get(), h_, layer.gate_up_t, {}, gate_up_);
-    swiglu_rows(gate_up_, s_);
+    project_gated(products_.get(), h_, layer.gate_up_t, gate_up_, s_);
     project(products_.get(), s_, layer.down_t, {}, delta_);
   }
   void finish() {

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -13,9 +12,6 @@ constexpr int kStages = 2;     // tiles of keys and values in shared memory
 constexpr int kPartRows = 64;  // of a tile that a block of threads takes
 constexpr int kParts = kAttentionTileRows / kPartRows;
 constexpr int kTileThreads = kPartRows / 16 * kWarp;
-constexpr int64_t kBusy = 396;  // blocks of decode rows that keep a large device busy
-constexpr int64_t kMostSplits = 64;
-constexpr int64_t kMostWorkspace = int64_t{1} << 24;  // floats; rows beyond it are not split
 
 template <int kThreads>
 __device__ __forceinline__ void synchronize() {
@@ -155,125 +151,6 @@ __global__ void __launch_bounds__(kTileThreads, kDim <= 128 ? 2 : 1)
 }
 
 // ---------------------------------------------------------------------------------------------
-// Decode rows: one warp for a row and 16 of the query heads that share a key/value head
-
-// A chunk's result for one head: the weighted values, the sum of their weights, the largest score.
-__device__ __forceinline__ float* partial_of(float* workspace, const HeadSizes& sizes, int64_t row,
-                                             int64_t head, int chunks, int chunk) {
-  return workspace + ((row * sizes.query_heads + head) * chunks + chunk) * (sizes.head_dim + 2);
-}
-
-template <int kDim>
-__global__ void __launch_bounds__(kWarp)
-    decode_kernel(Attention attention, int parts, int most_chunks, float scale, float* workspace) {
-  using Layout = TileLayout<kDim>;
-  extern __shared__ __align__(128) char shared[];
-  const auto stages = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  const int64_t row = blockIdx.x;
-  const int head_dim = static_cast<int>(attention.sizes.head_dim);
-  const int heads = static_cast<int>(attention.sizes.query_heads);
-  const int group = heads / static_cast<int>(attention.sizes.kv_heads);
-  const int kv_head = blockIdx.y / parts, first_of_group = blockIdx.y % parts * 16;
-  const int lane = threadIdx.x;
-  const int position = attention.places.positions[row];
-
-  int head[2], last[2];
-  Queries<kDim> queries;
-  queries.head_dim = head_dim;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int of_group = first_of_group + r * 8 + lane / 4;
-    head[r] = of_group < group ? kv_head * group + of_group : -1;
-    last[r] = position;
-    queries.rows[r] = head[r] >= 0 ? static_cast<const Bf16*>(attention.q) +
-                                         row * attention.q_stride + head[r] * head_dim
-                                   : nullptr;
-  }
-  const auto out_of = [&](int r) {
-    return static_cast<Bf16*>(attention.out) + (row * heads + head[r]) * head_dim;
-  };
-  if (position < 0) {
-    for (int r = 0; r < 2; ++r) {
-      if (head[r] < 0 || blockIdx.z != 0) continue;
-      for (int at = lane % 4 * 2; at < head_dim; at += 8) {
-        *reinterpret_cast<uint32_t*>(out_of(r) + at) = 0u;
-      }
-    }
-    return;
-  }
-
-  // A split's keys: whole chunks.
-  const int chunks = position / kChunkKeys + 1, splits = gridDim.z;
-  const int share = (chunks + splits - 1) / splits;
-  const int begin = static_cast<int>(blockIdx.z) * share * kChunkKeys;
-  const int end = min(position + 1, begin + share * kChunkKeys);
-  if (begin >= end) return;
-  const bool whole = begin == 0 && end == position + 1;
-  queries.hold();
-
-  ChunkState<kDim> state;
-  float4 pieces[kDim / 8];
-  Total<kDim> total(pieces + unknown_zero());
-  for_each_tile<kDim, kWarp>(
-      attention, places_of(attention, row), kv_head, begin, end, stages,
-      [&](int first, uint32_t stage) {
-        if (begins_chunk(first)) state.clear();
-        attend_tile<kDim>(state, queries, stage, stage + Layout::kBytes, first, last, scale);
-        const bool ends = first + kTileKeys >= end;
-        if (!ends && !ends_chunk(first)) return;
-        // A chunk that is written is the first and last of its own.
-        total.join(state, !whole || first < kChunkKeys, !whole || ends, scale);
-        if (whole) return;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          if (head[r] < 0) continue;
-          float* partial =
-              partial_of(workspace, attention.sizes, row, head[r], most_chunks, first / kChunkKeys);
-#pragma unroll
-          for (int n = 0; n < kDim / 8; ++n) {
-            const int at = n * 8 + lane % 4 * 2;
-            if (at >= head_dim) break;
-            partial[at] = state.out[n][2 * r];
-            partial[at + 1] = state.out[n][2 * r + 1];
-          }
-          if (lane % 4 == 0) {
-            partial[head_dim] = state.sum[r];
-            partial[head_dim + 1] = state.most[r];
-          }
-        }
-      });
-  if (!whole) return;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (head[r] >= 0) write_row(state, r, head_dim, out_of(r));
-  }
-}
-
-// One block for a head of a row whose chunks were split.
-__global__ void join_kernel(Attention attention, int splits, int most_chunks, float scale,
-                            float* workspace) {
-  const int64_t row = blockIdx.x, head = blockIdx.y;
-  const int position = attention.places.positions[row];
-  const int chunks = position / kChunkKeys + 1;
-  const int share = (chunks + splits - 1) / splits;
-  if (position < 0 || share >= chunks) return;
-  const int head_dim = static_cast<int>(attention.sizes.head_dim);
-  Bf16* out =
-      static_cast<Bf16*>(attention.out) + (row * attention.sizes.query_heads + head) * head_dim;
-  for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
-    const float* partial = partial_of(workspace, attention.sizes, row, head, most_chunks, 0);
-    float most = partial[head_dim + 1], sum = partial[head_dim], total = partial[d];
-    for (int chunk = 1; chunk < chunks; ++chunk) {
-      partial += head_dim + 2;
-      const JoinFactors factors = join_largest(most, partial[head_dim + 1], scale);
-      sum = joined(sum, partial[head_dim], factors);
-      total = joined(total, partial[d], factors);
-    }
-    out[d] = __float2bfloat16(__fmul_rn(total, __frcp_rn(sum)));
-  }
-}
-
-// ---------------------------------------------------------------------------------------------
 // Launches
 
 float scale_of(const HeadSizes& sizes) {
@@ -301,23 +178,6 @@ void with_dim(int64_t head_dim, Body&& body) {
   body(std::integral_constant<int, 256>());
 }
 
-struct DecodeGrid {
-  int64_t parts;        // of the query heads of a key/value head, 16 in each
-  int64_t most_chunks;  // of a sequence
-  int64_t splits;
-};
-DecodeGrid grid_of(const HeadSizes& sizes, int64_t rows, int64_t most_positions) {
-  DecodeGrid grid;
-  grid.parts = (sizes.query_heads / sizes.kv_heads + 15) / 16;
-  grid.most_chunks = (most_positions + kChunkKeys - 1) / kChunkKeys;
-  const int64_t partials = rows * sizes.query_heads * grid.most_chunks * (sizes.head_dim + 2);
-  grid.splits = partials > kMostWorkspace
-                    ? 1
-                    : std::clamp<int64_t>(kBusy / (rows * sizes.kv_heads * grid.parts), 1,
-                                          std::min(kMostSplits, grid.most_chunks));
-  return grid;
-}
-
 }  // namespace
 
 void attend_tiles(const Attention& attention, const AttentionTile* tiles, int64_t count,
@@ -334,39 +194,6 @@ void attend_tiles(const Attention& attention, const AttentionTile* tiles, int64_
     tiles_kernel<kDim><<<grid, kTileThreads, kBytes, stream>>>(attention, tiles, scale);
   });
   check_launch("attention of tiles");
-}
-
-int64_t decode_workspace(const HeadSizes& sizes, int64_t most_positions) {
-  int64_t most = 1;
-  for (int64_t rows = 1; rows <= kBusy; ++rows) {
-    const DecodeGrid grid = grid_of(sizes, rows, most_positions);
-    if (grid.splits == 1) break;
-    most = rows * sizes.query_heads * grid.most_chunks * (sizes.head_dim + 2);
-  }
-  return most;
-}
-
-void attend_decode_rows(const Attention& attention, int64_t rows, int64_t most_positions,
-                        float* workspace, cudaStream_t stream) {
-  if (rows == 0) return;
-  const HeadSizes& sizes = attention.sizes;
-  const DecodeGrid at = grid_of(sizes, rows, most_positions);
-  const auto chunks = static_cast<int>(at.most_chunks);
-  const float scale = scale_of(sizes);
-  with_dim(sizes.head_dim, [&](auto dim) {
-    constexpr int kDim = decltype(dim)::value, kBytes = kSharedBytes<kDim>;
-    allow_shared(decode_kernel<kDim>, kBytes);
-    const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(sizes.kv_heads * at.parts),
-                    static_cast<unsigned>(at.splits));
-    decode_kernel<kDim><<<grid, kWarp, kBytes, stream>>>(attention, static_cast<int>(at.parts),
-                                                         chunks, scale, workspace);
-  });
-  check_launch("attention of decode rows");
-  if (at.splits == 1) return;
-  const dim3 heads(static_cast<unsigned>(rows), static_cast<unsigned>(sizes.query_heads));
-  join_kernel<<<heads, 128, 0, stream>>>(attention, static_cast<int>(at.splits), chunks, scale,
-                                         workspace);
-  check_launch("attention of decode rows, joining");
 }
 
 }  // namespace leeway::cuda

@@ -1,6 +1,8 @@
 #include "cuda/norm_rope_swiglu.h"
 
+#include "cuda/early_launch.cuh"
 #include "cuda/row_math.cuh"
+#include "cuda/store_head.cuh"
 
 namespace leeway::cuda {
 namespace {
@@ -40,6 +42,8 @@ __global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(RmsNorm norm) {
   constexpr int kStride = kRowThreads * kCount;
   constexpr int kTurns = kRowThreads == kWarp ? 1 : kNormTurns;
   __shared__ float scratch[kNormThreads / kWarp];
+  wait_for_earlier_kernels();
+  let_next_kernel_begin();
   const int64_t row =
       static_cast<int64_t>(blockIdx.x) * (kNormThreads / kRowThreads) + threadIdx.x / kRowThreads;
   if (row >= norm.rows) return;  // a whole warp, or nobody
@@ -120,96 +124,51 @@ __global__ void rope_kernel(const T* x, int64_t count, int64_t heads, int64_t ha
   store<kCount>(b, y + head * 2 * half + half + i);
 }
 
-// Two adjacent numbers.
-template <class T>
-__device__ inline float2 load_two(const T* from) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return *reinterpret_cast<const float2*>(from);
-  } else {
-    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(from));
-  }
-}
-template <class T>
-__device__ inline void store_two(float first, float second, T* to) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    *reinterpret_cast<float2*>(to) = make_float2(first, second);
-  } else {
-    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(first, second);
-  }
-}
-
-// One warp for a head: norm it, turn its pairs (i, i + head_dim / 2), write it. A lane has two
-// adjacent numbers of each half at a time. Sums are spelled in intrinsics, so that a head has the
-// same bits in every kernel that this is a part of.
-template <class T>
-__device__ __forceinline__ void store_head(const T* from, const T* norm, float eps,
-                                           const float* cosines, const float* sines, int head_dim,
-                                           T* to) {
-  constexpr int kMost = kMostHeadDim / 4 / kWarp;
-  const int half = head_dim / 2, first = threadIdx.x % kWarp * 2;
-  float2 a[kMost], b[kMost];
-  float squares = 0.0f;
-#pragma unroll
-  for (int n = 0; n < kMost; ++n) {
-    const int i = first + n * 2 * kWarp;
-    a[n] = i < half ? load_two(from + i) : make_float2(0.0f, 0.0f);
-    b[n] = i < half ? load_two(from + half + i) : make_float2(0.0f, 0.0f);
-    for (const float value : {a[n].x, a[n].y, b[n].x, b[n].y}) {
-      squares = __fmaf_rn(value, value, squares);
-    }
-  }
-  const float inverse = norm == nullptr ? 1.0f : inverse_norm(warp_sum(squares), head_dim, eps);
-  const auto scaled = [&](float value, float weight) {
-    return rounded<T>(__fmul_rn(rounded<T>(__fmul_rn(value, inverse)), weight));
-  };
-#pragma unroll
-  for (int n = 0; n < kMost; ++n) {
-    const int i = first + n * 2 * kWarp;
-    if (i >= half) continue;
-    if (norm != nullptr) {
-      const float2 by_a = load_two(norm + i), by_b = load_two(norm + half + i);
-      a[n] = make_float2(scaled(a[n].x, by_a.x), scaled(a[n].y, by_a.y));
-      b[n] = make_float2(scaled(b[n].x, by_b.x), scaled(b[n].y, by_b.y));
-    }
-    const float2 c = load_two(cosines + i), s = load_two(sines + i);
-    turn(a[n].x, b[n].x, c.x, s.x);
-    turn(a[n].y, b[n].y, c.y, s.y);
-    store_two(a[n].x, a[n].y, to + i);
-    store_two(b[n].x, b[n].y, to + half + i);
-  }
-}
-
-// A warp for each head of each row.
-template <class T>
-__global__ void store_heads_kernel(HeadStep step) {
-  const int head_dim = static_cast<int>(step.sizes.head_dim);
+// A warp for kHeadsAtOnce heads of a row: their loads are under way together, and the row's angles
+// are read once.
+template <int kMostDim, int kHeadsAtOnce, class T>
+__global__ void __launch_bounds__(kThreads) store_heads_kernel(HeadStep step) {
+  wait_for_earlier_kernels();
+  let_next_kernel_begin();
+  const int head_dim = static_cast<int>(step.sizes.head_dim), half = head_dim / 2;
   const int query_heads = static_cast<int>(step.sizes.query_heads);
   const int kv_heads = static_cast<int>(step.sizes.kv_heads);
   const int heads = query_heads + 2 * kv_heads;
+  const int groups = (heads + kHeadsAtOnce - 1) / kHeadsAtOnce;
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
-  const int64_t row = at / heads;
-  const int head = static_cast<int>(at % heads);
+  const int64_t row = at / groups;
+  const int first = static_cast<int>(at % groups) * kHeadsAtOnce;
   if (row >= step.places.rows) return;
   const int position = step.places.positions[row];
   if (position < 0) return;
-  const T* from = static_cast<const T*>(step.qkv) + at * head_dim;
-  const int64_t angle = static_cast<int64_t>(position) * (head_dim / 2);
-  if (head < query_heads) {
-    return store_head(from, static_cast<const T*>(step.query_norm), step.eps,
-                      step.angles.cosines + angle, step.angles.sines + angle, head_dim,
-                      static_cast<T*>(step.q) + (row * query_heads + head) * head_dim);
+  const T* from = static_cast<const T*>(step.qkv) + (row * heads + first) * head_dim;
+  HeldHead<kMostDim> held[kHeadsAtOnce], angles;
+#pragma unroll
+  for (int i = 0; i < kHeadsAtOnce; ++i) {
+    if (first + i < heads) held[i].load(from + i * head_dim, half);
   }
+  const int64_t angle = static_cast<int64_t>(position) * half;
+  angles.load_angles(step.angles.cosines + angle, step.angles.sines + angle, half);
   const int64_t page = step.places.pages[step.places.starts[row] + position / kBlockKeys];
   const int64_t place = (page * kBlockKeys + position % kBlockKeys) * kv_heads * head_dim;
-  if (head < query_heads + kv_heads) {
-    return store_head(from, static_cast<const T*>(step.key_norm), step.eps,
-                      step.angles.cosines + angle, step.angles.sines + angle, head_dim,
-                      static_cast<T*>(step.keys) + place + (head - query_heads) * head_dim);
-  }
-  T* to = static_cast<T*>(step.values) + place + (head - query_heads - kv_heads) * head_dim;
-  for (int i = threadIdx.x % kWarp * 2; i < head_dim; i += 2 * kWarp) {
-    const float2 two = load_two(from + i);
-    store_two(two.x, two.y, to + i);
+#pragma unroll
+  for (int i = 0; i < kHeadsAtOnce; ++i) {
+    const int head = first + i;
+    if (head >= heads) return;
+    if (head < query_heads + kv_heads) {
+      const void* norm = head < query_heads ? step.query_norm : step.key_norm;
+      held[i].scale(static_cast<const T*>(norm), step.eps, half);
+      held[i].turn_by(angles);
+    }
+    T* to = nullptr;
+    if (head < query_heads) {
+      to = static_cast<T*>(step.q) + (row * query_heads + head) * head_dim;
+    } else if (head < query_heads + kv_heads) {
+      to = static_cast<T*>(step.keys) + place + (head - query_heads) * head_dim;
+    } else {
+      to = static_cast<T*>(step.values) + place + (head - query_heads - kv_heads) * head_dim;
+    }
+    held[i].store(half, to);
   }
 }
 
@@ -237,6 +196,8 @@ __global__ void pack_heads_kernel(PackedHeads step) {
 template <int kCount, class T>
 __global__ void swiglu_kernel(const T* gate, const T* up, int64_t stride, int64_t parts,
                               int64_t count, T* s) {
+  wait_for_earlier_kernels();
+  let_next_kernel_begin();
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (at >= count) return;
   const int64_t from = at / parts * stride + at % parts * kCount;
@@ -293,8 +254,8 @@ void rms_norm(Dtype dtype, const RmsNorm& norm, cudaStream_t stream) {
     with_count(norm.width, [&](auto numbers) {
       constexpr int kCount = decltype(numbers)::value;
       const auto launch = [&](auto* kernel, int row_threads) {
-        kernel<<<blocks_for(norm.rows * row_threads, kNormThreads), kNormThreads, 0, stream>>>(
-            norm);
+        launch_early(kernel, blocks_for(norm.rows * row_threads, kNormThreads), kNormThreads, 0,
+                     stream, norm);
       };
       if (norm.width <= kWarp * kCount) {
         launch(rms_norm_kernel<kCount, kWarp, true, T>, kWarp);
@@ -330,8 +291,19 @@ void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream) {
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
     const HeadSizes& sizes = step.sizes;
-    const int64_t heads = step.places.rows * (sizes.query_heads + 2 * sizes.kv_heads);
-    store_heads_kernel<T><<<blocks_for(heads, kWarps), kThreads, 0, stream>>>(step);
+    const int64_t heads = sizes.query_heads + 2 * sizes.kv_heads;
+    const auto launch = [&](auto* kernel, int64_t at_once) {
+      const int64_t warps = step.places.rows * ((heads + at_once - 1) / at_once);
+      launch_early(kernel, blocks_for(warps, kWarps), kThreads, 0, stream, step);
+    };
+    // With few rows a warp for each head is on more multiprocessors.
+    constexpr int kWide = static_cast<int>(kMostHeadDim);
+    const bool few = step.places.rows < 1024;
+    if (sizes.head_dim <= 128) {
+      few ? launch(store_heads_kernel<128, 1, T>, 1) : launch(store_heads_kernel<128, 4, T>, 4);
+    } else {
+      few ? launch(store_heads_kernel<kWide, 1, T>, 1) : launch(store_heads_kernel<kWide, 4, T>, 4);
+    }
   });
   check_launch("store_heads");
 }
@@ -354,8 +326,8 @@ void swiglu(Dtype dtype, const void* gate, const void* up, int64_t stride, int64
     with_count(width, [&](auto numbers) {
       constexpr int kCount = decltype(numbers)::value;
       const int64_t parts = width / kCount;
-      swiglu_kernel<kCount><<<blocks_for(rows * parts, kThreads), kThreads, 0, stream>>>(
-          as<T>(gate), as<T>(up), stride, parts, rows * parts, static_cast<T*>(s));
+      launch_early(swiglu_kernel<kCount, T>, blocks_for(rows * parts, kThreads), kThreads, 0,
+                   stream, as<T>(gate), as<T>(up), stride, parts, rows * parts, static_cast<T*>(s));
     });
   });
   check_launch("swiglu");

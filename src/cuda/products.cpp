@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/device.h"
+#include "cuda/few_row_products.h"
 #include "leeway/error.h"
 
 namespace leeway::cuda {
@@ -165,6 +166,7 @@ const Products::Plan& Products::plan_of(const Projection& p) {
 // For a single row cuBLAS may sum in another order than for more, so it is computed as one of two.
 void Products::project(const Projection& p, cudaStream_t stream) {
   if (p.rows == 0 || p.outputs == 0) return;
+  if (has_few_row_kernel(p)) return project_few_rows(p, stream);
   if (p.rows > 1) return multiply(p, stream);
   const auto x_bytes = static_cast<size_t>(p.inputs * bytes_of(p.type));
   const auto y_bytes = static_cast<size_t>(p.outputs * bytes_of(p.y_type));

@@ -7,7 +7,9 @@
 #include <cstring>
 
 #include "base/rng.h"
+#include "cuda/few_row_products.h"
 #include "cuda/gpu_test_support.h"
+#include "cuda/norm_rope_swiglu.h"
 
 namespace leeway::cuda {
 namespace {
@@ -85,6 +87,38 @@ TEST(Products, ARowHasTheSameBitsWithAnyNumberOfRows) {
     }
   }
   std::printf("%lld rows compared\n", static_cast<long long>(compared));
+}
+
+TEST(Products, GatedRowsHaveTheBitsOfAProductAndSwiGlu) {
+  LEEWAY_NEEDS_GPU();
+  Products products;
+  for (const Shape& shape : kShapes) {
+    if (shape.outputs % 16 != 0) continue;
+    Rng rng(3);
+    const Numbers x = random_numbers(kMostFewRows * shape.inputs, rng);
+    const DeviceArray<__nv_bfloat16> weight(random_numbers(shape.outputs * shape.inputs, rng));
+    for (const int64_t rows : {1, 2, 8, 24, 64, 65, 128, 200, 256}) {
+      const Numbers both = project<__nv_bfloat16>(products, x, rows, shape, weight, nullptr);
+      const DeviceArray<__nv_bfloat16> gate_up(both);
+      const int64_t half = shape.outputs / 2;
+      const DeviceArray<__nv_bfloat16> in_two(static_cast<size_t>(rows * half));
+      swiglu(Dtype::bf16, gate_up.data(), gate_up.data() + half, shape.outputs, rows, half,
+             in_two.data(), nullptr);
+      const DeviceArray<__nv_bfloat16> on_device(
+          std::span<const __nv_bfloat16>(x.data(), static_cast<size_t>(rows * shape.inputs)));
+      const DeviceArray<__nv_bfloat16> in_one(static_cast<size_t>(rows * half));
+      Projection p;
+      p.rows = rows, p.inputs = shape.inputs, p.outputs = shape.outputs;
+      p.x = on_device.data(), p.weight = weight.data(), p.y = in_one.data();
+      if (rows <= 128 && !has_gated_few_row_kernel(p)) {
+        GTEST_SKIP() << "no GPU of compute capability 9.0";
+      }
+      project_few_rows_gated(p, nullptr);
+      const Numbers wanted = in_two.values(), got = in_one.values();
+      EXPECT_EQ(std::memcmp(got.data(), wanted.data(), got.size() * 2), 0)
+          << rows << " rows of [" << shape.outputs << ", " << shape.inputs << "]";
+    }
+  }
 }
 
 TEST(Products, EqualADotProductInDouble) {

@@ -8,6 +8,7 @@
 
 #include <cfloat>
 
+#include "cuda/early_launch.cuh"
 #include "cuda/row_softmax.cuh"
 #include "cuda/sample_rows.h"
 #include "leeway/error.h"
@@ -114,6 +115,8 @@ __device__ __forceinline__ Segment segment_of(const float* values, bool tempered
 
 template <bool kExact>
 __global__ void __launch_bounds__(kThreads) scan_kernel(SampleRows batch, Layout layout) {
+  wait_for_earlier_kernels();
+  let_next_kernel_begin();
   const int64_t draw = blockIdx.x / kParts;
   const int part_number = static_cast<int>(blockIdx.x % kParts);
   const float inverse = batch.inverse_temperatures[draw];
@@ -265,12 +268,13 @@ __device__ float rounded_logprob(const float* row, const Layout& layout, const R
   const int part_number = id / layout.part_size;
   const PartPlace part = part_of(layout.vocabulary, layout.part_size, part_number);
   const int packs = (part.size + kPack - 1) / kPack;
+  const bool aligned = reinterpret_cast<uint64_t>(row + part.begin) % sizeof(float4) == 0;
   const int own_pack = (id - part_number * layout.part_size) / kPack, own_lane = id % kPack;
   const int own_warp = own_pack % kThreads / kWarp;
   Softmax again;
   for (int p = own_warp * kWarp + lane; p < packs; p += kThreads) {
     float values[kPack];
-    load_pack(row + part.begin, part.size, p, false, values);
+    load_pack(row + part.begin, part.size, p, aligned, values);
     round_pack(values);
     if (p == own_pack) {
 #pragma unroll
@@ -306,6 +310,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(SampleRows batch, Layo
   __shared__ double sums[kWarps];
   __shared__ Place place;
   __shared__ int last_segment;
+  wait_for_earlier_kernels();
 
   const int64_t draw = blockIdx.x;
   const DrawSpace space = space_of(batch, layout, draw);
@@ -398,10 +403,11 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(SampleRows batch, Layo
 template <bool kExact>
 void launch(const SampleRows& batch, cudaStream_t stream) {
   const Layout layout = layout_of(batch.vocabulary);
-  scan_kernel<kExact>
-      <<<static_cast<unsigned>(batch.draws * kParts), kThreads, 0, stream>>>(batch, layout);
+  launch_early(scan_kernel<kExact>, static_cast<unsigned>(batch.draws * kParts), kThreads, 0,
+               stream, batch, layout);
   check_launch("sample_rows");
-  choose_kernel<kExact><<<static_cast<unsigned>(batch.draws), kThreads, 0, stream>>>(batch, layout);
+  launch_early(choose_kernel<kExact>, static_cast<unsigned>(batch.draws), kThreads, 0, stream,
+               batch, layout);
   check_launch("sample_rows, choosing");
 }
 

@@ -74,6 +74,12 @@ void check_device(const Config& config) {
 
 int64_t rows_per_step(Device device) { return device == Device::cpu ? 512 : 8192; }
 
+void choose_device_memory(Device device, bool shares_weights) {
+  if (device == Device::cuda && !shares_weights) {
+    cuda_backends().backends->use_expandable_segments();
+  }
+}
+
 int64_t free_device_memory() { return cuda_backends().backends->free_memory(); }
 
 MakeSamplingBackend sampling_backend(Device device, Precision precision) {

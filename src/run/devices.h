@@ -26,6 +26,11 @@ int64_t rows_per_step(Device device);
 // Bytes of the GPU that nobody uses; a device that has been checked. Throws Error.
 int64_t free_device_memory();
 
+// To be called before a run allocates anything on its device: on cuda memory then grows in place,
+// which leaves fewer gaps, unless servers on this machine open the weights' memory
+// (`shares_weights`): memory that grows has no handles for that.
+void choose_device_memory(Device device, bool shares_weights);
+
 // These take devices that have been checked. `precision` is that of the passes on cuda, where there
 // is no int8; the engine on the CPU uses its own options.
 MakeSamplingBackend sampling_backend(Device device, Precision precision);

@@ -22,13 +22,6 @@
 #endif
 
 namespace leeway {
-namespace {
-
-bool in_process(const RunSetup& setup) {
-  return setup.config.run.inference.pool == InferencePool::in_process && setup.spawn_servers == 0;
-}
-
-}  // namespace
 
 #ifdef LEEWAY_POOL
 namespace {
@@ -111,7 +104,7 @@ void check_servers(const RunSetup& setup) {
                     "leave one of them out",
                     setup.spawn_servers, name_of(setup.config.run.inference.pool)));
   }
-  if (in_process(setup) || setup.spawn_servers > 0) return;
+  if (setup.samples_in_process() || setup.spawn_servers > 0) return;
   SteadyClock clock;
   PoolSampler pool(context_of(setup), source_of(setup.config.run.inference),
                    std::make_unique<CurlHttp>(), nullptr, clock);
@@ -122,7 +115,7 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
                        int threads, RunFiles& files, Progress& progress,
                        const StopCondition& should_stop, Clock& clock)
     : setup_(setup), files_(files), progress_(progress) {
-  if (in_process(setup)) {
+  if (setup.samples_in_process()) {
     sampler_ = std::make_unique<EngineSampler>(*weights, setup.engine_options(threads));
     return;
   }
@@ -197,7 +190,7 @@ void RunSampler::tell() {
 #else
 
 void check_servers(const RunSetup& setup) {
-  if (in_process(setup)) return;
+  if (setup.samples_in_process()) return;
   throw Error(
       fmt::format("{}: this program was built without libcurl and cannot speak to servers; "
                   "install libcurl4-openssl-dev and build it again",

@@ -45,6 +45,9 @@ struct RunSetup {
   int64_t spawn_servers = 0;           // processes that sample for training; 0: as [inference] says
   std::vector<Sample> demonstrations;  // from sft.data; empty: the environments provide them
 
+  bool samples_in_process() const {
+    return config.run.inference.pool == InferencePool::in_process && spawn_servers == 0;
+  }
   // `threads` where the table says 0.
   EngineOptions engine_options(int threads) const;
   RolloutSettings rollout_settings(float temperature) const;

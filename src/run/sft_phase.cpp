@@ -119,6 +119,7 @@ SftResult run_sft(const SftRun& run, const Checkpoint* from) {
   const RunSetup& setup = run.setup;
   const SftTable& table = setup.config.run.sft;
   const auto begin = std::chrono::steady_clock::now();
+  choose_device_memory(setup.config.run.model.device, !setup.samples_in_process());
   // Cross entropy on the tokens of the demonstrations: -log pi with an advantage of 1.
   Trainer trainer(setup.weights, run.catalog.make_spec("reinforce", {}),
                   trainer_table(setup.config.run), training_backend(setup.config.run));

@@ -258,6 +258,7 @@ class Run {
   }
 
   void train(Parameters weights) {
+    choose_device_memory(run_.model.device, !setup_.samples_in_process());
     const ThreadPlan threads = plan_threads(run_);
     TrainerTable table = run_.trainer;
     table.threads = threads.trainer;

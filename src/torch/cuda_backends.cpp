@@ -48,9 +48,10 @@ WeightSharing cuda_sharing() { return cuda_weight_sharing(first_gpu()); }
 
 extern "C" __attribute__((visibility("default"))) const leeway::CudaBackends*
 leeway_cuda_backends() {
-  leeway::use_expandable_segments();
-  static const leeway::CudaBackends backends = {LEEWAY_VERSION,        leeway::why_no_cuda,
-                                                leeway::free_memory,   leeway::cuda_training,
-                                                leeway::cuda_sampling, leeway::cuda_sharing};
+  static const leeway::CudaBackends backends = {
+      LEEWAY_VERSION,        leeway::why_no_cuda,
+      leeway::free_memory,   leeway::use_expandable_segments,
+      leeway::cuda_training, leeway::cuda_sampling,
+      leeway::cuda_sharing};
   return &backends;
 }

@@ -19,6 +19,8 @@ struct CudaBackends {
   std::string (*why_no_cuda)();
   // Bytes of the first GPU that nobody uses. Throws Error.
   int64_t (*free_memory)();
+  // device_room.h's.
+  void (*use_expandable_segments)();
   // On the first GPU; `half`: passes in bf16, else in float32.
   MakeTrainingBackend (*training)(bool half);
   MakeSamplingBackend (*sampling)(bool half);

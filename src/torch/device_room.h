@@ -8,7 +8,8 @@
 namespace leeway {
 
 // Lets torch grow its pieces of CUDA memory instead of taking new ones beside them, of which parts
-// stay unused: sizes change with every micro-batch. To be called before the first allocation; does
+// stay unused: sizes change with every micro-batch. To be called before the first allocation; such
+// memory has no handle that another process could open. Does
 // nothing where PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF says how to allocate.
 void use_expandable_segments();
 

@@ -16,6 +16,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "base/crc32c_lanes.h"
+#include "cuda/finite.h"
 #include "cuda/crc32c.h"
 #include "torch/cuda_tensors.h"
 #endif
@@ -27,6 +28,16 @@ using at::Tensor;
 TorchDeviceWeights::TorchDeviceWeights(FlatLayout layout, Tensor weights)
     : layout_(std::move(layout)), flat_(std::move(weights)) {
   LEEWAY_CHECK(flat_.numel() == layout_.size, "weights in the layout");
+#ifdef LEEWAY_CUDA
+  if (flat_.is_cuda() &&
+      (flat_.scalar_type() == at::kFloat || flat_.scalar_type() == at::kBFloat16)) {
+    const Tensor not_finite = at::empty({1}, flat_.options().dtype(at::kInt));
+    cuda::find_not_finite(dtype_of(flat_), data_of(flat_), layout_.size,
+                          not_finite.data_ptr<int32_t>(), stream_of(flat_));
+    known_finite_ = not_finite.item<int32_t>() == 0;  // waits for the device
+    return;
+  }
+#endif
 #ifdef LEEWAY_CUDA
   if (flat_.is_cuda()) c10::cuda::getCurrentCUDAStream(flat_.device().index()).synchronize();
 #endif
@@ -72,6 +83,7 @@ uint32_t TorchDeviceWeights::checksum() const {
 
 // Numbers are finite if the least and the greatest of them are: both are NaN where any number is.
 std::string TorchDeviceWeights::not_finite_text() const {
+  if (known_finite_) return "";
   return with_plain_errors([&]() -> std::string {
     const at::NoGradGuard guard;
     const auto finite = [](const Tensor& tensor) {

@@ -28,6 +28,7 @@ class TorchDeviceWeights final : public DeviceWeights {
  private:
   FlatLayout layout_;
   at::Tensor flat_;
+  bool known_finite_ = false;  // seen when this was made
 };
 
 }  // namespace leeway

@@ -11,6 +11,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "cuda/attention.h"
+#include "cuda/few_row_products.h"
 #include "cuda/norm_rope_swiglu.h"
 #include "cuda/paged_attention.h"
 #include "cuda/products.h"
@@ -44,11 +45,8 @@ cuda::RmsNorm norm_of(const Tensor& weight, double eps, const Tensor& y) {
   return norm;
 }
 
-// y = x weight^T + bias, if tensors are what Products takes.
-bool project_by(cuda::Products* products, const Tensor& x, const Tensor& transposed,
-                const Tensor& bias, const Tensor& y) {
-  if (!x.is_cuda() || x.scalar_type() != at::kBFloat16) return false;
-  LEEWAY_CHECK(products != nullptr, "products of a CUDA device");
+cuda::Projection projection_of(const Tensor& x, const Tensor& transposed, const Tensor& bias,
+                               const Tensor& y) {
   cuda::Projection projection;
   projection.y_type = dtype_of(y);
   projection.rows = x.size(0), projection.inputs = x.size(1);
@@ -56,7 +54,15 @@ bool project_by(cuda::Products* products, const Tensor& x, const Tensor& transpo
   projection.x = data_of(x), projection.weight = data_of(transposed);
   projection.bias = data_of(bias);
   projection.y = data_of(y), projection.y_stride = y.stride(0);
-  products->project(projection, stream_of(x));
+  return projection;
+}
+
+// y = x weight^T + bias, if tensors are what Products takes.
+bool project_by(cuda::Products* products, const Tensor& x, const Tensor& transposed,
+                const Tensor& bias, const Tensor& y) {
+  if (!x.is_cuda() || x.scalar_type() != at::kBFloat16) return false;
+  LEEWAY_CHECK(products != nullptr, "products of a CUDA device");
+  products->project(projection_of(x, transposed, bias, y), stream_of(x));
   return true;
 }
 
@@ -255,6 +261,20 @@ void swiglu_rows(const Tensor& gate_up, Tensor& s) {
 #endif
   const std::vector<Tensor> halves = gate_up.chunk(2, -1);
   s.copy_(at::silu(halves[0]) * halves[1]);
+}
+
+void project_gated(cuda::Products* products, const Tensor& x, const Tensor& transposed,
+                   Tensor& gate_up, Tensor& s) {
+#ifdef LEEWAY_CUDA
+  if (x.is_cuda() && x.scalar_type() == at::kBFloat16) {
+    const cuda::Projection projection = projection_of(x, transposed, Tensor(), s);
+    if (cuda::has_gated_few_row_kernel(projection)) {
+      return cuda::project_few_rows_gated(projection, stream_of(x));
+    }
+  }
+#endif
+  project(products, x, transposed, Tensor(), gate_up);
+  swiglu_rows(gate_up, s);
 }
 
 int64_t draw_workspace_size(int64_t vocabulary, int64_t draws) {

@@ -84,6 +84,10 @@ int64_t attention_workspace_size(const HeadCounts& counts, int64_t most_position
 
 // s [R, I] = silu(gate) * up from gate_up [R, 2 I].
 void swiglu_rows(const at::Tensor& gate_up, at::Tensor& s);
+// project and swiglu_rows, with the same bits; gate_up [R, 2 I] is a place for what is between them
+// and is used if one kernel cannot do both.
+void project_gated(cuda::Products* products, const at::Tensor& x, const at::Tensor& transposed,
+                   at::Tensor& gate_up, at::Tensor& s);
 
 // What logits are the product of: hidden states [L, H] and the head's weight [V, H].
 struct DrawnHead {

@@ -421,6 +421,24 @@ TEST(SamplingOperations, GatesEmbedsAndCopies) {
   }
 }
 
+TEST(SamplingOperations, AGatedProductHasTheBitsOfTwoSteps) {
+  for (const at::Device device : devices()) {
+    for (const at::ScalarType type : kTypes) {
+      const auto on = at::device(device).dtype(type);
+      const auto products = make_products(device);
+      for (const int64_t rows : {1, 5, 70, 300}) {
+        const Tensor x = random({rows, 64}, 3).to(on), weight = random({160, 64}, 4).to(on);
+        Tensor gate_up = at::empty({rows, 160}, on), s = at::empty({rows, 80}, on);
+        Tensor own = at::empty_like(s);
+        project(products.get(), x, weight.t(), {}, gate_up);
+        swiglu_rows(gate_up, s);
+        project_gated(products.get(), x, weight.t(), gate_up, own);
+        EXPECT_EQ(largest_difference(own, s), 0.0) << rows;
+      }
+    }
+  }
+}
+
 TEST(SamplingOperations, LogitsAreFloat32) {
   for (const at::Device device : devices()) {
     const Tensor x = random({3, 64}, 1).to(at::kBFloat16);

@@ -256,8 +256,7 @@ void TorchSampling::forward(const PassShape& shape) {
            attention);
     project(products_.get(), attention, layer.o_t, layer.o_bias, delta);
     add_norm(x, delta, layer.post_norm, eps, h);
-    project(products_.get(), h, layer.gate_up_t, Tensor(), gate_up);
-    swiglu_rows(gate_up, s);
+    project_gated(products_.get(), h, layer.gate_up_t, gate_up, s);
     project(products_.get(), s, layer.down_t, Tensor(), delta);
   }
   if (shape.logit_rows == 0) return;

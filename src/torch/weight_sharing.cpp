@@ -139,7 +139,7 @@ std::shared_ptr<const PolicySnapshot> take(torch::Device device, const SharedWei
     }
     copy = std::make_unique<TorchDeviceWeights>(
         std::move(layout),
-        at::from_blob(begin, {shared.count}, at::device(device).dtype(at::kFloat)));
+        at::from_blob(begin, {shared.count}, at::device(device).dtype(at::kFloat)).clone());
   }
   auto snapshot = std::make_shared<const PolicySnapshot>(config, std::move(copy), version);
   if (snapshot->checksum() != shared.checksum) {

@@ -1,0 +1,350 @@
+// A block has 64 or 128 rows and kOutputs outputs. One warp queues copies of the next inputs, 64 at
+// a time, into a ring of stages; a warpgroup for each 64 rows multiplies what is there.
+
+#include "cuda/few_row_products.h"
+
+#include <cuda.h>
+
+#include <algorithm>
+
+#include "cuda/early_launch.cuh"
+#include "cuda/row_math.cuh"
+
+namespace leeway::cuda {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+
+constexpr int kDepth = 64;        // inputs of a stage
+constexpr int kDepthBytes = 128;  // of a row
+constexpr int kGroupRows = 64, kGroupThreads = 128;
+
+// ---------------------------------------------------------------------------------------------
+// Barriers, copies and products that have no other spelling
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+__device__ __forceinline__ uint32_t address_of(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+__device__ __forceinline__ void make_barrier(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait_for(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain%=:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again%=;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+// A box of the matrix that begins at an input and a row.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& from, int input, int row,
+                                         uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+      "l"(&from), "r"(barrier), "r"(input), "r"(row)
+      : "memory");
+}
+// Rows of 128 bytes whose pieces of 16 bytes are permuted as the copies leave them.
+__device__ __forceinline__ uint64_t matrix_at(uint32_t address) {
+  constexpr uint64_t kPermuted = uint64_t{1} << 62, kEightRows = uint64_t{1024 / 16} << 32;
+  return kPermuted | kEightRows | uint64_t{1} << 16 | (address & 0x3ffff) / 16;
+}
+// c [64, n] += a [64, 16] b [n, 16]^T, in rows and columns as mma.m16n8k16 has them: a warp has 16
+// rows, a lane rows lane / 4 and 8 further, columns 8 i + 2 (lane % 4) and the next.
+__device__ __forceinline__ void multiply_add(float (&c)[16], uint64_t a, uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred keep;\nsetp.eq.u32 keep, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
+      "%12, %13, %14, %15}, "
+      "%16, %17, keep, 1, 1, 0, 0;\n}"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15])
+      : "l"(a), "l"(b));
+}
+__device__ __forceinline__ void multiply_add(float (&c)[32], uint64_t a, uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred keep;\nsetp.eq.u32 keep, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
+      "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, keep, 1, 1, 0, 0;\n}"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+      : "l"(a), "l"(b));
+}
+__device__ __forceinline__ void multiply_add(float (&c)[48], uint64_t a, uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred keep;\nsetp.eq.u32 keep, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
+      "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
+      "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+      "%48, %49, keep, 1, 1, 0, 0;\n}"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]),
+        "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
+        "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47])
+      : "l"(a), "l"(b));
+}
+
+#endif
+
+// ---------------------------------------------------------------------------------------------
+
+struct Product {
+  int rows, inputs, outputs;  // outputs: of y
+  const Bf16* bias;
+  Bf16* y;
+  int64_t y_stride;
+};
+
+// kGated: the first half of a block's outputs are gates, the second what they are for.
+template <int kGroups, int kOutputs, int kStages, bool kGated>
+__global__ void __launch_bounds__(kGroups* kGroupThreads + kWarp)
+    product_kernel(const __grid_constant__ CUtensorMap x,
+                   const __grid_constant__ CUtensorMap weight, Product product) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // empty elsewhere: has_few_row_kernel sees it
+  constexpr int kRows = kGroups * kGroupRows, kOwn = kGated ? kOutputs / 2 : kOutputs;
+  constexpr int kXBytes = kRows * kDepthBytes, kStageBytes = kXBytes + kOutputs * kDepthBytes;
+  extern __shared__ char shared[];
+  __shared__ __align__(8) uint64_t full_barriers[kStages], empty_barriers[kStages];
+  const uint32_t stages = (address_of(shared) + 1023) / 1024 * 1024;
+  const auto full = [&](int stage) { return address_of(&full_barriers[stage]); };
+  const auto empty = [&](int stage) { return address_of(&empty_barriers[stage]); };
+  const int first_output = static_cast<int>(blockIdx.x) * kOwn;
+  const int first_row = static_cast<int>(blockIdx.y) * kRows;
+  const int steps = (product.inputs + kDepth - 1) / kDepth;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      make_barrier(full(stage), 1);
+      make_barrier(empty(stage), kGroups);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  let_next_kernel_begin();
+
+  if (warp == kGroups * kGroupThreads / kWarp) {
+    const auto queue_weight = [&](int step, int stage) {
+      const uint32_t to = stages + stage * kStageBytes + kXBytes;
+      expect_bytes(full(stage), kStageBytes);
+      copy_box(to, weight, step * kDepth, first_output, full(stage));
+      if constexpr (kGated) {
+        copy_box(to + kOwn * kDepthBytes, weight, step * kDepth, product.outputs + first_output,
+                 full(stage));
+      }
+    };
+    const auto queue_x = [&](int step, int stage) {
+      copy_box(stages + stage * kStageBytes, x, step * kDepth, first_row, full(stage));
+    };
+    if (lane == 0) {
+      const int at_once = min(steps, kStages);
+      for (int step = 0; step < at_once; ++step) queue_weight(step, step);
+      wait_for_earlier_kernels();
+      for (int step = 0; step < at_once; ++step) queue_x(step, step);
+      for (int step = at_once; step < steps; ++step) {
+        const int stage = step % kStages;
+        wait_for(empty(stage), step / kStages % 2 ^ 1);
+        queue_weight(step, stage);
+        queue_x(step, stage);
+      }
+    }
+  } else {
+    const int group = warp * kWarp / kGroupThreads;
+    float sums[kOutputs / 2];
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
+    for (int step = 0; step < steps; ++step) {
+      const int stage = step % kStages;
+      wait_for(full(stage), step / kStages % 2);
+      const uint32_t at = stages + stage * kStageBytes;
+      const uint64_t a = matrix_at(at + group * kGroupRows * kDepthBytes);
+      const uint64_t b = matrix_at(at + kXBytes);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+      for (int k = 0; k < kDepth / 16; ++k) multiply_add(sums, a + 2 * k, b + 2 * k);
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+      if (step > 0 && threadIdx.x % kGroupThreads == 0) arrive(empty((step - 1) % kStages));
+    }
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+    for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
+
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + warp * 16 + r * 8 + lane / 4;
+      if (row >= product.rows) continue;
+#pragma unroll
+      for (int n = 0; n < kOwn / 8; ++n) {
+        const int output = first_output + n * 8 + lane % 4 * 2;
+        if (output >= product.outputs) continue;
+        float low = sums[n * 4 + r * 2], high = sums[n * 4 + r * 2 + 1];
+        if constexpr (kGated) {
+          constexpr int kUp = kOwn / 2;
+          low = gated<Bf16>(rounded<Bf16>(low), rounded<Bf16>(sums[kUp + n * 4 + r * 2]));
+          high = gated<Bf16>(rounded<Bf16>(high), rounded<Bf16>(sums[kUp + n * 4 + r * 2 + 1]));
+        } else if (product.bias != nullptr) {
+          low += wide(product.bias[output]), high += wide(product.bias[output + 1]);
+        }
+        *reinterpret_cast<__nv_bfloat162*>(product.y + row * product.y_stride + output) =
+            __floats2bfloat162_rn(low, high);
+      }
+    }
+  }
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------
+// Launches
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+EncodeTiled encode_tiled() {
+  static const EncodeTiled function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
+                                                cudaEnableDefault, &result),
+               "cuTensorMapEncodeTiled");
+    if (found == nullptr) throw Error("CUDA: the driver has no cuTensorMapEncodeTiled");
+    return reinterpret_cast<EncodeTiled>(found);
+  }();
+  return function;
+}
+
+// A matrix [rows, inputs] that is copied in boxes of `box_rows` rows and kDepth inputs.
+CUtensorMap map_of(const void* matrix, int64_t rows, int64_t inputs, int box_rows) {
+  CUtensorMap map;
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(inputs), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(inputs) * sizeof(Bf16)};
+  const cuuint32_t box[2] = {kDepth, static_cast<cuuint32_t>(box_rows)}, every[2] = {1, 1};
+  const CUresult status =
+      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes,
+                     strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) throw Error("CUDA: a map of a matrix is refused");
+  return map;
+}
+
+unsigned parts_of(int64_t size, int64_t part) {
+  return static_cast<unsigned>((size + part - 1) / part);
+}
+
+template <int kGroups, int kOutputs, int kStages, bool kGated>
+void launch(const Projection& p, cudaStream_t stream) {
+  constexpr int kRows = kGroups * kGroupRows, kOwn = kGated ? kOutputs / 2 : kOutputs;
+  constexpr int kBytes = kStages * (kRows + kOutputs) * kDepthBytes + 1024;
+  auto* kernel = product_kernel<kGroups, kOutputs, kStages, kGated>;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+             "products of few rows, shared memory");
+  Product product{};
+  product.rows = static_cast<int>(p.rows), product.inputs = static_cast<int>(p.inputs);
+  product.outputs = static_cast<int>(kGated ? p.outputs / 2 : p.outputs);
+  product.bias = static_cast<const Bf16*>(p.bias);
+  product.y = static_cast<Bf16*>(p.y);
+  product.y_stride = !kGated && p.y_stride > 0 ? p.y_stride : product.outputs;
+  const dim3 grid(parts_of(product.outputs, kOwn), parts_of(p.rows, kRows));
+  launch_early(kernel, grid, kGroups * kGroupThreads + kWarp, size_t{kBytes}, stream,
+               map_of(p.x, p.rows, p.inputs, kRows), map_of(p.weight, p.outputs, p.inputs, kOwn),
+               product);
+  check_launch("products of few rows");
+}
+
+// Rows and outputs of a block whose inputs are read, times the number of times that all
+// multiprocessors are filled with blocks: what a product takes per input.
+int64_t cost_of(const Projection& p, int groups, int outputs) {
+  const int64_t blocks =
+      static_cast<int64_t>(parts_of(p.outputs, outputs)) * parts_of(p.rows, groups * kGroupRows);
+  const int64_t waves = (blocks + multiprocessors() - 1) / multiprocessors();
+  return waves * (groups * kGroupRows + outputs);
+}
+
+struct Costs {
+  int64_t small, medium, large;
+  int64_t least() const { return std::min(small, std::min(medium, large)); }
+};
+Costs costs_of(const Projection& p) {
+  return {cost_of(p, 1, 32), cost_of(p, 1, 64), cost_of(p, 2, 64)};
+}
+Costs gated_costs_of(const Projection& p) {
+  return {cost_of(p, 1, 64), cost_of(p, 1, 96), cost_of(p, 2, 96)};
+}
+
+// Up to 128 rows cuBLASLt may have nothing good without splitting the inputs (70 us where this
+// takes 9); beyond, it is the faster one of the two for all but small products.
+constexpr int64_t kAlwaysRows = 128, kMostCost = 150'000;
+
+bool pays(const Projection& p, const Costs& costs) {
+  return p.rows <= kAlwaysRows || (p.rows <= kMostFewRows && costs.least() * p.inputs <= kMostCost);
+}
+
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+bool takes(const Projection& p) {
+  // The device has loaded code of sm_90a if the kernel has its barriers.
+  static const bool loaded = [] {
+    cudaFuncAttributes attributes{};
+    const cudaError_t status = cudaFuncGetAttributes(&attributes, product_kernel<1, 32, 8, false>);
+    if (status != cudaSuccess) cudaGetLastError();  // no code for this device at all
+    return status == cudaSuccess && attributes.sharedSizeBytes > 0;
+  }();
+  return loaded && p.rows <= kMostFewRows && p.type == Dtype::bf16 && p.y_type == Dtype::bf16 &&
+         p.inputs % 8 == 0 && p.outputs % 8 == 0 && p.y_stride % 2 == 0 && aligned(p.x) &&
+         aligned(p.weight) && aligned(p.y);
+}
+
+}  // namespace
+
+bool has_few_row_kernel(const Projection& p) { return takes(p) && pays(p, costs_of(p)); }
+bool has_gated_few_row_kernel(const Projection& p) {
+  return takes(p) && p.bias == nullptr && pays(p, gated_costs_of(p));
+}
+
+void project_few_rows(const Projection& p, cudaStream_t stream) {
+  if (p.rows == 0) return;
+  const Costs costs = costs_of(p);
+  if (costs.small == costs.least()) {
+    launch<1, 32, 8, false>(p, stream);
+  } else if (costs.medium == costs.least()) {
+    launch<1, 64, 8, false>(p, stream);
+  } else {
+    launch<2, 64, 6, false>(p, stream);
+  }
+}
+
+void project_few_rows_gated(const Projection& p, cudaStream_t stream) {
+  if (p.rows == 0) return;
+  const Costs costs = gated_costs_of(p);
+  if (costs.small == costs.least()) {
+    launch<1, 64, 8, true>(p, stream);
+  } else if (costs.medium == costs.least()) {
+    launch<1, 96, 6, true>(p, stream);
+  } else {
+    launch<2, 96, 5, true>(p, stream);
+  }
+}
+
+}  // namespace leeway::cuda
