@@ -151,8 +151,8 @@ class Member {
   std::string update_failure_;
   std::optional<PolicyVersion> loaded_;  // what its server was given last
   std::vector<PolicyVersion> stale_;     // what it was given before, and need not keep
-  bool from_memory_ = false;     // of the sync going on
-  bool refused_memory_ = false;  // since it was found
+  bool from_memory_ = false;             // of the sync going on
+  bool refused_memory_ = false;          // since it was found
   double sync_begin_ = 0.0;
   int64_t attempts_ = 0;
   std::vector<int64_t> loads_;  // samples by rank

@@ -16,8 +16,8 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "base/crc32c_lanes.h"
-#include "cuda/finite.h"
 #include "cuda/crc32c.h"
+#include "cuda/finite.h"
 #include "torch/cuda_tensors.h"
 #endif
 
