@@ -62,7 +62,10 @@ TEST(LoraTrainer, MicroBatchesChangeNothing) {
   for (const OptimizerSteps steps : {OptimizerSteps::batch, OptimizerSteps::minibatch}) {
     std::vector<Parameters> results;
     for (const auto& [max_tokens, recompute] :
-         std::vector<std::pair<int64_t, bool>>{{16384, false}, {20, false}, {20, true}}) {
+         std::vector<std::pair<int64_t, Recompute>>{{16384, Recompute::off},
+                                                    {20, Recompute::off},
+                                                    {20, Recompute::selective},
+                                                    {20, Recompute::layer}}) {
       TrainerTable table = small_table();
       table.max_tokens = max_tokens, table.recompute_activations = recompute;
       table.epochs = 2, table.minibatches = 2, table.optimizer_steps = steps;
@@ -72,6 +75,7 @@ TEST(LoraTrainer, MicroBatchesChangeNothing) {
     }
     // Between micro-batches the head's chunks differ: the order of its sums does not.
     EXPECT_TRUE(same_bits(results[1], results[2]));
+    EXPECT_TRUE(same_bits(results[1], results[3]));
     for (size_t i = 0; i < results[0].flat().size(); ++i) {
       EXPECT_NEAR(results[0].flat()[i], results[1].flat()[i], 1e-4f) << i;
     }
