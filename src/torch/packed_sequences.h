@@ -26,7 +26,7 @@ struct PackedSequences {
   // those with the last positions first.
   at::Tensor tiles;
   at::Tensor longest_first;  // int32 [2, sequences]: first rows and lengths, the longest first
-  at::Tensor counters;  // int32 [2], zeros that attention counts in on the device
+  at::Tensor counters;       // int32 [2], zeros that attention counts in on the device
 
   // The same padded to groups of one length; its integers on the device, int32.
   std::vector<LengthGroups::Group> groups;
