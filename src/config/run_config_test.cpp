@@ -69,6 +69,7 @@ TEST(RunConfig, TakesEveryKey) {
   const auto given = sections_of(config), initial = sections_of(defaults);
   ASSERT_EQ(given.size(), initial.size());
   for (size_t s = 0; s < given.size(); ++s) {
+    if (given[s].path == "model.lora") continue;  // goes with model.path, which makes others inert
     for (size_t f = 0; f < given[s].fields.size(); ++f) {
       const Field& field = given[s].fields[f];
       // Setting these would make others inert.
