@@ -42,8 +42,9 @@ class Tokens:
     @property
     def sequence(self) -> Tensor:
         """The sequence of each token, int64 [N]."""
-        return torch.searchsorted(self.cu_seqlens[1:].contiguous(),
-                                  torch.arange(self.pi.shape[0], device=self.pi.device), right=True)
+        places = torch.arange(self.pi.shape[0], device=self.pi.device)
+        # Over all offsets: compiled for a GPU, a search over a slice reads from its storage's begin.
+        return torch.searchsorted(self.cu_seqlens, places, right=True) - 1
 
     def sequence_sum(self, values: Tensor) -> Tensor:
         """The sum of `values` [N] over the trained tokens of each token's sequence, [N]."""
