@@ -31,6 +31,16 @@ inline bool is_network_trouble(const RunResult& pip) {
   return false;
 }
 
+// Whether pip would take a build of this torch for CPUs. One for CUDA brings gigabytes, and the
+// operators cannot be compiled for it without CUDA's compiler.
+inline bool has_torch_for_cpus(const std::string& program, const std::string& torch) {
+  const RunResult plan =
+      python({"-m", "pip", "install", "-q", "--disable-pip-version-check", "--dry-run", "--no-deps",
+              "--timeout=15", "--retries=1", "--report", "-", torch},
+             program);
+  return plan.code == 0 && contains(plan.out, "+cpu\"");
+}
+
 struct PythonPackages {
   std::string program;  // the interpreter; empty: there is none, because of `skip`, or a failure
   std::string skip;
@@ -52,6 +62,11 @@ inline PythonPackages python_packages(const std::string& name,
   const RunResult made = python({"-m", "venv", folder.string()});
   EXPECT_EQ(made.code, 0) << "python3-venv is needed: " << made;
   if (made.code != 0) return {};
+  for (const std::string& package : packages) {
+    if (package.starts_with("torch==") && !has_torch_for_cpus(program, package)) {
+      return {"", "needs the network: no build of " + package + " for CPUs answers"};
+    }
+  }
   std::vector<std::string> args = {"-m",
                                    "pip",
                                    "install",
