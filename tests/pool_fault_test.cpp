@@ -333,10 +333,12 @@ TEST_F(PoolFaultTest, ALinkThatIsCutChangesNoBitOfALockstepRun) {
     return times_ready(all) == 1 && steps_made("cut") >= 4;
   })) << run.printed();
   network.link(false);
+  near->send(SIGSTOP);  // else the run may end before the far one is back
   ASSERT_TRUE(run.wait_for(far->url() + ": unhealthy: ")) << run.printed();
   network.link(true);
   ASSERT_TRUE(run.wait_until([&](const std::string& all) { return times_ready(all) == 2; }))
       << run.printed();
+  near->send(SIGCONT);
   EXPECT_EQ(run.wait(), 0) << run.printed();
   expect_same_run("here", "cut", 300);
 }

@@ -42,7 +42,8 @@ class HttpFakeServer {
     thread_ = std::thread([this] { event_base_loop(base_, EVLOOP_NO_EXIT_ON_EMPTY); });
   }
   ~HttpFakeServer() {
-    event_base_loopbreak(base_);
+    // An event of the loop itself: a break that comes before the thread has begun would be lost.
+    event_base_loopexit(base_, nullptr);
     thread_.join();
     evhttp_free(http_);
     event_base_free(base_);
