@@ -33,6 +33,7 @@ constexpr double kStrangersTime = 10.0;     // seconds to say it
 constexpr double kAttempt = 5.0;            // seconds for one connection
 constexpr double kTellTime = 2.0;           // seconds to tell all others of a failure
 constexpr double kLeadersLead = 10.0;       // rank 0 knows who is missing, so it speaks first
+constexpr int kAskedEvery = 50;             // milliseconds, whether somebody has given up
 constexpr auto kPause = std::chrono::milliseconds(50);  // between two attempts to connect
 
 Clock::time_point after(double seconds) {
@@ -158,10 +159,14 @@ class Reception {
                          fmt::join(missing(), ", ")));
         end_with_failure(0.0);
       }
-      wait(milliseconds_until(end));
+      wait(std::min(milliseconds_until(end), options_.given_up ? kAskedEvery : INT_MAX));
       accept();
       listen_to_strangers();
       listen_to_members();
+      if (options_.given_up) {
+        const std::string why = options_.given_up();
+        if (!why.empty()) fail(FrameKind::refusal, why);
+      }
       if (failure_) end_with_failure(kTellTime);
     }
     choose_addresses();
