@@ -6,11 +6,15 @@
 #include "core/cpu/policy_head.h"
 #include "leeway/error.h"
 #include "leeway/evaluator.h"
+#include "trainer/gradient_tree.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
 
 namespace leeway {
 namespace {
+
+// Four processes can share a step's slots, and each slot of a usual batch still fills the cores.
+constexpr int64_t kDefaultSlots = 4;
 
 class CpuBackend : public TrainingBackend {
  public:
@@ -18,7 +22,9 @@ class CpuBackend : public TrainingBackend {
       : pool_(static_cast<int>(table.threads)),
         evaluator_(1),
         policy_(std::move(weights.policy)),
+        slots_(table.gradient_slots > 0 ? table.gradient_slots : kDefaultSlots),
         gradients_(Parameters::zeros_like(policy_)),
+        tree_(policy_),
         optimizer_(policy_),
         reference_(std::move(weights.reference)),
         teacher_(std::move(weights.teacher)) {
@@ -73,8 +79,23 @@ class CpuBackend : public TrainingBackend {
     backward(batch);
   }
 
+  int64_t slots() const override { return slots_; }
+  void end_slot(bool any) override { tree_.end_slot(pool_, any); }
+  void end_pass() override {
+    std::optional<Parameters> sum = tree_.take_sum();
+    if (!sum) return;
+    if (std::exchange(has_gradient_, true)) {
+      add_to(pool_, sum->flat(), gradients_.flat());
+    } else {
+      std::swap(gradients_, *sum);
+    }
+    tree_.give_back(std::move(*sum));
+  }
+
   double gradient_norm() override { return leeway::gradient_norm(pool_, gradients_); }
   void zero_gradients() override {
+    tree_.clear();
+    has_gradient_ = false;
     std::fill(gradients_.flat().begin(), gradients_.flat().end(), 0.0f);
   }
   void step(const OptimizerTable& table, double rate, double scale) override {
@@ -119,18 +140,21 @@ class CpuBackend : public TrainingBackend {
   }
 
   void backward(const MicroBatch& batch) {
-    training_backward(pool_, policy_, batch.packed(), d_hidden_of(batch), activations_, gradients_);
+    training_backward(pool_, policy_, batch.packed(), d_hidden_of(batch), activations_,
+                      gradient_of_slot());
   }
   std::span<float> d_hidden_of(const MicroBatch& batch) {
     const size_t numbers = static_cast<size_t>(batch.size() * policy_.config().hidden_size);
     if (d_hidden_.size() < numbers) d_hidden_.resize(numbers);
     return std::span<float>(d_hidden_).first(numbers);
   }
+  // With one slot gradients add up in place.
+  Parameters& gradient_of_slot() { return slots_ > 1 ? tree_.current() : gradients_; }
   // Empty where the head is frozen.
   std::span<float> d_head() {
     if (policy_.lora() != nullptr) return {};
     const auto& config = policy_.config();
-    return {network_of(gradients_).head,
+    return {network_of(gradient_of_slot()).head,
             static_cast<size_t>(config.vocab_size * config.hidden_size)};
   }
 
@@ -142,7 +166,11 @@ class CpuBackend : public TrainingBackend {
 
   ThreadPool pool_;
   Evaluator evaluator_;
-  Parameters policy_, gradients_;
+  Parameters policy_;
+  int64_t slots_;
+  Parameters gradients_;  // the sum of all passes since the last step
+  bool has_gradient_ = false;
+  GradientTree tree_;  // of the slots of the pass at hand
   AdamW optimizer_;
   std::shared_ptr<const Parameters> reference_, teacher_;
   TrainingOptions options_;
