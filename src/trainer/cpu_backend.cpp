@@ -13,19 +13,15 @@
 namespace leeway {
 namespace {
 
-// Four processes can share a step's slots, and each slot of a usual batch still fills the cores.
-constexpr int64_t kDefaultSlots = 4;
-
 class CpuBackend : public TrainingBackend {
  public:
-  CpuBackend(TrainingWeights weights, const TrainerTable& table)
+  CpuBackend(TrainingWeights weights, const TrainerTable& table, const MakeGradientUpdate& update)
       : pool_(static_cast<int>(table.threads)),
         evaluator_(1),
         policy_(std::move(weights.policy)),
         slots_(table.gradient_slots > 0 ? table.gradient_slots : kDefaultSlots),
-        gradients_(Parameters::zeros_like(policy_)),
         tree_(policy_),
-        optimizer_(policy_),
+        update_(update ? update(policy_) : std::make_unique<WholeUpdate>(policy_)),
         reference_(std::move(weights.reference)),
         teacher_(std::move(weights.teacher)) {
     if (table.numerics == Numerics::fast) require_blas();
@@ -81,30 +77,20 @@ class CpuBackend : public TrainingBackend {
 
   int64_t slots() const override { return slots_; }
   void end_slot(bool any) override { tree_.end_slot(pool_, any); }
-  void end_pass() override {
-    std::optional<Parameters> sum = tree_.take_sum();
-    if (!sum) return;
-    if (std::exchange(has_gradient_, true)) {
-      add_to(pool_, sum->flat(), gradients_.flat());
-    } else {
-      std::swap(gradients_, *sum);
-    }
-    tree_.give_back(std::move(*sum));
-  }
+  void end_pass() override { update_->add(pool_, tree_.take_sum(), tree_); }
 
-  double gradient_norm() override { return leeway::gradient_norm(pool_, gradients_); }
+  double gradient_norm() override { return update_->norm(pool_); }
   void zero_gradients() override {
     tree_.clear();
-    has_gradient_ = false;
-    std::fill(gradients_.flat().begin(), gradients_.flat().end(), 0.0f);
+    update_->zero();
   }
   void step(const OptimizerTable& table, double rate, double scale) override {
-    optimizer_.step(pool_, table, rate, scale, gradients_, policy_);
+    update_->step(pool_, table, rate, scale, policy_);
   }
-  int64_t steps() const override { return optimizer_.steps(); }
+  int64_t steps() const override { return update_->steps(); }
 
-  TrainingState state() override { return {policy_, optimizer_}; }
-  void load(const std::string& folder) override { load_state(folder, policy_, optimizer_); }
+  TrainingState state() override { return update_->state(policy_); }
+  void load(const std::string& folder) override { update_->load(folder, policy_); }
 
  private:
   const Parameters& weights_of(PolicyKind policy) const {
@@ -149,7 +135,7 @@ class CpuBackend : public TrainingBackend {
     return std::span<float>(d_hidden_).first(numbers);
   }
   // With one slot gradients add up in place.
-  Parameters& gradient_of_slot() { return slots_ > 1 ? tree_.current() : gradients_; }
+  Parameters& gradient_of_slot() { return slots_ > 1 ? tree_.current() : update_->in_place(); }
   // Empty where the head is frozen.
   std::span<float> d_head() {
     if (policy_.lora() != nullptr) return {};
@@ -168,10 +154,8 @@ class CpuBackend : public TrainingBackend {
   Evaluator evaluator_;
   Parameters policy_;
   int64_t slots_;
-  Parameters gradients_;  // the sum of all passes since the last step
-  bool has_gradient_ = false;
   GradientTree tree_;  // of the slots of the pass at hand
-  AdamW optimizer_;
+  std::unique_ptr<GradientUpdate> update_;
   std::shared_ptr<const Parameters> reference_, teacher_;
   TrainingOptions options_;
   Activations activations_;
@@ -182,8 +166,9 @@ class CpuBackend : public TrainingBackend {
 }  // namespace
 
 std::unique_ptr<TrainingBackend> make_cpu_training(TrainingWeights weights,
-                                                   const TrainerTable& table) {
-  return std::make_unique<CpuBackend>(std::move(weights), table);
+                                                   const TrainerTable& table,
+                                                   const MakeGradientUpdate& update) {
+  return std::make_unique<CpuBackend>(std::move(weights), table, update);
 }
 
 }  // namespace leeway
