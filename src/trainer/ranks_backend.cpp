@@ -54,19 +54,23 @@ std::string order(TrainingOrder kind) {
   return message.take();
 }
 
+}  // namespace
+
 class RanksBackend : public TrainingBackend {
  public:
-  RanksBackend(Ranks& ranks, TrainingWeights weights, const TrainerTable& table,
-               std::vector<const LossSpec*> specs, RanksTimes& times)
-      : ranks_(ranks), times_(times) {
-    check_ranks(ranks.size(), table);
-    for (const LossSpec* spec : specs) specs_.push_back(explain_text(*spec));
-    times_.pass_seconds.assign(static_cast<size_t>(ranks.size()), 0.0);
+  RanksBackend(RanksTraining& group, TrainingWeights weights, const TrainerTable& table)
+      : group_(group), ranks_(group.ranks_) {
+    check_ranks(ranks_.size(), table);
+    for (const LossSpec* spec : group.specs_) specs_.push_back(explain_text(*spec));
+    {
+      const std::lock_guard lock(group_.mutex_);
+      group_.kept_.clear();
+    }
     ByteWriter message;
     message.put(TrainingOrder::make);
     put_weights(message, weights, table);
     tell(message.take());
-    local_.emplace(ranks, std::move(weights), table);
+    local_.emplace(ranks_, std::move(weights), table);
   }
   ~RanksBackend() override {
     try {
@@ -83,6 +87,11 @@ class RanksBackend : public TrainingBackend {
     message.put(TrainingOrder::snapshot);
     message.put(version);
     tell(message.take());
+    {
+      const std::lock_guard lock(group_.mutex_);
+      group_.kept_.push_back(version);
+      if (group_.kept_.size() > KeptSnapshots::kMost) group_.kept_.pop_front();
+    }
     return here().snapshot(version);
   }
 
@@ -121,21 +130,22 @@ class RanksBackend : public TrainingBackend {
     const double begin = now_seconds();
     std::vector<SlotResult> results = local_->run(batch, slots.first(share), pass, rows[0]);
     const double waits = now_seconds();
-    times_.pass_seconds[0] += waits - begin;
+    std::vector<double> taken = {waits - begin};
     for (int r = 1; r < ranks_.size(); ++r) {
-      double seconds = 0.0;
-      auto more = read_results(ranks_.receive(r, Channel::training), &seconds);
-      times_.pass_seconds[static_cast<size_t>(r)] += seconds;
+      auto more = read_results(ranks_.receive(r, Channel::training), &taken.emplace_back());
       std::move(more.begin(), more.end(), std::back_inserter(results));
     }
-    times_.wait_seconds += now_seconds() - waits;
+    const double waited = now_seconds() - waits;
     const bool failed = std::any_of(results.begin(), results.end(),
                                     [](const SlotResult& each) { return !each.failure.empty(); });
     if (!failed && pass.kind != PassKind::score) {
       tell(order(TrainingOrder::join));
       here().end_pass();
     }
-    note_collectives();
+    const std::lock_guard lock(group_.mutex_);
+    for (size_t r = 0; r < taken.size(); ++r) group_.pass_seconds_[r] += taken[r];
+    group_.wait_seconds_ += waited;
+    group_.collective_seconds_ += local_->update->take_seconds();
     return results;
   }
 
@@ -156,7 +166,8 @@ class RanksBackend : public TrainingBackend {
     }
     tell(message.take());
     here().step(table, rate, scale);
-    note_collectives();
+    const std::lock_guard lock(group_.mutex_);
+    group_.collective_seconds_ += local_->update->take_seconds();
   }
   int64_t steps() const override { return local_->backend->steps(); }
 
@@ -187,15 +198,15 @@ class RanksBackend : public TrainingBackend {
     return known_number_;
   }
 
-  void note_collectives() { times_.collective_seconds += local_->update->take_seconds(); }
-
+  RanksTraining& group_;
   Ranks& ranks_;
-  RanksTimes& times_;
   std::vector<std::string> specs_;  // as text, which has all that makes a loss what it is
   const LossSpec* known_ = nullptr;
   uint8_t known_number_ = 0;
   std::optional<LocalBackend> local_;
 };
+
+namespace {
 
 OptimizerTable read_step(ByteReader& from, double& rate, double& scale) {
   OptimizerTable table;
@@ -208,9 +219,7 @@ OptimizerTable read_step(ByteReader& from, double& rate, double& scale) {
 
 // One order; false at the end.
 bool serve(Ranks& ranks, const Parameters& like, std::span<const LossSpec* const> specs,
-           int threads,
-           const std::function<void(std::shared_ptr<const PolicySnapshot>)>& on_snapshot,
-           std::optional<LocalBackend>& local) {
+           int threads, KeptSnapshots& snapshots, std::optional<LocalBackend>& local) {
   const std::string message = ranks.receive(0, Channel::training);
   ByteReader from(message);
   const auto kind = from.get_enum(TrainingOrder::end);
@@ -222,7 +231,9 @@ bool serve(Ranks& ranks, const Parameters& like, std::span<const LossSpec* const
       TrainerTable table;
       table.threads = threads;
       TrainingWeights weights = get_weights(from, like, table);
+      local.reset();
       local.emplace(ranks, std::move(weights), table);
+      snapshots.clear();
       break;
     }
     case TrainingOrder::drop: local.reset(); break;
@@ -245,7 +256,7 @@ bool serve(Ranks& ranks, const Parameters& like, std::span<const LossSpec* const
       break;
     }
     case TrainingOrder::snapshot:
-      on_snapshot(local->backend->snapshot(from.get<PolicyVersion>()));
+      snapshots.add(local->backend->snapshot(from.get<PolicyVersion>()));
       break;
     case TrainingOrder::moments: local->update->send_moments(); break;
     case TrainingOrder::load: local->backend->load(""); break;
@@ -268,46 +279,86 @@ void check_ranks(int ranks, const TrainerTable& table) {
       ranks, slots, fmt::join(fitting, ", "), ranks));
 }
 
-Metrics RanksTimes::take() {
-  const double sum = std::accumulate(pass_seconds.begin(), pass_seconds.end(), 0.0);
-  const double largest =
-      pass_seconds.empty() ? 0.0 : *std::max_element(pass_seconds.begin(), pass_seconds.end());
-  Metrics metrics = {{"time/ranks_collectives", std::exchange(collective_seconds, 0.0)},
-                     {"time/ranks_wait", std::exchange(wait_seconds, 0.0)}};
-  if (sum > 0.0) {
-    metrics.emplace_back("ranks/train_imbalance",
-                         largest * static_cast<double>(pass_seconds.size()) / sum);
-  }
-  std::fill(pass_seconds.begin(), pass_seconds.end(), 0.0);
-  return metrics;
+void KeptSnapshots::add(std::shared_ptr<const PolicySnapshot> snapshot) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(snapshot));
+  if (kept_.size() > kMost) kept_.pop_front();
+  changed_.notify_all();
 }
 
-MakeTrainingBackend ranks_training(Ranks& ranks, std::vector<const LossSpec*> specs,
-                                   RanksTimes& times) {
-  return [&ranks, specs = std::move(specs), &times](TrainingWeights weights,
-                                                    const TrainerTable& table) {
-    return std::make_unique<RanksBackend>(ranks, std::move(weights), table, specs, times);
+std::shared_ptr<const PolicySnapshot> KeptSnapshots::take(PolicyVersion version) {
+  std::unique_lock lock(mutex_);
+  const auto is_it = [&](const auto& each) { return each->version() == version; };
+  const auto found = [&] { return std::find_if(kept_.begin(), kept_.end(), is_it); };
+  changed_.wait(lock, [&] {
+    return over_ || found() != kept_.end() ||
+           (!kept_.empty() && kept_.front()->version() > version);
+  });
+  const auto place = found();
+  if (place == kept_.end()) return nullptr;
+  auto snapshot = *place;
+  kept_.erase(kept_.begin(), place);
+  return snapshot;
+}
+
+void KeptSnapshots::clear() {
+  const std::lock_guard lock(mutex_);
+  kept_.clear();
+}
+
+void KeptSnapshots::end() {
+  const std::lock_guard lock(mutex_);
+  over_ = true;
+  changed_.notify_all();
+}
+
+RanksTraining::RanksTraining(Ranks& ranks, std::vector<const LossSpec*> specs)
+    : ranks_(ranks),
+      specs_(std::move(specs)),
+      pass_seconds_(static_cast<size_t>(ranks.size()), 0.0) {}
+
+MakeTrainingBackend RanksTraining::backends() {
+  return [this](TrainingWeights weights, const TrainerTable& table) {
+    return std::make_unique<RanksBackend>(*this, std::move(weights), table);
   };
 }
 
+bool RanksTraining::others_keep(PolicyVersion version) const {
+  const std::lock_guard lock(mutex_);
+  return std::find(kept_.begin(), kept_.end(), version) != kept_.end();
+}
+
+Metrics RanksTraining::take_metrics() {
+  const std::lock_guard lock(mutex_);
+  const double sum = std::accumulate(pass_seconds_.begin(), pass_seconds_.end(), 0.0);
+  const double largest = *std::max_element(pass_seconds_.begin(), pass_seconds_.end());
+  Metrics metrics = {{"time/ranks_collectives", std::exchange(collective_seconds_, 0.0)},
+                     {"time/ranks_wait", std::exchange(wait_seconds_, 0.0)}};
+  if (sum > 0.0) {
+    metrics.emplace_back("ranks/train_imbalance",
+                         largest * static_cast<double>(pass_seconds_.size()) / sum);
+  }
+  std::fill(pass_seconds_.begin(), pass_seconds_.end(), 0.0);
+  return metrics;
+}
+
+void RanksTraining::end() {
+  for (int r = 1; r < ranks_.size(); ++r) {
+    ranks_.send(r, Channel::training, order(TrainingOrder::end));
+  }
+}
+
 void serve_training(Ranks& ranks, const Parameters& like, std::vector<const LossSpec*> specs,
-                    int threads,
-                    const std::function<void(std::shared_ptr<const PolicySnapshot>)>& on_snapshot) {
+                    int threads, KeptSnapshots& snapshots) {
   std::optional<LocalBackend> local;
   try {
-    while (serve(ranks, like, specs, threads, on_snapshot, local)) {
+    while (serve(ranks, like, specs, threads, snapshots, local)) {
     }
   } catch (const Lost&) {
     throw;
   } catch (const std::exception& error) {
     ranks.abort(fmt::format("rank {}: {}", ranks.rank(), error.what()));
     throw;
-  }
-}
-
-void end_training(Ranks& ranks) {
-  for (int r = 1; r < ranks.size(); ++r) {
-    ranks.send(r, Channel::training, order(TrainingOrder::end));
   }
 }
 

@@ -23,14 +23,14 @@ using testing::spec_of;
 // The other ranks, each served by a thread.
 class Group {
  public:
-  Group(int size, Parameters like, const LossSpec& spec) : ranks_(make_local_ranks(size)) {
+  Group(int size, Parameters like, const LossSpec& spec)
+      : ranks_(make_local_ranks(size)), training(*ranks_[0], {&spec}) {
     for (int r = 1; r < size; ++r) {
       threads_.emplace_back([this, r, like, &spec] {
         try {
+          KeptSnapshots others;
           serve_training(*ranks_[static_cast<size_t>(r)], like, {&spec}, 1,
-                         [&](std::shared_ptr<const PolicySnapshot> weights) {
-                           if (r == 1) snapshot_ = std::move(weights);
-                         });
+                         r == 1 ? snapshots : others);
         } catch (const Error& error) {
           if (r == 1) failure_ = error.what();
         }
@@ -42,7 +42,7 @@ class Group {
   void end() {
     if (threads_.empty()) return;
     try {
-      end_training(leader());
+      training.end();
     } catch (const Lost&) {
     }
     for (std::thread& thread : threads_) thread.join();
@@ -50,14 +50,17 @@ class Group {
   }
   // Of rank 1, after the end.
   const std::string& failure() const { return failure_; }
-  const std::shared_ptr<const PolicySnapshot>& snapshot() const { return snapshot_; }
-  RanksTimes times;
 
  private:
   std::vector<std::unique_ptr<Ranks>> ranks_;
+
+ public:
+  RanksTraining training;
+  KeptSnapshots snapshots;  // of rank 1
+
+ private:
   std::vector<std::thread> threads_;
   std::string failure_;
-  std::shared_ptr<const PolicySnapshot> snapshot_;
 };
 
 // All that a trainer of some steps gives.
@@ -110,7 +113,7 @@ TEST(RanksBackend, AnyNumberOfRanksGivesTheSameBits) {
       const Trained expected = train(alone, policy, 2, 7);
       for (const int size : {2, 4}) {
         Group group(size, policy, spec);
-        Trainer trainer(policy, spec, table, ranks_training(group.leader(), {&spec}, group.times));
+        Trainer trainer(policy, spec, table, group.training.backends());
         EXPECT_TRUE(train(trainer, policy, 2, 7) == expected)
             << loss.preset.label() << " with " << size << " ranks, several steps " << many_steps;
       }
@@ -128,7 +131,7 @@ TEST(RanksBackend, MoreSlotsThanRanksAndEmptyOnesToo) {
   const Trained expected = train(alone, policy, 3, 40);
   for (const int size : {2, 8, 16}) {
     Group group(size, policy, spec);
-    Trainer trainer(policy, spec, table, ranks_training(group.leader(), {&spec}, group.times));
+    Trainer trainer(policy, spec, table, group.training.backends());
     EXPECT_TRUE(train(trainer, policy, 3, 40) == expected) << size;
   }
 }
@@ -142,8 +145,7 @@ TEST(RanksBackend, AnAdapterAndItsReferenceToo) {
   const Trained expected = train(alone, *base, 3, 11);
   for (const int size : {2, 4}) {
     Group group(size, policy, spec);
-    Trainer trainer(policy, spec, small_table(),
-                    ranks_training(group.leader(), {&spec}, group.times));
+    Trainer trainer(policy, spec, small_table(), group.training.backends());
     EXPECT_TRUE(train(trainer, *base, 3, 11) == expected) << size;
   }
 }
@@ -159,15 +161,13 @@ TEST(RanksBackend, AStateIsLoadedByAnyOtherNumberOfRanks) {
     const std::string saved = folder.path() + "/by_" + std::to_string(saving);
     {
       Group group(saving, policy, spec);
-      Trainer trainer(policy, spec, small_table(),
-                      ranks_training(group.leader(), {&spec}, group.times));
+      Trainer trainer(policy, spec, small_table(), group.training.backends());
       train(trainer, policy, 2, 3);
       trainer.save(saved);
     }
     for (const int loading : {1, 2, 4}) {
       Group group(loading, policy, spec);
-      Trainer trainer(policy, spec, small_table(),
-                      ranks_training(group.leader(), {&spec}, group.times));
+      Trainer trainer(policy, spec, small_table(), group.training.backends());
       trainer.load(saved);
       EXPECT_EQ(trainer.optimizer_steps(), 2);
       EXPECT_TRUE(train(trainer, policy, 2, 5) == expected) << saving << " to " << loading;
@@ -181,8 +181,7 @@ TEST(RanksBackend, AFolderThatCannotBeReadChangesNothing) {
   Trainer alone(policy, spec, small_table());
   const Trained expected = train(alone, policy, 1, 3);
   Group group(2, policy, spec);
-  Trainer trainer(policy, spec, small_table(),
-                  ranks_training(group.leader(), {&spec}, group.times));
+  Trainer trainer(policy, spec, small_table(), group.training.backends());
   EXPECT_THROW(trainer.load("/no/such/folder"), Error);
   EXPECT_TRUE(train(trainer, policy, 1, 3) == expected);
 }
@@ -199,8 +198,7 @@ TEST(RanksBackend, ANumberThatIsNotFiniteStopsTheStepOnAllRanks) {
   const Trained expected = train(alone, policy, 1, 3);
   for (const int size : {2, 4}) {
     Group group(size, policy, spec);
-    Trainer trainer(policy, spec, small_table(),
-                    ranks_training(group.leader(), {&spec}, group.times));
+    Trainer trainer(policy, spec, small_table(), group.training.backends());
     EXPECT_EQ(trainer.train_batch(bad).failure, failure);
     EXPECT_TRUE(train(trainer, policy, 1, 3) == expected) << size;
   }
@@ -212,15 +210,21 @@ TEST(RanksBackend, OtherRanksKeepTheSnapshotsOfTheLeader) {
   Group group(2, policy, spec);
   uint32_t expected = 0;
   {
-    Trainer trainer(policy, spec, small_table(),
-                    ranks_training(group.leader(), {&spec}, group.times));
+    Trainer trainer(policy, spec, small_table(), group.training.backends());
     train(trainer, policy, 2, 8);
     expected = trainer.snapshot(5)->checksum();
   }
-  group.end();
-  ASSERT_NE(group.snapshot(), nullptr);
-  EXPECT_EQ(group.snapshot()->version(), 5);
-  EXPECT_EQ(group.snapshot()->checksum(), expected);
+  EXPECT_TRUE(group.training.others_keep(5));
+  EXPECT_FALSE(group.training.others_keep(4));
+  const auto kept = group.snapshots.take(5);  // waits until the other rank has made it
+  ASSERT_NE(kept, nullptr);
+  EXPECT_EQ(kept->checksum(), expected);
+  EXPECT_EQ(group.snapshots.take(4), nullptr);
+  group.snapshots.end();
+  EXPECT_EQ(group.snapshots.take(6), nullptr);
+  for (const auto& [name, value] : group.training.take_metrics()) {
+    EXPECT_GE(value, name == "ranks/train_imbalance" ? 1.0 : 0.0) << name;
+  }
 }
 
 TEST(RanksBackend, ANumberOfRanksThatDoesNotDivideTheSlotsIsRefused) {
@@ -241,8 +245,7 @@ TEST(RanksBackend, ALostRankEndsTheStepWithItsReason) {
   const Parameters policy = make_policy();
   const LossSpec spec = spec_of("icepop");
   Group group(2, policy, spec);
-  Trainer trainer(policy, spec, small_table(),
-                  ranks_training(group.leader(), {&spec}, group.times));
+  Trainer trainer(policy, spec, small_table(), group.training.backends());
   group.leader().abort("rank 1: gone");
   std::string failure;
   try {
