@@ -11,6 +11,8 @@
 #include "leeway/error.h"
 #include "orchestrator/steady_clock.h"
 #include "run/engine_sampler.h"
+#include "run/ranks_sampler.h"
+#include "run/run_ranks.h"
 
 #ifdef LEEWAY_POOL
 #include "base/json.h"
@@ -22,6 +24,21 @@
 #endif
 
 namespace leeway {
+namespace {
+
+std::unique_ptr<Sampler> in_process_sampler(const RunSetup& setup, const PolicySnapshot& weights,
+                                            int threads) {
+  const EngineOptions options = setup.engine_options(threads);
+  if (setup.ranks != nullptr) return setup.ranks->make_sampler(weights, options);
+  return std::make_unique<EngineSampler>(weights, options);
+}
+
+Metrics in_process_metrics(Sampler& sampler) {
+  if (auto* ranks = dynamic_cast<RanksSampler*>(&sampler)) return ranks->take_metrics();
+  return dynamic_cast<EngineSampler&>(sampler).take_metrics();
+}
+
+}  // namespace
 
 #ifdef LEEWAY_POOL
 namespace {
@@ -118,7 +135,7 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
                        const StopCondition& should_stop, Clock& clock)
     : setup_(setup), files_(files), progress_(progress) {
   if (setup.samples_in_process()) {
-    sampler_ = std::make_unique<EngineSampler>(*weights, setup.engine_options(threads));
+    sampler_ = in_process_sampler(setup, *weights, threads);
     return;
   }
   PoolContext context = context_of(setup);
@@ -170,7 +187,7 @@ RunSampler::~RunSampler() {
 
 Metrics RunSampler::take_metrics() {
   if (auto* pool = dynamic_cast<PoolSampler*>(sampler_.get())) return pool->take_metrics();
-  return dynamic_cast<EngineSampler&>(*sampler_).take_metrics();
+  return in_process_metrics(*sampler_);
 }
 
 void RunSampler::tell() {
@@ -208,12 +225,12 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
     : setup_(setup),
       files_(files),
       progress_(progress),
-      sampler_(std::make_unique<EngineSampler>(*weights, setup.engine_options(threads))) {}
+      sampler_(in_process_sampler(setup, *weights, threads)) {}
 
 RunSampler::~RunSampler() = default;
 
 Metrics RunSampler::take_metrics() {
-  return dynamic_cast<EngineSampler&>(*sampler_).take_metrics();
+  return in_process_metrics(*sampler_);
 }
 
 void RunSampler::tell() {}
