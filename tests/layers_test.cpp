@@ -36,6 +36,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"config", {"core", "kernels", "base"}},
     {"text", {"data", "base"}},
     {"report", {"base"}},
+    {"ranks", {"base"}},
     {"cuda", {"core", "kernels", "base"}},
     {"model", {"core", "kernels", "config", "data", "base"}},
     {"gguf", {"model", "text", "core", "kernels", "config", "data", "base"}},
@@ -60,7 +61,7 @@ const std::vector<std::string> kTorchFolders = {"src/torch/"};
 // Third-party libraries whose documentation asks for quotes.
 const std::set<std::string> kQuotedLibraries = {"hwy"};
 // Layers that do not see core use only the public headers that belong to base.
-const std::set<std::string> kWithoutCore = {"base", "data", "kernels", "report", "text"};
+const std::set<std::string> kWithoutCore = {"base", "data", "kernels", "ranks", "report", "text"};
 const std::set<std::string> kHeadersOfBase = {"leeway/error.h", "leeway/metric_list.h"};
 
 std::string layer_of(const std::string& path) {
