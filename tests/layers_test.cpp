@@ -49,7 +49,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"pool", {"orchestrator", "text", "model", "core", "kernels", "config", "data", "base"}},
     {"run",
      {"pool", "orchestrator", "trainer", "engine", "torch", "model", "core", "kernels", "config",
-      "text", "report", "data", "base"}},
+      "text", "ranks", "report", "data", "base"}},
     {"generate",
      {"run", "trainer", "engine", "model", "core", "kernels", "config", "text", "data", "base"}},
     {"sweep",

@@ -117,9 +117,10 @@ class ByteReader {
     return static_cast<size_t>(count);
   }
 
+  bool at_end() const { return left_.empty(); }
   // Nothing may be left.
   void end() const {
-    if (left_.empty()) return;
+    if (at_end()) return;
     throw Error("a message is too long: " + std::to_string(left_.size()) +
                 " bytes are left at its end");
   }
