@@ -75,15 +75,18 @@ void RunRanks::begin(const RunSetup& setup, const Catalog& catalog) {
   for (int r = 1; r < size(); ++r) ranks_.send(r, Channel::training, run_message(setup));
   loss_ = setup.config.loss_spec;
   supervised_ = supervised_loss(catalog);
-  training_ = std::make_unique<RanksTraining>(ranks_, std::vector<const LossSpec*>{&*loss_,
-                                                                                  &*supervised_});
+  training_ =
+      std::make_unique<RanksTraining>(ranks_, std::vector<const LossSpec*>{&*loss_, &*supervised_});
 }
 
 RunRanks::~RunRanks() {
   try {
-    if (training_ == nullptr) return ranks_.abort("rank 0: there is no run to share");
-    training_->end();
-    end_sampling(ranks_);
+    if (training_ == nullptr) {
+      ranks_.abort("rank 0: there is no run to share");
+    } else {
+      training_->end();
+      end_sampling(ranks_);
+    }
   } catch (const Lost&) {
     // They have ended.
   }
@@ -111,11 +114,10 @@ void serve_run(Ranks& ranks, int local_size, const Catalog& catalog) {
   const RunConfig& run = told->config.run;
   const ThreadPlan threads = plan_threads(run, cores_of_rank(local_size));
   KeptSnapshots snapshots;
-  SamplingWorker sampling(ranks, told->like,
-                          {.engine = engine_options(run, threads.sampler),
-                           .snapshot = [&](PolicyVersion version) {
-                             return snapshots.take(version);
-                           }});
+  SamplingWorker sampling(
+      ranks, told->like,
+      {.engine = engine_options(run, threads.sampler),
+       .snapshot = [&](PolicyVersion version) { return snapshots.take(version); }});
   try {
     serve_training(ranks, told->like, {&told->config.loss_spec, &*supervised}, threads.trainer,
                    snapshots);

@@ -229,9 +229,7 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
 
 RunSampler::~RunSampler() = default;
 
-Metrics RunSampler::take_metrics() {
-  return in_process_metrics(*sampler_);
-}
+Metrics RunSampler::take_metrics() { return in_process_metrics(*sampler_); }
 
 void RunSampler::tell() {}
 

@@ -13,6 +13,7 @@
 #include "orchestrator/demonstrations.h"
 #include "run/configured_renderer.h"
 #include "run/devices.h"
+#include "run/run_ranks.h"
 
 namespace leeway {
 namespace {
