@@ -48,7 +48,7 @@ bench:
 asan: PROGRAMS ?= base_test config_test config_dump_test config_problems_test text_test model_test \
   report_test fuzz_test gguf_test gguf_fuzz_test safetensors_fuzz_test core_test policy_head_test engine_test
 tsan: PROGRAMS ?= base_test engine_test orchestrator_loop_test failure_modes_test background_writer_test \
-  server_test
+  ranks_sampler_test server_test
 asan tsan:
 	@scripts/setup program
 	@cmake --preset $@ $(FLAGS) > /dev/null

@@ -106,8 +106,8 @@ TEST(RanksSamplerTrouble, WhatFailsOnAnotherRankIsThrown) {
                          {options_of(64), [](PolicyVersion version) { return version > 0; }});
     for (int i = 0; i < 9; ++i) sampler.submit(make_request(4, 4, 1, 1));
     EXPECT_EQ(results_of(sampler, 9).size(), 9u);
+    for (int i = 0; i < 9; ++i) sampler.submit(make_request(4, 60, 1, 1));
     sampler.update_weights(std::make_shared<const PolicySnapshot>(weights, 1), 1);
-    for (int i = 0; i < 9; ++i) sampler.submit(make_request(4, 4, 1, 1));
     const auto [text, lost] = failure_of(sampler, slice);
     EXPECT_FALSE(lost);
     EXPECT_TRUE(text.ends_with(": there are no weights of version 1 here")) << text;
@@ -120,9 +120,7 @@ TEST(RanksSamplerTrouble, WhatFailsOnAnotherRankIsThrown) {
   none.kv_bytes = 0;
   EXPECT_THROW(RanksSampler(group.at(0), first, {none, {}}), Error);
   RanksSampler sampler(group.at(0), first, {options_of(64), [](PolicyVersion) { return true; }});
-  sampler.submit(make_request(4, 4, 1, 1));
-  sampler.submit(make_request(4, 4, 1, 1));
-  EXPECT_NE(failure_of(sampler, 60.0).first.find("there are no weights of version 0 here"),
+  EXPECT_NE(failure_of(sampler, 0.0).first.find("there are no weights of version 0 here"),
             std::string::npos);
 }
 
@@ -142,7 +140,6 @@ TEST(RanksSamplerTrouble, ALostRankEndsAWaitAndAllThatFollows) {
                                        return std::make_shared<const PolicySnapshot>(weights,
                                                                                      version);
                                      }});
-    Time::time_point aborted;
     {
       RanksSampler sampler(group.at(0), first,
                            {options_of(64), [&](PolicyVersion) { return idle; }});
@@ -151,13 +148,10 @@ TEST(RanksSamplerTrouble, ALostRankEndsAWaitAndAllThatFollows) {
       if (idle) results_of(sampler, 8);  // those of this rank
       std::thread aborting([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        aborted = Time::now();
         group.at(2).abort("rank 2 on host b: out of luck");
       });
       const auto [text, lost] = failure_of(sampler, idle ? 3600.0 : 0.0);
-      const std::chrono::duration<double> waited = Time::now() - aborted;
       aborting.join();
-      RecordProperty("seconds", std::to_string(waited.count()));
       EXPECT_TRUE(lost);
       EXPECT_EQ(text, "rank 2 on host b: out of luck");
       EXPECT_THROW(sampler.submit(long_request()), Lost);
