@@ -2,9 +2,10 @@
 //
 //   ranks_member calls SEEDS LENGTH   every call of Ranks with that many seeds; prints what it got
 //   ranks_member forever              calls until the group ends
-//   ranks_member wait                 waits for a message that never comes
 //   ranks_member large FLOATS         one sum, one gathering and one message of that size
-//   ranks_member leave                leaves at once, as a program that fails does
+//   ranks_member compute SECONDS      rank 1 is busy for so long, the others wait for it
+//   ranks_member abort                rank 1 ends the group
+//   ranks_member leave                rank 1 ends, as a program that fails does, the others wait
 //
 // LINK_TIMEOUT, START_TIMEOUT and VERSION set what no launcher does. It prints "joined" when all
 // ranks are connected. Exit code 3 and "lost: REASON" when the group ended, 2 and "error: REASON"
@@ -97,10 +98,12 @@ int run(int count, char** words) {
       }
       if (seed == 1) say("running");
     }
-  } else if (what == "wait") {
-    ranks->receive((ranks->rank() + 1) % ranks->size(), Channel::sampling);
   } else if (what == "large" && count > 2) {
     large(*ranks, std::stoul(words[2]));
+    ranks->barrier();
+  } else if (what == "compute" && count > 2) {
+    ranks->barrier();
+    if (ranks->rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(std::stol(words[2])));
     ranks->barrier();
   } else if (what == "abort") {
     ranks->barrier();
