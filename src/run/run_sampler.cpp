@@ -23,6 +23,23 @@
 
 namespace leeway {
 
+RunSampler::RunSampler(const RunSetup& setup, std::unique_ptr<RanksSampler> ranks,
+                       PolicyVersion version, RunFiles& files, Progress& progress, Clock& clock)
+    : setup_(setup), files_(files), progress_(progress), sampler_(std::move(ranks)) {
+  // An evaluation's bits must not depend on the number of ranks.
+  const EngineOptions options = setup.engine_options(0);
+  if (!options.backend && options.precision != Precision::float32) return;
+  shared_ = std::make_unique<SharedSampler>(*sampler_, version, clock);
+}
+
+Metrics RunSampler::take_metrics() {
+  if (auto* ranks = dynamic_cast<RanksSampler*>(sampler_.get())) return ranks->take_metrics();
+#ifdef LEEWAY_POOL
+  if (auto* pool = dynamic_cast<PoolSampler*>(sampler_.get())) return pool->take_metrics();
+#endif
+  return dynamic_cast<EngineSampler&>(*sampler_).take_metrics();
+}
+
 #ifdef LEEWAY_POOL
 namespace {
 
@@ -168,11 +185,6 @@ RunSampler::~RunSampler() {
   if (!children_model_.empty()) std::filesystem::remove_all(children_model_, ignored);
 }
 
-Metrics RunSampler::take_metrics() {
-  if (auto* pool = dynamic_cast<PoolSampler*>(sampler_.get())) return pool->take_metrics();
-  return dynamic_cast<EngineSampler&>(*sampler_).take_metrics();
-}
-
 void RunSampler::tell() {
   auto* pool = dynamic_cast<PoolSampler*>(sampler_.get());
   if (pool == nullptr) return;
@@ -211,10 +223,6 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
       sampler_(std::make_unique<EngineSampler>(*weights, setup.engine_options(threads))) {}
 
 RunSampler::~RunSampler() = default;
-
-Metrics RunSampler::take_metrics() {
-  return dynamic_cast<EngineSampler&>(*sampler_).take_metrics();
-}
 
 void RunSampler::tell() {}
 

@@ -1,5 +1,5 @@
-// What samples for a training run: the engine in this process, or servers, which then also sample
-// for its evaluations.
+// What samples for a training run: the engine in this process, the engines of all its ranks, or
+// servers. The latter two also sample for its evaluations.
 #pragma once
 
 #include <functional>
@@ -8,6 +8,7 @@
 
 #include "orchestrator/interfaces.h"
 #include "run/progress.h"
+#include "run/ranks_sampler.h"
 #include "run/run_files.h"
 #include "run/run_setup.h"
 #include "run/shared_sampler.h"
@@ -26,12 +27,17 @@ class RunSampler {
   // Throws Error if none can.
   RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapshot> weights, int threads,
              RunFiles& files, Progress& progress, const StopCondition& should_stop, Clock& clock);
+  // The engines of several ranks, which have weights of `version`.
+  RunSampler(const RunSetup& setup, std::unique_ptr<RanksSampler> ranks, PolicyVersion version,
+             RunFiles& files, Progress& progress, Clock& clock);
   ~RunSampler();
 
   Sampler& sampler() { return shared_ ? shared_->training() : *sampler_; }
-  // The servers, for training and evaluation; null in process.
+  // The servers or ranks, for training and evaluation; null where evaluation has an engine of its
+  // own: in one process, and with ranks whose rollouts are of a precision that an evaluation's are
+  // not.
   SharedSampler* servers() { return shared_.get(); }
-  // Of the servers, since the last call; empty in process.
+  // Of whatever samples, since the last call.
   Metrics take_metrics();
   // Writes what happened to servers since the last call: servers.jsonl, and notes.
   void tell();
