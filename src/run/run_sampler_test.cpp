@@ -1,9 +1,10 @@
-// Evaluations that the engines of all ranks sample.
+// What samples for a run with several ranks: evaluations have the numbers of one engine.
+#include "run/run_sampler.h"
+
 #include <gtest/gtest.h>
 
 #include "orchestrator/steady_clock.h"
 #include "run/folder_hold.h"
-#include "run/run_sampler.h"
 #include "run/sampling_group.h"
 #include "run/test_support.h"
 
