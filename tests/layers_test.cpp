@@ -43,7 +43,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"engine", {"model", "core", "kernels", "config", "data", "base"}},
     {"server",
      {"generate", "engine", "text", "model", "core", "kernels", "config", "data", "base"}},
-    {"trainer", {"model", "core", "kernels", "config", "data", "base"}},
+    {"trainer", {"ranks", "model", "core", "kernels", "config", "data", "base"}},
     {"torch", {"trainer", "engine", "cuda", "model", "core", "kernels", "config", "data", "base"}},
     {"orchestrator", {"text", "config", "data", "base"}},
     {"pool", {"orchestrator", "text", "model", "core", "kernels", "config", "data", "base"}},

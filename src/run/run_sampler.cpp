@@ -11,6 +11,8 @@
 #include "leeway/error.h"
 #include "orchestrator/steady_clock.h"
 #include "run/engine_sampler.h"
+#include "run/ranks_sampler.h"
+#include "run/run_ranks.h"
 
 #ifdef LEEWAY_POOL
 #include "base/json.h"
@@ -22,22 +24,25 @@
 #endif
 
 namespace leeway {
+namespace {
 
-RunSampler::RunSampler(const RunSetup& setup, std::unique_ptr<RanksSampler> ranks,
-                       PolicyVersion version, RunFiles& files, Progress& progress, Clock& clock)
-    : setup_(setup), files_(files), progress_(progress), sampler_(std::move(ranks)) {
-  // An evaluation's bits must not depend on the number of ranks.
-  const EngineOptions options = setup.engine_options(0);
-  if (!options.backend && options.precision != Precision::float32) return;
-  shared_ = std::make_unique<SharedSampler>(*sampler_, version, clock);
+Metrics in_process_metrics(Sampler& sampler) {
+  if (auto* ranks = dynamic_cast<RanksSampler*>(&sampler)) return ranks->take_metrics();
+  return dynamic_cast<EngineSampler&>(sampler).take_metrics();
 }
 
-Metrics RunSampler::take_metrics() {
-  if (auto* ranks = dynamic_cast<RanksSampler*>(sampler_.get())) return ranks->take_metrics();
-#ifdef LEEWAY_POOL
-  if (auto* pool = dynamic_cast<PoolSampler*>(sampler_.get())) return pool->take_metrics();
-#endif
-  return dynamic_cast<EngineSampler&>(*sampler_).take_metrics();
+}  // namespace
+
+void RunSampler::sample_in_process(const PolicySnapshot& weights, int threads, Clock& clock) {
+  const EngineOptions options = setup_.engine_options(threads);
+  if (setup_.ranks == nullptr) {
+    sampler_ = std::make_unique<EngineSampler>(weights, options);
+    return;
+  }
+  sampler_ = setup_.ranks->make_sampler(weights, options);
+  // An evaluation's bits must not depend on the number of ranks: it is in float32.
+  if (!options.backend && options.precision != Precision::float32) return;
+  shared_ = std::make_unique<SharedSampler>(*sampler_, weights.version(), clock);
 }
 
 #ifdef LEEWAY_POOL
@@ -134,10 +139,7 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
                        int threads, RunFiles& files, Progress& progress,
                        const StopCondition& should_stop, Clock& clock)
     : setup_(setup), files_(files), progress_(progress) {
-  if (setup.samples_in_process()) {
-    sampler_ = std::make_unique<EngineSampler>(*weights, setup.engine_options(threads));
-    return;
-  }
+  if (setup.samples_in_process()) return sample_in_process(*weights, threads, clock);
   PoolContext context = context_of(setup);
   const std::optional<WeightSharing> sharing = weight_sharing(setup.config.run.model.device);
   auto store = std::make_unique<WeightFolders>(files.folder() + "/broadcast",
@@ -185,6 +187,11 @@ RunSampler::~RunSampler() {
   if (!children_model_.empty()) std::filesystem::remove_all(children_model_, ignored);
 }
 
+Metrics RunSampler::take_metrics() {
+  if (auto* pool = dynamic_cast<PoolSampler*>(sampler_.get())) return pool->take_metrics();
+  return in_process_metrics(*sampler_);
+}
+
 void RunSampler::tell() {
   auto* pool = dynamic_cast<PoolSampler*>(sampler_.get());
   if (pool == nullptr) return;
@@ -216,13 +223,14 @@ void check_servers(const RunSetup& setup) {
 
 RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapshot> weights,
                        int threads, RunFiles& files, Progress& progress, const StopCondition&,
-                       Clock&)
-    : setup_(setup),
-      files_(files),
-      progress_(progress),
-      sampler_(std::make_unique<EngineSampler>(*weights, setup.engine_options(threads))) {}
+                       Clock& clock)
+    : setup_(setup), files_(files), progress_(progress) {
+  sample_in_process(*weights, threads, clock);
+}
 
 RunSampler::~RunSampler() = default;
+
+Metrics RunSampler::take_metrics() { return in_process_metrics(*sampler_); }
 
 void RunSampler::tell() {}
 

@@ -8,7 +8,6 @@
 
 #include "orchestrator/interfaces.h"
 #include "run/progress.h"
-#include "run/ranks_sampler.h"
 #include "run/run_files.h"
 #include "run/run_setup.h"
 #include "run/shared_sampler.h"
@@ -27,9 +26,6 @@ class RunSampler {
   // Throws Error if none can.
   RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapshot> weights, int threads,
              RunFiles& files, Progress& progress, const StopCondition& should_stop, Clock& clock);
-  // The engines of several ranks, which have weights of `version`.
-  RunSampler(const RunSetup& setup, std::unique_ptr<RanksSampler> ranks, PolicyVersion version,
-             RunFiles& files, Progress& progress, Clock& clock);
   ~RunSampler();
 
   Sampler& sampler() { return shared_ ? shared_->training() : *sampler_; }
@@ -43,6 +39,8 @@ class RunSampler {
   void tell();
 
  private:
+  void sample_in_process(const PolicySnapshot& weights, int threads, Clock& clock);
+
   const RunSetup& setup_;
   RunFiles& files_;
   Progress& progress_;
