@@ -26,19 +26,24 @@
 namespace leeway {
 namespace {
 
-std::unique_ptr<Sampler> in_process_sampler(const RunSetup& setup, const PolicySnapshot& weights,
-                                            int threads) {
-  const EngineOptions options = setup.engine_options(threads);
-  if (setup.ranks != nullptr) return setup.ranks->make_sampler(weights, options);
-  return std::make_unique<EngineSampler>(weights, options);
-}
-
 Metrics in_process_metrics(Sampler& sampler) {
   if (auto* ranks = dynamic_cast<RanksSampler*>(&sampler)) return ranks->take_metrics();
   return dynamic_cast<EngineSampler&>(sampler).take_metrics();
 }
 
 }  // namespace
+
+void RunSampler::sample_in_process(const PolicySnapshot& weights, int threads, Clock& clock) {
+  const EngineOptions options = setup_.engine_options(threads);
+  if (setup_.ranks == nullptr) {
+    sampler_ = std::make_unique<EngineSampler>(weights, options);
+    return;
+  }
+  sampler_ = setup_.ranks->make_sampler(weights, options);
+  // An evaluation's bits must not depend on the number of ranks: it is in float32.
+  if (!options.backend && options.precision != Precision::float32) return;
+  shared_ = std::make_unique<SharedSampler>(*sampler_, weights.version(), clock);
+}
 
 #ifdef LEEWAY_POOL
 namespace {
@@ -134,10 +139,7 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
                        int threads, RunFiles& files, Progress& progress,
                        const StopCondition& should_stop, Clock& clock)
     : setup_(setup), files_(files), progress_(progress) {
-  if (setup.samples_in_process()) {
-    sampler_ = in_process_sampler(setup, *weights, threads);
-    return;
-  }
+  if (setup.samples_in_process()) return sample_in_process(*weights, threads, clock);
   PoolContext context = context_of(setup);
   const std::optional<WeightSharing> sharing = weight_sharing(setup.config.run.model.device);
   auto store = std::make_unique<WeightFolders>(files.folder() + "/broadcast",
@@ -221,11 +223,10 @@ void check_servers(const RunSetup& setup) {
 
 RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapshot> weights,
                        int threads, RunFiles& files, Progress& progress, const StopCondition&,
-                       Clock&)
-    : setup_(setup),
-      files_(files),
-      progress_(progress),
-      sampler_(in_process_sampler(setup, *weights, threads)) {}
+                       Clock& clock)
+    : setup_(setup), files_(files), progress_(progress) {
+  sample_in_process(*weights, threads, clock);
+}
 
 RunSampler::~RunSampler() = default;
 

@@ -16,7 +16,7 @@ SamplingLink::SamplingLink(Ranks& ranks, const std::string& begin)
       peers_[static_cast<size_t>(rank)].receiver = start_thread([this, rank] { receive(rank); });
       ranks.send(rank, Channel::sampling, begin);
     }
-  } catch (const Error&) {
+  } catch (...) {
     close();
     throw;
   }

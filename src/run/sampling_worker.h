@@ -24,9 +24,9 @@ namespace leeway {
 
 struct SamplingWorkerOptions {
   EngineOptions engine;
-  // Weights of a version that this rank has made itself, for orders that have the version alone;
-  // may wait for them, and gives null if they will not come. Called by the engine's thread. Empty:
-  // this rank makes none.
+  // Weights of a version that this rank has made itself, for orders that have the version alone.
+  // May wait for them, which rank 0 may have a little earlier; null if they will not come, also
+  // because a rank is lost. Called by the engine's thread. Empty: this rank makes none.
   std::function<std::shared_ptr<const PolicySnapshot>(PolicyVersion)> snapshot;
 };
 
