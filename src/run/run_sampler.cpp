@@ -139,7 +139,10 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
                        int threads, RunFiles& files, Progress& progress,
                        const StopCondition& should_stop, Clock& clock)
     : setup_(setup), files_(files), progress_(progress) {
-  if (setup.samples_in_process()) return sample_in_process(*weights, threads, clock);
+  if (setup.samples_in_process()) {
+    sample_in_process(*weights, threads, clock);
+    return;
+  }
   PoolContext context = context_of(setup);
   const std::optional<WeightSharing> sharing = weight_sharing(setup.config.run.model.device);
   auto store = std::make_unique<WeightFolders>(files.folder() + "/broadcast",
