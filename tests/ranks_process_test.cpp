@@ -179,7 +179,9 @@ TEST_F(RanksProcessTest, EndWithinSecondsOfAKillAtAnyMomentAndNameTheRank) {
     port_ = free_port();
     const int size = 2 + static_cast<int>(rng.below(3));
     const int victim = static_cast<int>(rng.below(static_cast<uint64_t>(size)));
-    start_all(size, {"forever"});
+    // With the largest, most kills meet a transfer that has begun.
+    const Words lengths = {"1000", "100000", "3000000"};
+    start_all(size, {"forever", lengths[seed % 3]});
     ASSERT_TRUE(all_print("running"));
     std::this_thread::sleep_for(std::chrono::microseconds(rng.below(200000)));
     const auto begin = Clock::now();
@@ -199,7 +201,7 @@ TEST_F(RanksProcessTest, EndWhenOneIsKilledWhileTheyMeet) {
     members_.clear();
     port_ = free_port();
     const int victim = static_cast<int>(rng.below(3));
-    start_all(3, {"forever"}, {{"START_TIMEOUT", "2"}});
+    start_all(3, {"forever", "1000"}, {{"START_TIMEOUT", "2"}});
     std::this_thread::sleep_for(std::chrono::microseconds(rng.below(60000)));
     member(victim).send(SIGKILL);
     ASSERT_TRUE(all_end());
@@ -218,7 +220,7 @@ TEST_F(RanksProcessTest, NoticeOneThatStandsStill) {
   for (const int victim : {1, 0}) {
     members_.clear();
     port_ = free_port();
-    start_all(3, {"forever"}, {{"LINK_TIMEOUT", "3"}});
+    start_all(3, {"forever", "1000"}, {{"LINK_TIMEOUT", "3"}});
     ASSERT_TRUE(all_print("running"));
     const auto begin = Clock::now();
     member(victim).send(SIGSTOP);
@@ -248,9 +250,9 @@ TEST_F(RanksProcessTest, NoticeALinkThatIsCut) {
   const LinkedNamespaces network;
   if (!network.made()) GTEST_SKIP() << "needs the right to make network namespaces";
   const Variables variables = {{"MASTER_ADDR", LinkedNamespaces::kNear}, {"LINK_TIMEOUT", "4"}};
-  start(0, 3, {"forever"}, variables, network.in_near());
-  start(1, 3, {"forever"}, variables, network.in_near());
-  start(2, 3, {"forever"}, variables, network.in_far());
+  start(0, 3, {"forever", "1000"}, variables, network.in_near());
+  start(1, 3, {"forever", "1000"}, variables, network.in_near());
+  start(2, 3, {"forever", "1000"}, variables, network.in_far());
   ASSERT_TRUE(all_print("running"));
   const auto begin = Clock::now();
   network.link(false);
@@ -286,11 +288,23 @@ TEST_F(RanksProcessTest, DoNotWaitForOneThatLeft) {
   }
 }
 
+TEST_F(RanksProcessTest, MayAllBeStartedByTheFirst) {
+  members_.push_back(std::make_unique<MemberProcess>(
+      Words{LEEWAY_RANKS_MEMBER, "local", "3", "calls", "2", "1000"},
+      Variables{{"LOG_FOLDER", folder_.path().string()}}, folder_ / "rank_0.log"));
+  ASSERT_TRUE(all_end());
+  EXPECT_EQ(member(0).code(), 0) << member(0).printed();
+  for (int rank = 0; rank < 3; ++rank) {
+    const std::string printed = file_text(folder_ / fmt::format("rank_{}.log", rank));
+    EXPECT_TRUE(contains(printed, expected_of_every_call(rank, 3, 1, 1000))) << printed;
+  }
+}
+
 // ---------------------------------------------------------------------------------------------
 // Groups that do not come about
 
 TEST_F(RanksProcessTest, NameTheRanksThatDidNotCome) {
-  for (const int rank : {0, 2}) start(rank, 4, {"forever"}, {{"START_TIMEOUT", "1"}});
+  for (const int rank : {0, 2}) start(rank, 4, {"forever", "1000"}, {{"START_TIMEOUT", "1"}});
   ASSERT_TRUE(all_end());
   for (const int k : {0, 1}) {
     EXPECT_EQ(member(k).code(), 2);
@@ -302,7 +316,7 @@ TEST_F(RanksProcessTest, NameTheRanksThatDidNotCome) {
 }
 
 TEST_F(RanksProcessTest, SayThatNobodyAnswers) {
-  start(1, 2, {"forever"}, {{"START_TIMEOUT", "-9"}});  // and the ten that rank 0 has more
+  start(1, 2, {"forever", "1000"}, {{"START_TIMEOUT", "-9"}});  // and the ten that rank 0 has more
   ASSERT_TRUE(all_end());
   EXPECT_EQ(member(0).code(), 2);
   EXPECT_TRUE(contains(member(0).printed(),
@@ -313,8 +327,8 @@ TEST_F(RanksProcessTest, SayThatNobodyAnswers) {
 }
 
 TEST_F(RanksProcessTest, SayWhatDiffersBetweenThem) {
-  start(0, 2, {"forever"});
-  start(1, 3, {"forever"});
+  start(0, 2, {"forever", "1000"});
+  start(1, 3, {"forever", "1000"});
   ASSERT_TRUE(all_end());
   for (const int k : {0, 1}) {
     EXPECT_EQ(member(k).code(), 2);
@@ -324,8 +338,8 @@ TEST_F(RanksProcessTest, SayWhatDiffersBetweenThem) {
   }
   members_.clear();
   port_ = free_port();
-  start(0, 2, {"forever"}, {{"VERSION", "1.0"}});
-  start(1, 2, {"forever"}, {{"VERSION", "1.1"}});
+  start(0, 2, {"forever", "1000"}, {{"VERSION", "1.0"}});
+  start(1, 2, {"forever", "1000"}, {{"VERSION", "1.1"}});
   ASSERT_TRUE(all_end());
   for (const int k : {0, 1}) {
     EXPECT_EQ(member(k).code(), 2);
@@ -335,7 +349,7 @@ TEST_F(RanksProcessTest, SayWhatDiffersBetweenThem) {
   }
   members_.clear();
   port_ = free_port();
-  for (const int rank : {0, 1, 1}) start(rank, 3, {"forever"});
+  for (const int rank : {0, 1, 1}) start(rank, 3, {"forever", "1000"});
   ASSERT_TRUE(all_end());
   for (const int k : {0, 1, 2}) {
     EXPECT_EQ(member(k).code(), 2);
