@@ -51,6 +51,12 @@ Control::~Control() {
   thread_.join();
 }
 
+void Control::add(int rank, FrameSocket socket) {
+  const std::lock_guard lock(mutex_);
+  links_[static_cast<size_t>(rank)] = {.socket = std::move(socket), .heard = Clock::now()};
+  wake();
+}
+
 void Control::wake() const {
   const uint64_t one = 1;
   (void)!::write(waker_.get(), &one, sizeof one);
@@ -205,7 +211,7 @@ void Control::understand(int rank, const Frame& frame) {
       FrameReader reader(frame.payload);
       std::vector<std::string> all;
       for (int r = 0; r < size_; ++r) all.push_back(reader.text());
-      if (!reader.complete()) return ended(rank, "it sent what is not understood");
+      if (!reader.complete() || rank != 0) return ended(rank, "it sent what is not understood");
       gathered_ = std::move(all);
       happened_.notify_all();
       break;

@@ -1,8 +1,9 @@
 // The control connections of a group: who is still there. A thread of its own sends and expects a
 // word about once a second, so that a rank that computes for long is not taken for a lost one.
 //
-// All connections lead to rank 0, which tells all others what it learns; the first loss is the one
-// that everybody reports.
+// Each rank has a connection to rank 0, which tells all others what it learns, and one to every
+// other, so that a cut between two of them is noticed too. The first loss that rank 0 hears of is
+// the one that everybody reports.
 #pragma once
 
 #include <condition_variable>
@@ -30,6 +31,10 @@ class Control {
   // Ends the connections. Those who did not hear of a departure take it for the end of the process.
   ~Control();
 
+  // A connection to a rank besides rank 0, where data goes.
+  void add(int rank, FrameSocket socket);
+
+  const std::vector<Member>& members() const { return members_; }
   const Member& member(int rank) const { return members_[static_cast<size_t>(rank)]; }
   // "rank 2 (host NAME, process 1234)"
   std::string name(int rank) const { return name_of(rank, member(rank)); }

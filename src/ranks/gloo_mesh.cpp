@@ -6,8 +6,11 @@
 #include <gloo/transport/tcp/device.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
+
+#include "ranks/peer_links.h"
 
 namespace leeway {
 namespace {
@@ -102,7 +105,10 @@ GlooMesh::GlooMesh(const RanksOptions& options, std::function<void(const std::st
   const std::string address = control_->member(rank_).address;
   try {
     auto connections = std::make_shared<Connections>(options, address);
+    std::optional<PeerLinks> peers;
+    if (rank_ > 0) peers.emplace(options, control_->member(rank_));
     FrameWriter own;
+    own.number(peers ? static_cast<uint64_t>(peers->port()) : 0);
     for (const std::string& each : connections->listen()) own.text(each);
     const std::vector<std::string> all = control_->gather(own.take());
     {
@@ -111,9 +117,21 @@ GlooMesh::GlooMesh(const RanksOptions& options, std::function<void(const std::st
       connections_ = connections;
       connecting_ = true;
     }
+    std::vector<int> ports;
+    for (const std::string& each : all) {
+      ports.push_back(static_cast<int>(FrameReader(each).number()));
+    }
+    if (peers) {
+      auto links = peers->connect(control_->members(), ports,
+                                  [&](double seconds) { return control_->wait_for_lost(seconds); });
+      for (int r = 1; r < size_; ++r) {
+        if (r != rank_) control_->add(r, std::move(links[static_cast<size_t>(r)]));
+      }
+    }
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
       FrameReader reader(all[static_cast<size_t>(r)]);
+      reader.number();
       std::string theirs;
       for (int k = 0; k <= rank_; ++k) theirs = reader.text();
       if (const std::string lost = control_->lost(); !lost.empty()) throw Lost(lost);
