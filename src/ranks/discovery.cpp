@@ -18,7 +18,7 @@ constexpr const char* kRemedy =
 
 class Variables {
  public:
-  explicit Variables(const Environment& variable) : variable_(variable) {}
+  explicit Variables(const GetVariable& variable) : variable_(variable) {}
 
   bool has(const char* name) const {
     const char* value = variable_(name);
@@ -50,7 +50,7 @@ class Variables {
   }
 
  private:
-  const Environment& variable_;
+  const GetVariable& variable_;
 };
 
 // The variables of one launcher that say who a process is.
@@ -187,7 +187,7 @@ int tasks_on_node(const std::string& tasks_per_node, int node) {
   return 0;
 }
 
-std::optional<RanksOptions> ranks_from_environment(const Environment& variable) {
+std::optional<RanksOptions> ranks_from_environment(const GetVariable& variable) {
   const Variables variables(variable);
   const std::string use = variables.text("LEEWAY_RANKS");
   if (use == "off") return std::nullopt;

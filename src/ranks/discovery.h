@@ -10,7 +10,7 @@
 namespace leeway {
 
 // As std::getenv: null if there is no such variable.
-using Environment = std::function<const char*(const char* name)>;
+using GetVariable = std::function<const char*(const char* name)>;
 
 // Nothing if no launcher started this process, if it started one process alone, or with
 // LEEWAY_RANKS=off. Where several have set variables, torchrun's count, then Open MPI's, then
@@ -19,7 +19,7 @@ using Environment = std::function<const char*(const char* name)>;
 //
 // The port of rank 0 is LEEWAY_PORT, or MASTER_PORT, or MASTER_PORT + 1 under torchrun, which uses
 // MASTER_PORT itself; Open MPI and Slurm set neither, so that it follows from the job's number.
-std::optional<RanksOptions> ranks_from_environment(const Environment& variable);
+std::optional<RanksOptions> ranks_from_environment(const GetVariable& variable);
 
 // The first host of a list as Slurm writes it: "n[07-09,12],m3" begins with "n07".
 std::string first_host(const std::string& list);

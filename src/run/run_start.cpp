@@ -61,6 +61,7 @@ ResumedSummary resume_run(const Catalog& catalog, const std::string& folder,
   }
   RunSetup setup(config.now, true, fits_memory({.spawn_servers = source.spawn_servers}));
   setup.spawn_servers = source.spawn_servers;
+  setup.ranks = source.ranks;
   Resumption resumption =
       look_at_run(folder, [&](const Checkpoint& each) { check_checkpoint(setup, each); });
   refuse_fewer_steps(resumption, "trainer.max_steps", run.trainer.max_steps);
@@ -98,6 +99,7 @@ RunSummary start_from_run(const Catalog& catalog, const StartingPoint& from,
   RunSetup setup(config_from(catalog, origin, source.file, source.sets, source.unsets, start.notes),
                  true, fits_memory({.spawn_servers = source.spawn_servers}));
   setup.spawn_servers = source.spawn_servers;
+  setup.ranks = source.ranks;
   return run_training(setup, catalog, start, progress, should_stop);
 }
 
