@@ -22,7 +22,7 @@ constexpr size_t kLargest = 256 << 20;       // bytes of a piece that nothing wa
 constexpr size_t kBroadcastPiece = 1 << 20;  // bytes that are passed on at once
 constexpr size_t kBroadcastAhead = 8;        // pieces that are awaited at once
 constexpr size_t kScratch = 64 << 20;        // bytes for what is being summed
-constexpr size_t kLeastSummed = 256 << 10, kMostSummed = 4 << 20;  // bytes summed at once
+constexpr size_t kLeastSummed = 256 << 10, kMostSummed = 1 << 20;  // bytes summed at once
 constexpr size_t kFirstPiece = 64 << 10;                           // of a message, with its length
 
 // What ranks tell each other before a collective: that it is the same one.
@@ -231,8 +231,9 @@ class GlooRanks : public Ranks {
     }
     const size_t at = place_of(to, channel);
     const uint64_t length = message.size();
-    std::string framed(reinterpret_cast<const char*>(&length), sizeof length);
-    framed += message;
+    std::string framed;
+    framed.reserve(sizeof length + message.size());
+    framed.append(reinterpret_cast<const char*>(&length), sizeof length).append(message);
     if (outboxes_[at] == nullptr) outboxes_[at] = std::make_unique<Outbox>(mesh_, to, channel);
     ++sent_[at];
     outboxes_[at]->add(std::move(framed));
@@ -358,7 +359,7 @@ class GlooRanks : public Ranks {
                   std::span<float> part, const std::vector<char>& adds, size_t piece) {
     piece = std::min(piece, std::max<size_t>(part.size(), 1));
     struct Half {
-      std::vector<float> memory;
+      std::unique_ptr<float[]> memory;
       std::optional<Transfer> transfer;
     };
     std::array<Half, 2> halves;
@@ -367,9 +368,9 @@ class GlooRanks : public Ranks {
       if (r != rank_ && adds[static_cast<size_t>(r)]) peers.push_back(r);
     }
     for (Half& half : halves) {
-      half.memory.resize(peers.size() * piece);
-      half.transfer.emplace(mesh_, collective(), half.memory.data(),
-                            half.memory.size() * sizeof(float));
+      half.memory = std::make_unique_for_overwrite<float[]>(peers.size() * piece);
+      half.transfer.emplace(mesh_, collective(), half.memory.get(),
+                            peers.size() * piece * sizeof(float));
     }
     const auto post = [&](size_t number) {
       const size_t at = number * piece;
@@ -387,7 +388,7 @@ class GlooRanks : public Ranks {
       for (size_t k = 0; k < peers.size(); ++k) half.transfer->wait_received();
       std::vector<const float*> terms(static_cast<size_t>(size_), nullptr);
       for (size_t k = 0; k < peers.size(); ++k) {
-        terms[static_cast<size_t>(peers[k])] = half.memory.data() + k * piece;
+        terms[static_cast<size_t>(peers[k])] = half.memory.get() + k * piece;
       }
       if (!whole.empty()) {
         terms[static_cast<size_t>(rank_)] = whole.data() + bounds[static_cast<size_t>(rank_)] + at;

@@ -55,7 +55,7 @@ TEST(GlooRanks, GiveWhatFollowsFromTheNumbers) {
 }
 
 TEST(GlooRanks, SumInPiecesWhatIsLargerThanOne) {
-  const size_t length = (size_t(4) << 20) / sizeof(float) * 2 + 5;  // more than two of the largest
+  const size_t length = (size_t(4) << 20) / sizeof(float) * 2 + 5;  // several of the largest
   const auto problems = on_all(2, [&](Ranks& ranks) {
     std::vector<float> whole(length * 2);
     for (size_t i = 0; i < whole.size(); ++i) whole[i] = static_cast<float>(i % 1001);
