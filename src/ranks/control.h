@@ -22,20 +22,20 @@ struct Departure {
   std::vector<uint64_t> messages;  // sent by it, [to * channels + channel]
 };
 
-class Control {
+class GroupControl {
  public:
   // `changed` is called by a thread of this object after a loss, with its reason, and after each
   // departure.
-  Control(Party party, const RanksOptions& options,
-          std::function<void(const std::string& lost)> changed);
+  GroupControl(Party party, const RanksOptions& options,
+               std::function<void(const std::string& lost)> changed);
   // Ends the connections. Those who did not hear of a departure take it for the end of the process.
-  ~Control();
+  ~GroupControl();
 
   // A connection to a rank besides rank 0, where data goes.
   void add(int rank, FrameSocket socket);
 
-  const std::vector<Member>& members() const { return members_; }
-  const Member& member(int rank) const { return members_[static_cast<size_t>(rank)]; }
+  const std::vector<RankMember>& members() const { return members_; }
+  const RankMember& member(int rank) const { return members_[static_cast<size_t>(rank)]; }
   // "rank 2 (host NAME, process 1234)"
   std::string name(int rank) const { return name_of(rank, member(rank)); }
 
@@ -80,7 +80,7 @@ class Control {
   const int rank_, size_;
   const double link_timeout_;
   const Clock::duration beat_;
-  const std::vector<Member> members_;
+  const std::vector<RankMember> members_;
   const std::function<void(const std::string&)> changed_;
 
   mutable std::mutex mutex_;

@@ -98,10 +98,11 @@ class GlooMesh::Connections : public gloo::Context {
 GlooMesh::GlooMesh(const RanksOptions& options, std::function<void(const std::string&)> on_lost)
     : rank_(options.rank), size_(options.size), on_lost_(std::move(on_lost)) {
   const WithoutPipeSignal quiet;
-  control_ = std::make_unique<Control>(meet(options), options, [this](const std::string& lost) {
-    if (!lost.empty()) on_lost_(lost);
-    end_waits(!lost.empty());
-  });
+  control_ =
+      std::make_unique<GroupControl>(meet(options), options, [this](const std::string& lost) {
+        if (!lost.empty()) on_lost_(lost);
+        end_waits(!lost.empty());
+      });
   const std::string address = control_->member(rank_).address;
   try {
     auto connections = std::make_shared<Connections>(options, address);

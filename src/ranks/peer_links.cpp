@@ -24,11 +24,11 @@ std::string greeting(const RanksOptions& options) {
 
 }  // namespace
 
-PeerLinks::PeerLinks(const RanksOptions& options, const Member& own)
+PeerLinks::PeerLinks(const RanksOptions& options, const RankMember& own)
     : options_(options), listener_(listen_at(own.address, 0)), port_(port_of(listener_)) {}
 
 std::vector<FrameSocket> PeerLinks::connect(
-    const std::vector<Member>& members, const std::vector<int>& ports,
+    const std::vector<RankMember>& members, const std::vector<int>& ports,
     const std::function<std::string(double seconds)>& lost) {
   const double seconds = std::max(options_.link_timeout, kLeastTime);
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
