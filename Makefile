@@ -38,7 +38,7 @@ bench:
 	@scripts/setup bench
 	@cmake --preset release -B $(BUILD)-bench -DLEEWAY_BENCHMARKS=ON > /dev/null
 	@ninja -C $(BUILD)-bench -j $(JOBS) loss_benchmark tokenizer_benchmark policy_benchmark \
-	  loop_benchmark ranks_benchmark leeway
+	  loop_benchmark ranks_benchmark ranks_sampling_benchmark leeway
 	@scripts/run_benchmarks $(BUILD)-bench
 
 # Sanitizers, over what they can find something in: address and undefined behaviour in whatever reads

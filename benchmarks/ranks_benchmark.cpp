@@ -1,144 +1,151 @@
-// What it costs to sample with several ranks instead of the threads of one: the same requests, with
-// as many threads in all. The ranks are threads of this process, so that this is the cost of
-// messages and of uneven work, without a network.
-// See benchmarks/README.md for the method.
-//   ranks_benchmark [THREADS]
+// Messages and collectives of ranks that are processes of one host, beside Gloo's own allreduce.
+//
+//   ranks_benchmark [MEBIBYTES]
+//
+// With 2 and with 4 ranks, over loopback: the sum of MEBIBYTES (64) of floats that all ranks have
+// afterwards, by reduce_scatter and all_gather and by Gloo, whose order of summation depends on its
+// algorithm; the parts of that; broadcast; messages there and back. GB/s are those of the whole
+// buffer, or of the message one way. Medians.
+
+#include <fmt/format.h>
+#include <gloo/allreduce.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/file_store.h>
+#include <gloo/rendezvous/prefix_store.h>
+#include <gloo/transport/tcp/device.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
-#include <memory>
-#include <string>
-#include <vector>
+#include <functional>
 
-#include "base/rng.h"
-#include "run/engine_sampler.h"
-#include "run/sampling_group.h"
+#include "base/folders.h"
+#include "ranks/discovery.h"
+#include "ranks/gloo_ranks.h"
+#include "ranks/local_workers.h"
 
-namespace leeway {
 namespace {
 
-constexpr int kRepeats = 7;
+using namespace leeway;
 
-PolicySnapshot random_policy(int64_t hidden, int64_t layers, int64_t vocabulary) {
-  ModelConfig config;
-  config.vocab_size = vocabulary;
-  config.hidden_size = hidden;
-  config.intermediate_size = 3 * hidden;
-  config.num_hidden_layers = layers;
-  config.num_attention_heads = hidden / 32;
-  config.num_key_value_heads = hidden / 64;
-  config.head_dim = 32;
-  config.max_position_embeddings = 512;
-  Parameters weights(config);
-  initialise(weights, 1);
-  return PolicySnapshot(std::move(weights), 0);
+// A group of Gloo alone; the ranks find each other in a folder.
+std::shared_ptr<gloo::Context> plain_gloo(Ranks& ranks) {
+  const std::string folder = fmt::format("/tmp/leeway-gloo-{}", std::getenv("LEEWAY_BENCHMARK"));
+  make_folders(folder);
+  ranks.barrier();
+  gloo::rendezvous::FileStore files(folder);
+  gloo::rendezvous::PrefixStore store(std::to_string(ranks.size()), files);
+  auto device = gloo::transport::tcp::CreateDevice("127.0.0.1");
+  auto context = std::make_shared<gloo::rendezvous::Context>(ranks.rank(), ranks.size());
+  context->connectFullMesh(store, device);
+  ranks.barrier();
+  if (ranks.rank() == 0) remove_tree(folder);
+  return context;
 }
 
-// One sample each, of uneven lengths.
-std::vector<Request> requests_of(int64_t vocabulary) {
-  Rng rng(1);
-  std::vector<Request> requests(128);
-  for (Request& request : requests) {
-    for (int i = 0; i < 32; ++i) {
-      request.prompt.push_back(static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocabulary))));
-    }
-    request.max_new_tokens = 16 + static_cast<int64_t>(rng.below(112));
-    request.seed = rng.next();
-  }
-  return requests;
+void gloo_sum(const std::shared_ptr<gloo::Context>& context, std::vector<float>& data,
+              gloo::AllreduceOptions::Algorithm algorithm) {
+  gloo::AllreduceOptions options(context);
+  options.setOutput(data.data(), data.size());
+  options.setAlgorithm(algorithm);
+  options.setReduceFunction([](void* out, const void* a, const void* b, size_t count) {
+    auto* sum = static_cast<float*>(out);
+    const auto *left = static_cast<const float*>(a), *right = static_cast<const float*>(b);
+    for (size_t i = 0; i < count; ++i) sum[i] = left[i] + right[i];
+  });
+  gloo::allreduce(options);
 }
 
-struct Figures {
-  double tokens_per_second, processor_microseconds;  // the latter per token, of all threads
-};
-
-Figures sample(Sampler& sampler, const std::vector<Request>& requests) {
-  const auto begin = std::chrono::steady_clock::now();
-  const std::clock_t processor_begin = std::clock();
-  for (const Request& request : requests) sampler.submit(request);
-  size_t ended = 0, tokens = 0;
-  while (ended < requests.size()) {
-    for (const SampledSequence& result : sampler.poll(0.005)) {
-      ++ended;
-      tokens += result.ids.size();
-    }
+// The median time of a call that all ranks make together.
+double median_of(Ranks& ranks, int repeats, const std::function<void()>& call) {
+  std::vector<double> times;
+  for (int k = 0; k <= repeats; ++k) {
+    ranks.barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    call();
+    if (k > 0)
+      times.push_back(
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  const double processor = static_cast<double>(std::clock() - processor_begin) / CLOCKS_PER_SEC;
-  const auto count = static_cast<double>(tokens);
-  return {count / seconds.count(), 1e6 * processor / count};
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
 }
 
-// An engine, or as many ranks as there are threads with one thread each.
-class Contender {
- public:
-  Contender(std::string name, const PolicySnapshot& policy, int ranks, int threads)
-      : name_(std::move(name)) {
-    EngineOptions options;
-    options.threads = threads;
-    options.kv_bytes = int64_t{1} << 28;
-    if (ranks == 0) {
-      sampler_ = std::make_unique<EngineSampler>(policy, options);
-      return;
-    }
-    group_ = std::make_unique<testing::SamplingGroup>(ranks, policy.host(),
-                                                      SamplingWorkerOptions{options, {}});
-    sampler_ =
-        std::make_unique<RanksSampler>(group_->at(0), policy, RanksSamplerOptions{options, {}});
-  }
-  void measure(const std::vector<Request>& requests) {
-    const Figures figures = sample(*sampler_, requests);
-    rates_.push_back(figures.tokens_per_second);
-    costs_.push_back(figures.processor_microseconds);
-  }
-  double rate() { return median(rates_); }
-  double cost() { return median(costs_); }
-  double best_rate() const { return *std::max_element(rates_.begin(), rates_.end()); }
-  const std::string& name() const { return name_; }
-
- private:
-  static double median(std::vector<double>& values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-  }
-
-  std::string name_;
-  std::unique_ptr<testing::SamplingGroup> group_;
-  std::unique_ptr<Sampler> sampler_;
-  std::vector<double> rates_, costs_;
-};
-
-void compare(const char* title, const PolicySnapshot& policy, int threads) {
-  const std::vector<Request> requests = requests_of(policy.config().vocab_size);
-  const auto count = [](int number, const char* what) {
-    return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
+void measure_all(Ranks& ranks, size_t mebibytes) {
+  const int size = ranks.size(), rank = ranks.rank();
+  const auto context = plain_gloo(ranks);
+  const auto print = [&](const std::string& what, double bytes, double seconds) {
+    if (rank != 0) return;
+    std::printf("  %-44s %10.3f ms %8.2f GB/s\n", what.c_str(), seconds * 1e3,
+                bytes / seconds / 1e9);
+    std::fflush(stdout);
   };
-  std::vector<std::unique_ptr<Contender>> contenders;
-  const auto add = [&](std::string name, int ranks, int each) {
-    contenders.push_back(std::make_unique<Contender>(std::move(name), policy, ranks, each));
-  };
-  add("one engine, " + count(threads, "thread"), 0, threads);
-  if (threads > 1) add("one engine, 1 thread", 0, 1);
-  add("1 rank of " + count(threads, "thread"), 1, threads);
-  add(count(threads, "rank") + " of 1 thread", threads, 1);
-  for (int repeat = 0; repeat < kRepeats; ++repeat) {
-    for (const auto& each : contenders) each->measure(requests);
+  for (const size_t kibibytes : {size_t(4), size_t(256), mebibytes * 1024}) {
+    const size_t floats = kibibytes * 256;
+    const double bytes = static_cast<double>(floats) * sizeof(float);
+    const int repeats = kibibytes > 10000 ? 9 : 101;
+    std::vector<float> data(floats, 1.0f);
+    std::vector<size_t> bounds;
+    for (int r = 0; r <= size; ++r) {
+      bounds.push_back(floats * static_cast<size_t>(r) / static_cast<size_t>(size));
+    }
+    const size_t begin = bounds[static_cast<size_t>(rank)];
+    const auto part = std::span(data).subspan(begin, bounds[static_cast<size_t>(rank) + 1] - begin);
+    if (rank == 0) std::printf(" %d ranks, %zu KiB\n", size, kibibytes);
+    print("sum everywhere, in order", bytes, median_of(ranks, repeats, [&] {
+            ranks.reduce_scatter(data, bounds, part);
+            ranks.all_gather(data, bounds);
+          }));
+    print("  reduce_scatter", bytes,
+          median_of(ranks, repeats, [&] { ranks.reduce_scatter(data, bounds, part); }));
+    print("  all_gather", bytes,
+          median_of(ranks, repeats, [&] { ranks.all_gather(data, bounds); }));
+    print("sum everywhere, Gloo's ring", bytes, median_of(ranks, repeats, [&] {
+            gloo_sum(context, data, gloo::AllreduceOptions::Algorithm::RING);
+          }));
+    print("sum everywhere, Gloo's bcube", bytes, median_of(ranks, repeats, [&] {
+            gloo_sum(context, data, gloo::AllreduceOptions::Algorithm::BCUBE);
+          }));
+    print("broadcast", bytes, median_of(ranks, repeats, [&] {
+            ranks.broadcast(std::as_writable_bytes(std::span(data)), 0);
+          }));
+    const std::string message(kibibytes * 1024, 'x');
+    print("message there and back, one way", bytes,
+          0.5 * median_of(ranks, repeats, [&] {
+            if (rank == 0) ranks.send(1, Channel::training, message);
+            if (rank == 1) ranks.send(0, Channel::training, ranks.receive(0, Channel::training));
+            if (rank == 0) ranks.receive(1, Channel::training);
+          }));
   }
-  std::printf("%s: %zu requests, sampled tokens/s\n", title, requests.size());
-  for (const auto& each : contenders) {
-    std::printf("  %-24s median %8.0f, best %8.0f; %7.1f us of a core per token\n",
-                each->name().c_str(), each->rate(), each->best_rate(), each->cost());
+  print("barrier", 0.0, median_of(ranks, 101, [&] { ranks.barrier(); }));
+  ranks.barrier();
+}
+
+int run(int count, char** words) {
+  const size_t mebibytes = count > 1 ? std::stoul(words[1]) : 64;
+  if (const auto options =
+          ranks_from_environment([](const char* name) { return std::getenv(name); })) {
+    measure_all(*join_ranks(*options), mebibytes);
+    return 0;
   }
+  for (const int size : {2, 4}) {
+    ::setenv("LEEWAY_BENCHMARK", std::to_string(::getpid()).c_str(), 1);
+    LocalWorkers workers({.size = size, .arguments = {std::to_string(mebibytes)}});
+    measure_all(*join_ranks(workers.leader()), mebibytes);
+    const std::string failure = workers.wait(60);
+    if (!failure.empty()) throw Error(failure);
+  }
+  return 0;
 }
 
 }  // namespace
-}  // namespace leeway
 
-int main(int count, char** arguments) {
-  const int threads = count > 1 ? std::max(1, std::atoi(arguments[1])) : 2;
-  leeway::compare("1 million parameters", leeway::random_policy(128, 4, 512), threads);
-  leeway::compare("10 million parameters", leeway::random_policy(256, 8, 8192), threads);
+int main(int count, char** words) {
+  try {
+    return run(count, words);
+  } catch (const std::exception& problem) {
+    std::fprintf(stderr, "%s\n", problem.what());
+    return 1;
+  }
 }

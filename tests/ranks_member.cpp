@@ -1,10 +1,13 @@
 // A program for tests: one rank of a group, found by the variables of launchers.
 //
 //   ranks_member calls SEEDS LENGTH   every call of Ranks with that many seeds; prints what it got
-//   ranks_member forever              calls until the group ends
-//   ranks_member wait                 waits for a message that never comes
+//   ranks_member forever LENGTH       calls until the group ends
 //   ranks_member large FLOATS         one sum, one gathering and one message of that size
-//   ranks_member leave                leaves at once, as a program that fails does
+//   ranks_member compute SECONDS      rank 1 is busy for so long, the others wait for it
+//   ranks_member abort                rank 1 ends the group
+//   ranks_member leave                rank 1 ends, as a program that fails does, the others wait
+//
+//   ranks_member local RANKS WORD ..  starts the others itself, which do WORD .. as it does
 //
 // LINK_TIMEOUT, START_TIMEOUT and VERSION set what no launcher does. It prints "joined" when all
 // ranks are connected. Exit code 3 and "lost: REASON" when the group ended, 2 and "error: REASON"
@@ -20,6 +23,7 @@
 
 #include "ranks/discovery.h"
 #include "ranks/gloo_ranks.h"
+#include "ranks/local_workers.h"
 #include "ranks/ranks_test_support.h"
 
 namespace {
@@ -72,9 +76,8 @@ void large(Ranks& ranks, size_t floats) {
       whole[floats - 1] == value(0, floats - 1) * static_cast<float>(size * (size + 1) / 2)));
 }
 
-int run(int count, char** words) {
+int member(std::optional<RanksOptions> options, int count, char** words) {
   const std::string what = count > 1 ? words[1] : "";
-  auto options = ranks_from_environment([](const char* name) { return std::getenv(name); });
   if (!options) throw Error("no launcher");
   options->link_timeout = seconds("LINK_TIMEOUT", options->link_timeout);
   options->start_timeout = seconds("START_TIMEOUT", options->start_timeout);
@@ -88,19 +91,22 @@ int run(int count, char** words) {
       say(every_call(*ranks, seed, length));
     }
     ranks->barrier();
-  } else if (what == "forever") {
+  } else if (what == "forever" && count > 2) {
+    const size_t length = std::stoul(words[2]);
     for (uint64_t seed = 0;; ++seed) {
-      const std::string got = every_call(*ranks, seed, 100000);
-      if (got != expected_of_every_call(ranks->rank(), ranks->size(), seed, 100000)) {
+      const std::string got = every_call(*ranks, seed, length);
+      if (got != expected_of_every_call(ranks->rank(), ranks->size(), seed, length)) {
         say("wrong: " + got);
         return 1;
       }
       if (seed == 1) say("running");
     }
-  } else if (what == "wait") {
-    ranks->receive((ranks->rank() + 1) % ranks->size(), Channel::sampling);
   } else if (what == "large" && count > 2) {
     large(*ranks, std::stoul(words[2]));
+    ranks->barrier();
+  } else if (what == "compute" && count > 2) {
+    ranks->barrier();
+    if (ranks->rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(std::stol(words[2])));
     ranks->barrier();
   } else if (what == "abort") {
     ranks->barrier();
@@ -110,6 +116,20 @@ int run(int count, char** words) {
     if (ranks->rank() != 1) ranks->barrier();
   }
   return 0;
+}
+
+int run(int count, char** words) {
+  if (count > 3 && words[1] == std::string("local")) {
+    LocalWorkers workers({.size = std::stoi(words[2]),
+                          .arguments = std::vector<std::string>(words + 3, words + count),
+                          .log_folder = std::getenv("LOG_FOLDER")});
+    const int code = member(workers.leader(), count - 2, words + 2);
+    const std::string failure = workers.wait(60.0);
+    if (!failure.empty()) throw Error(failure);
+    return code;
+  }
+  return member(ranks_from_environment([](const char* name) { return std::getenv(name); }), count,
+                words);
 }
 
 }  // namespace

@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 
+#include "base/files.h"
+#include "cli/output.h"
 #include "cli/version.h"
 #include "leeway/error.h"
 #include "ranks/discovery.h"
@@ -14,6 +17,20 @@ namespace leeway {
 namespace {
 
 constexpr int64_t kMostRanks = 1024;
+constexpr double kLongestEnd = 10.0;  // seconds that ranks have to end when the run has
+
+// The words of this program's command line.
+std::vector<std::string> own_arguments() {
+  const std::string all = read_file("/proc/self/cmdline");
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin < all.size();) {
+    const size_t end = std::min(all.find('\0', begin), all.size());
+    words.push_back(all.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  words.erase(words.begin());
+  return words;
+}
 
 std::optional<RanksOptions> launched(int64_t asked) {
   const auto found = ranks_from_environment([](const char* name) { return std::getenv(name); });
@@ -40,6 +57,11 @@ void add_ranks_option(CLI::App& command, int64_t& count) {
 
 RankGroup::RankGroup(int64_t asked) {
   std::optional<RanksOptions> options = launched(asked);
+  if (!options && asked > 1) {
+    workers_ = std::make_unique<LocalWorkers>(
+        LocalWorkersOptions{.size = static_cast<int>(asked), .arguments = own_arguments()});
+    options = workers_->leader();
+  }
   if (!options) return;
   options->version = version_number();
   local_size_ = options->local_size;
@@ -47,7 +69,14 @@ RankGroup::RankGroup(int64_t asked) {
   if (ranks_->rank() == 0) run_.emplace(*ranks_, local_size_);
 }
 
-RankGroup::~RankGroup() = default;
+RankGroup::~RankGroup() {
+  run_.reset();
+  ranks_.reset();
+  if (!workers_) return;
+  if (const std::string failure = workers_->wait(kLongestEnd); !failure.empty()) {
+    say("leeway: " + failure);
+  }
+}
 
 void RankGroup::serve(const Catalog& catalog) {
   // Rank 0 decides when the run ends, also when a terminal or a launcher asks every process to: it

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cli/commands.h"
+#include "ranks/local_workers.h"
 #include "ranks/ranks.h"
 #include "run/run_ranks.h"
 
@@ -20,6 +21,7 @@ class RankGroup {
   // `asked`: --ranks, 0 if it was not given. Meets the other ranks; returns when all are there.
   // Throws Error and Lost.
   explicit RankGroup(int64_t asked);
+  // Ranks that this process has started have ended, and what one of them ended with is said.
 
   ~RankGroup();
   RankGroup(const RankGroup&) = delete;
@@ -33,6 +35,7 @@ class RankGroup {
   RunRanks* run() { return run_ ? &*run_ : nullptr; }
 
  private:
+  std::unique_ptr<LocalWorkers> workers_;  // of --ranks, on rank 0
   std::unique_ptr<Ranks> ranks_;
   std::optional<RunRanks> run_;
   int local_size_ = 1;

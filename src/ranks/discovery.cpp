@@ -205,6 +205,7 @@ std::optional<RanksOptions> ranks_from_environment(const GetVariable& variable) 
   if (options.size == 1) return std::nullopt;
   if (variables.has("LEEWAY_JOB")) options.job = variables.text("LEEWAY_JOB");
   options.interface = variables.text("LEEWAY_INTERFACE");
+  options.local_worker = variables.has("LEEWAY_WORKER");
   return options;
 }
 

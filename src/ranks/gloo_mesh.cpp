@@ -16,6 +16,8 @@ constexpr double kConnectTime = 20.0;  // seconds, at least, for a data connecti
 constexpr auto kCauseTime =
     std::chrono::seconds(5);  // until the cause of a broken connection is known
 
+constexpr size_t kMostDone = 64;
+
 }  // namespace
 
 WithoutPipeSignal::WithoutPipeSignal() {
@@ -126,6 +128,7 @@ GlooMesh::~GlooMesh() {
   const WithoutPipeSignal quiet;
   close();
   control_.reset();
+  done_.clear();
   connections_.reset();
 }
 
@@ -188,8 +191,16 @@ Transfer::Transfer(GlooMesh& mesh, Purpose purpose, void* memory, size_t bytes)
 }
 
 Transfer::~Transfer() {
+  std::unique_ptr<gloo::transport::UnboundBuffer> oldest;
   const std::lock_guard lock(mesh_.mutex_);
   mesh_.waiting_.erase(entry_);
+  // Of one that is not done with Gloo may still use the memory.
+  if (sending_ > 0 || receiving_ > 0) return;
+  mesh_.done_.push_back(std::move(buffer_));
+  if (mesh_.done_.size() > kMostDone) {
+    oldest = std::move(mesh_.done_.front());
+    mesh_.done_.pop_front();
+  }
 }
 
 void Transfer::send(int to, uint64_t slot, size_t begin, size_t bytes) {
@@ -204,6 +215,7 @@ void Transfer::send(int to, uint64_t slot, size_t begin, size_t bytes) {
 void Transfer::receive(int from, uint64_t slot, size_t begin, size_t bytes) {
   try {
     buffer_->recv(from, slot, begin, bytes);
+    ++receiving_;
   } catch (const std::exception& problem) {
     mesh_.broke(purpose_, problem.what());
   }
@@ -211,7 +223,10 @@ void Transfer::receive(int from, uint64_t slot, size_t begin, size_t bytes) {
 
 void Transfer::wait_received() {
   try {
-    if (buffer_->waitRecv(kForever)) return;
+    if (buffer_->waitRecv(kForever)) {
+      --receiving_;
+      return;
+    }
   } catch (const std::exception& problem) {
     mesh_.broke(purpose_, problem.what());
   }

@@ -9,6 +9,7 @@
 #include <gloo/transport/unbound_buffer.h>
 #include <signal.h>
 
+#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
@@ -70,6 +71,9 @@ class GlooMesh {
   const std::function<void(const std::string&)> on_lost_;
   std::mutex mutex_;
   std::list<Transfer*> waiting_;
+  // Buffers that are done with. Gloo's thread may hold one for a moment more, and to destroy it
+  // then is to spin until that thread runs again.
+  std::deque<std::unique_ptr<gloo::transport::UnboundBuffer>> done_;
   bool closed_ = false, connecting_ = false;
   std::shared_ptr<Connections> connections_;
   std::unique_ptr<Control> control_;
@@ -99,7 +103,7 @@ class Transfer {
   GlooMesh& mesh_;
   const Purpose purpose_;
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
-  size_t sending_ = 0;
+  size_t sending_ = 0, receiving_ = 0;  // pieces
   std::list<Transfer*>::iterator entry_;
 };
 

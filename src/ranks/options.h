@@ -1,6 +1,7 @@
 // Who this process is in a group of ranks, and where the others are.
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace leeway {
@@ -23,6 +24,10 @@ struct RanksOptions {
   std::string interface;
   double link_timeout = 20.0;    // seconds without a word after which a rank is lost
   double start_timeout = 120.0;  // seconds for all ranks to arrive
+  // Rank 0: why one of the others will never arrive, or ""; asked while it waits for them.
+  std::function<std::string()> given_up = {};
+  // Started by LocalWorkers, so that this process starts no others.
+  bool local_worker = false;
 };
 
 }  // namespace leeway

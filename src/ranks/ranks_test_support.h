@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <future>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/crc32c.h"
@@ -94,9 +94,9 @@ inline std::string every_call(Ranks& ranks, uint64_t seed, size_t length) {
       for (int n = 0; n < 3; ++n) got += ranks.receive(peer, channel) + "\n";
     }
   };
-  std::thread other([&] { talk(Channel::sampling, sampling); });
+  auto other = std::async(std::launch::async, [&] { talk(Channel::sampling, sampling); });
   talk(Channel::training, training);
-  other.join();
+  other.get();
   note("training", std::as_bytes(std::span(training)));
   note("sampling", std::as_bytes(std::span(sampling)));
   return out;

@@ -33,6 +33,7 @@ constexpr double kStrangersTime = 10.0;     // seconds to say it
 constexpr double kAttempt = 5.0;            // seconds for one connection
 constexpr double kTellTime = 2.0;           // seconds to tell all others of a failure
 constexpr double kLeadersLead = 10.0;       // rank 0 knows who is missing, so it speaks first
+constexpr int kAskedEvery = 50;             // milliseconds, whether somebody has given up
 constexpr auto kPause = std::chrono::milliseconds(50);  // between two attempts to connect
 
 Clock::time_point after(double seconds) {
@@ -151,16 +152,22 @@ class Reception {
     const auto end = after(options_.start_timeout);
     while (!missing().empty()) {
       if (Clock::now() >= end) {
-        fail(
-            Error(fmt::format("{} of {} ranks came to {}, port {}, within {:g} s; missing: rank {}",
-                              options_.size - static_cast<int>(missing().size()), options_.size,
-                              options_.leader_address, port_of(listener_), options_.start_timeout,
-                              fmt::join(missing(), ", "))));
+        fail(FrameKind::refusal,
+             fmt::format("{} of {} ranks came to {}, port {}, within {:g} s; missing: rank {}",
+                         options_.size - static_cast<int>(missing().size()), options_.size,
+                         options_.leader_address, port_of(listener_), options_.start_timeout,
+                         fmt::join(missing(), ", ")));
+        end_with_failure(0.0);
       }
-      wait(milliseconds_until(end));
+      wait(std::min(milliseconds_until(end), options_.given_up ? kAskedEvery : INT_MAX));
       accept();
       listen_to_strangers();
       listen_to_members();
+      if (options_.given_up) {
+        const std::string why = options_.given_up();
+        if (!why.empty()) fail(FrameKind::refusal, why);
+      }
+      if (failure_) end_with_failure(kTellTime);
     }
     choose_addresses();
     FrameWriter all;
@@ -224,10 +231,13 @@ class Reception {
     const std::string name =
         name_of(static_cast<int>(std::min<uint64_t>(hello.rank, INT_MAX)), hello.member);
     if (hello.job != options_.job) {
-      refuse(link,
-             fmt::format("rank 0 at {}, port {}, belongs to another job: choose another port, "
-                         "LEEWAY_PORT=NUMBER",
-                         options_.leader_address, port_of(listener_)));
+      tell(link, FrameKind::refusal,
+           fmt::format("rank 0 at {}, port {}, belongs to another job: choose another port, "
+                       "LEEWAY_PORT=NUMBER",
+                       options_.leader_address, port_of(listener_)));
+    } else if (failure_) {
+      tell(link, failure_->kind, failure_->payload);
+      ++told_;
     } else if (hello.protocol != kProtocol || hello.version != options_.version) {
       refuse_all(
           link, fmt::format("{} is leeway {}, and {} is leeway {}: all ranks need the same program",
@@ -253,14 +263,15 @@ class Reception {
 
   std::string own_name() const { return name_of(0, party_.members[0]); }
 
-  static void refuse(FrameSocket& link, const std::string& why) {
-    link.queue({.kind = FrameKind::refusal, .payload = why});
+  static void tell(FrameSocket& link, FrameKind kind, const std::string& text) {
+    link.queue({.kind = kind, .payload = text});
     link.flush();
   }
 
-  [[noreturn]] void refuse_all(FrameSocket& link, const std::string& why) {
-    refuse(link, why);
-    fail(Error(why));
+  void refuse_all(FrameSocket& link, const std::string& why) {
+    tell(link, FrameKind::refusal, why);
+    ++told_;
+    fail(FrameKind::refusal, why);
   }
 
   // Before all have come nobody has anything to say, so that the end of a connection is the end of
@@ -270,8 +281,9 @@ class Reception {
       FrameSocket& link = party_.links[static_cast<size_t>(r)];
       if (!link.open() || link.receive()) continue;
       link.close();
-      fail(Lost(fmt::format("{}: its process ended",
-                            name_of(r, party_.members[static_cast<size_t>(r)]))));
+      ++told_;  // it needs to be told nothing
+      fail(FrameKind::lost, fmt::format("{}: its process ended",
+                                        name_of(r, party_.members[static_cast<size_t>(r)])));
     }
   }
 
@@ -307,14 +319,28 @@ class Reception {
     }
   }
 
-  template <class Problem>
-  [[noreturn]] void fail(const Problem& problem) {
-    const FrameKind kind = std::is_same_v<Problem, Lost> ? FrameKind::lost : FrameKind::refusal;
-    tell_all({.kind = kind, .payload = problem.what()});
-    throw problem;
+  // The first failure is the one that all report.
+  void fail(FrameKind kind, const std::string& why) {
+    if (!failure_) failure_ = Frame{.kind = kind, .payload = why};
+  }
+
+  // Tells all that are there, and for some seconds those that come late.
+  [[noreturn]] void end_with_failure(double seconds) {
+    tell_all(*failure_);
+    for (const FrameSocket& link : party_.links) told_ += link.open() ? 1 : 0;
+    const auto end = after(seconds);
+    while (told_ + 1 < options_.size && Clock::now() < end) {
+      wait(milliseconds_until(end));
+      accept();
+      listen_to_strangers();
+    }
+    if (failure_->kind == FrameKind::lost) throw Lost(failure_->payload);
+    throw Error(failure_->payload);
   }
 
   const RanksOptions& options_;
+  std::optional<Frame> failure_;
+  int told_ = 0;  // other ranks that know it, or need not
   Descriptor listener_;
   std::vector<Stranger> strangers_;
   Party party_;

@@ -22,6 +22,7 @@ class Descriptor {
     return *this;
   }
   void close();
+  int release() { return std::exchange(number_, -1); }
   int get() const { return number_; }
   bool open() const { return number_ >= 0; }
 
