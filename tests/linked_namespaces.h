@@ -36,6 +36,14 @@ class LinkedNamespaces {
   void link(bool up) const {
     EXPECT_TRUE(ip("-n " + far_ + " link set far " + (up ? "up" : "down")));
   }
+  // A second link, between interfaces of the same names with a 2.
+  bool add_second() const {
+    return ip("link add near2 netns " + near_ + " type veth peer name far2 netns " + far_) &&
+           ip("-n " + near_ + " addr add 10.213.8.1/24 dev near2") &&
+           ip("-n " + far_ + " addr add 10.213.8.2/24 dev far2") &&
+           ip("-n " + near_ + " link set near2 up") && ip("-n " + far_ + " link set far2 up");
+  }
+  void cut_second() const { EXPECT_TRUE(ip("-n " + far_ + " link set far2 down")); }
   // What runs a program in one of them.
   std::vector<std::string> in_near() const { return in(near_); }
   std::vector<std::string> in_far() const { return in(far_); }

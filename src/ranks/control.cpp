@@ -25,8 +25,8 @@ std::chrono::steady_clock::duration seconds_of(double seconds) {
 
 }  // namespace
 
-Control::Control(Party party, const RanksOptions& options,
-                 std::function<void(const std::string& lost)> changed)
+GroupControl::GroupControl(Party party, const RanksOptions& options,
+                           std::function<void(const std::string& lost)> changed)
     : rank_(options.rank),
       size_(options.size),
       link_timeout_(options.link_timeout),
@@ -42,7 +42,7 @@ Control::Control(Party party, const RanksOptions& options,
   thread_ = start_thread([this] { run(); });
 }
 
-Control::~Control() {
+GroupControl::~GroupControl() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -51,12 +51,18 @@ Control::~Control() {
   thread_.join();
 }
 
-void Control::wake() const {
+void GroupControl::add(int rank, FrameSocket socket) {
+  const std::lock_guard lock(mutex_);
+  links_[static_cast<size_t>(rank)] = {.socket = std::move(socket), .heard = Clock::now()};
+  wake();
+}
+
+void GroupControl::wake() const {
   const uint64_t one = 1;
   (void)!::write(waker_.get(), &one, sizeof one);
 }
 
-std::vector<std::string> Control::gather(const std::string& own) {
+std::vector<std::string> GroupControl::gather(const std::string& own) {
   std::unique_lock lock(mutex_);
   if (rank_ == 0) {
     parts_[0] = own;
@@ -72,18 +78,18 @@ std::vector<std::string> Control::gather(const std::string& own) {
   return all;
 }
 
-std::string Control::lost() const {
+std::string GroupControl::lost() const {
   const std::lock_guard lock(mutex_);
   return lost_;
 }
 
-std::string Control::wait_for_lost(double seconds) const {
+std::string GroupControl::wait_for_lost(double seconds) const {
   std::unique_lock lock(mutex_);
   happened_.wait_for(lock, seconds_of(seconds), [&] { return !lost_.empty(); });
   return lost_;
 }
 
-void Control::lose(const std::string& reason) {
+void GroupControl::lose(const std::string& reason) {
   std::unique_lock lock(mutex_);
   if (lost_.empty()) fail(reason, rank_);
   unsent_ = true;
@@ -91,12 +97,12 @@ void Control::lose(const std::string& reason) {
   happened_.wait_for(lock, seconds_of(kTellTime), [&] { return !unsent_; });
 }
 
-std::optional<Departure> Control::departure(int rank) const {
+std::optional<Departure> GroupControl::departure(int rank) const {
   const std::lock_guard lock(mutex_);
   return departures_[static_cast<size_t>(rank)];
 }
 
-void Control::leave(const Departure& own, double seconds) {
+void GroupControl::leave(const Departure& own, double seconds) {
   FrameWriter payload;
   payload.number(static_cast<uint64_t>(rank_)).number(own.collectives);
   for (const uint64_t count : own.messages) payload.number(count);
@@ -109,7 +115,7 @@ void Control::leave(const Departure& own, double seconds) {
   happened_.wait_for(lock, seconds_of(kTellTime), [&] { return !unsent_; });
 }
 
-bool Control::all_left() const {
+bool GroupControl::all_left() const {
   return std::all_of(departures_.begin(), departures_.end(),
                      [](const auto& each) { return each.has_value(); });
 }
@@ -117,7 +123,7 @@ bool Control::all_left() const {
 // ---------------------------------------------------------------------------------------------
 // The thread
 
-void Control::run() {
+void GroupControl::run() {
   std::unique_lock lock(mutex_);
   Clock::time_point next_beat = Clock::now(), seen = Clock::now(), close_end = {};
   while (true) {
@@ -175,7 +181,7 @@ void Control::run() {
   }
 }
 
-void Control::listen(int rank) {
+void GroupControl::listen(int rank) {
   Link& link = links_[static_cast<size_t>(rank)];
   if (!link.socket.open()) return;
   const bool open = link.socket.receive();
@@ -190,7 +196,7 @@ void Control::listen(int rank) {
   }
 }
 
-void Control::understand(int rank, const Frame& frame) {
+void GroupControl::understand(int rank, const Frame& frame) {
   switch (frame.kind) {
     case FrameKind::beat: break;
     case FrameKind::lost: fail(printable(frame.payload), rank); break;
@@ -205,7 +211,7 @@ void Control::understand(int rank, const Frame& frame) {
       FrameReader reader(frame.payload);
       std::vector<std::string> all;
       for (int r = 0; r < size_; ++r) all.push_back(reader.text());
-      if (!reader.complete()) return ended(rank, "it sent what is not understood");
+      if (!reader.complete() || rank != 0) return ended(rank, "it sent what is not understood");
       gathered_ = std::move(all);
       happened_.notify_all();
       break;
@@ -214,7 +220,7 @@ void Control::understand(int rank, const Frame& frame) {
   }
 }
 
-void Control::finish_gather() {
+void GroupControl::finish_gather() {
   if (std::any_of(parts_.begin(), parts_.end(), [](const auto& part) { return !part; })) return;
   FrameWriter all;
   gathered_.emplace();
@@ -228,7 +234,7 @@ void Control::finish_gather() {
 }
 
 // The connection to `rank` is of no more use.
-void Control::ended(int rank, const std::string& how) {
+void GroupControl::ended(int rank, const std::string& how) {
   links_[static_cast<size_t>(rank)].socket.close();
   if (stop_) return;
   const bool expected = departures_[static_cast<size_t>(rank)].has_value();
@@ -237,7 +243,7 @@ void Control::ended(int rank, const std::string& how) {
   fail(fmt::format("{}: {}", name(rank), expected ? "left the group" : how), rank);
 }
 
-void Control::check_silence(Clock::time_point now) {
+void GroupControl::check_silence(Clock::time_point now) {
   for (int r = 0; r < size_; ++r) {
     Link& link = links_[static_cast<size_t>(r)];
     if (link.socket.open() && now - link.heard > seconds_of(link_timeout_)) {
@@ -246,7 +252,7 @@ void Control::check_silence(Clock::time_point now) {
   }
 }
 
-void Control::fail(const std::string& reason, int told_by) {
+void GroupControl::fail(const std::string& reason, int told_by) {
   if (!lost_.empty()) return;
   lost_ = reason;
   // Told before anything here ends because of it.
@@ -256,7 +262,7 @@ void Control::fail(const std::string& reason, int told_by) {
   wake();
 }
 
-void Control::note_departure(int rank, const std::string& payload) {
+void GroupControl::note_departure(int rank, const std::string& payload) {
   FrameReader reader(payload);
   const uint64_t who = reader.number();
   Departure departure{.collectives = reader.number(), .messages = {}};
@@ -273,7 +279,7 @@ void Control::note_departure(int rank, const std::string& payload) {
   notify_ = true;
 }
 
-void Control::send_to_all(const Frame& frame, int but) {
+void GroupControl::send_to_all(const Frame& frame, int but) {
   for (int r = 0; r < size_; ++r) {
     if (r != but && links_[static_cast<size_t>(r)].socket.open()) {
       links_[static_cast<size_t>(r)].socket.queue(frame);
@@ -283,7 +289,7 @@ void Control::send_to_all(const Frame& frame, int but) {
 
 // Whether nothing is left to be written. A connection that cannot be written to is closed where it
 // is read, after what arrived before.
-bool Control::flush_all() {
+bool GroupControl::flush_all() {
   bool all = true;
   for (Link& link : links_) {
     if (link.socket.open() && link.socket.flush()) all &= !link.socket.unsent();

@@ -1,8 +1,9 @@
 // The control connections of a group: who is still there. A thread of its own sends and expects a
 // word about once a second, so that a rank that computes for long is not taken for a lost one.
 //
-// All connections lead to rank 0, which tells all others what it learns; the first loss is the one
-// that everybody reports.
+// Each rank has a connection to rank 0, which tells all others what it learns, and one to every
+// other, so that a cut between two of them is noticed too. The first loss that rank 0 hears of is
+// the one that everybody reports.
 #pragma once
 
 #include <condition_variable>
@@ -21,16 +22,20 @@ struct Departure {
   std::vector<uint64_t> messages;  // sent by it, [to * channels + channel]
 };
 
-class Control {
+class GroupControl {
  public:
   // `changed` is called by a thread of this object after a loss, with its reason, and after each
   // departure.
-  Control(Party party, const RanksOptions& options,
-          std::function<void(const std::string& lost)> changed);
+  GroupControl(Party party, const RanksOptions& options,
+               std::function<void(const std::string& lost)> changed);
   // Ends the connections. Those who did not hear of a departure take it for the end of the process.
-  ~Control();
+  ~GroupControl();
 
-  const Member& member(int rank) const { return members_[static_cast<size_t>(rank)]; }
+  // A connection to a rank besides rank 0, where data goes.
+  void add(int rank, FrameSocket socket);
+
+  const std::vector<RankMember>& members() const { return members_; }
+  const RankMember& member(int rank) const { return members_[static_cast<size_t>(rank)]; }
   // "rank 2 (host NAME, process 1234)"
   std::string name(int rank) const { return name_of(rank, member(rank)); }
 
@@ -75,7 +80,7 @@ class Control {
   const int rank_, size_;
   const double link_timeout_;
   const Clock::duration beat_;
-  const std::vector<Member> members_;
+  const std::vector<RankMember> members_;
   const std::function<void(const std::string&)> changed_;
 
   mutable std::mutex mutex_;

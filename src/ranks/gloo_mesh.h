@@ -2,7 +2,7 @@
 //
 // Gloo by itself does not end all waits: one for a transfer that has begun when the other process
 // dies goes on until its time-out, and a time-out closes all connections. So waits here have no
-// time-out, and Control says when they end.
+// time-out, and GroupControl says when they end.
 #pragma once
 
 #include <gloo/context.h>
@@ -53,7 +53,7 @@ class GlooMesh {
   GlooMesh(const RanksOptions& options, std::function<void(const std::string&)> on_lost);
   ~GlooMesh();
 
-  Control& control() { return *control_; }
+  GroupControl& control() { return *control_; }
   // Ends all waits of this rank, without telling others.
   void close();
 
@@ -76,7 +76,7 @@ class GlooMesh {
   std::deque<std::unique_ptr<gloo::transport::UnboundBuffer>> done_;
   bool closed_ = false, connecting_ = false;
   std::shared_ptr<Connections> connections_;
-  std::unique_ptr<Control> control_;
+  std::unique_ptr<GroupControl> control_;
 };
 
 // Memory that is sent from or received into, piece by piece; one thread uses it. What was posted is

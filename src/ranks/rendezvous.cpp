@@ -86,7 +86,7 @@ struct Hello {
   uint64_t protocol = kProtocol;
   std::string version, job;
   uint64_t size = 0, rank = 0;
-  Member member;
+  RankMember member;
 };
 
 std::string written(const Hello& hello) {
@@ -171,7 +171,7 @@ class Reception {
     }
     choose_addresses();
     FrameWriter all;
-    for (const Member& member : party_.members) {
+    for (const RankMember& member : party_.members) {
       all.text(member.host).number(static_cast<uint64_t>(member.process)).text(member.address);
     }
     tell_all({.kind = FrameKind::members, .payload = all.take()});
@@ -297,7 +297,7 @@ class Reception {
     }
     party_.members[0].address = own;
     for (int r = 1; r < options_.size; ++r) {
-      Member& member = party_.members[static_cast<size_t>(r)];
+      RankMember& member = party_.members[static_cast<size_t>(r)];
       if (!member.address.empty()) continue;
       member.address = peer_address(party_.links[static_cast<size_t>(r)].socket());
       if (is_loopback(member.address)) member.address = own;
@@ -349,10 +349,10 @@ class Reception {
 // ---------------------------------------------------------------------------------------------
 // The others
 
-std::vector<Member> read_members(const Frame& frame, int size) {
+std::vector<RankMember> read_members(const Frame& frame, int size) {
   FrameReader reader(frame.payload);
-  std::vector<Member> members(static_cast<size_t>(size));
-  for (Member& member : members) {
+  std::vector<RankMember> members(static_cast<size_t>(size));
+  for (RankMember& member : members) {
     member.host = printable(reader.text());
     member.process = static_cast<int64_t>(reader.number());
     member.address = printable(reader.text());
@@ -411,7 +411,7 @@ Party go_to_leader(const RanksOptions& options) {
 
 }  // namespace
 
-std::string name_of(int rank, const Member& member) {
+std::string name_of(int rank, const RankMember& member) {
   return fmt::format("rank {} (host {}, process {})", rank, member.host, member.process);
 }
 

@@ -12,18 +12,18 @@
 namespace leeway {
 
 // What all ranks know of one.
-struct Member {
+struct RankMember {
   std::string host;
   int64_t process = 0;
   std::string address;  // where its data connections are
 };
 
 // "rank 2 (host NAME, process 1234)"
-std::string name_of(int rank, const Member& member);
+std::string name_of(int rank, const RankMember& member);
 
 struct Party {
-  std::vector<Member> members;     // by rank
-  std::vector<FrameSocket> links;  // by rank; on rank 0 to all others, elsewhere to rank 0 alone
+  std::vector<RankMember> members;  // by rank
+  std::vector<FrameSocket> links;   // by rank; on rank 0 to all others, elsewhere to rank 0 alone
 };
 
 // Waits for all ranks, at most options.start_timeout. Throws Error: a port that is taken, ranks

@@ -99,8 +99,8 @@ Descriptor listen_at(const std::string& address, int port) {
     }
   }
   throw Error(fmt::format(
-      "rank 0 cannot listen at {}, port {}: {}; another port for all ranks: LEEWAY_PORT=NUMBER",
-      address, port, problem));
+      "cannot listen at {}, port {}: {}; another port for all ranks: LEEWAY_PORT=NUMBER", address,
+      port, problem));
 }
 
 int port_of(const Descriptor& socket) {

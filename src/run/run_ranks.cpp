@@ -79,6 +79,11 @@ void RunRanks::begin(const RunSetup& setup, const Catalog& catalog) {
       std::make_unique<RanksTraining>(ranks_, std::vector<const LossSpec*>{&*loss_, &*supervised_});
 }
 
+std::string RunRanks::line() const {
+  return fmt::format("{} ranks share the run, {} of them on this machine with {} cores each",
+                     size(), local_size_, cores());
+}
+
 RunRanks::~RunRanks() {
   try {
     if (training_ == nullptr) {

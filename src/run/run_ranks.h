@@ -32,6 +32,8 @@ class RunRanks {
   void begin(const RunSetup& setup, const Catalog& catalog);
 
   int size() const { return ranks_.size(); }
+  // "4 ranks share the run, 2 of them on this machine with 8 cores each"
+  std::string line() const;
   int cores() const { return cores_of_rank(local_size_); }
   MakeTrainingBackend training_backend() { return training_->backends(); }
   // The engines of all ranks.
@@ -39,6 +41,8 @@ class RunRanks {
                                         const EngineOptions& options);
   // Of training, since the last call (RanksTraining::take_metrics).
   Metrics take_metrics() { return training_->take_metrics(); }
+  // A line for the user about a rank that all wait for; empty: none.
+  std::string take_warning() { return training_->take_warning(); }
 
  private:
   Ranks& ranks_;

@@ -128,6 +128,7 @@ class Run {
     // Usually a full disk.
     attempt([&] {
       progress_.note(fmt::format("run folder {}", files_.folder()));
+      if (setup_.ranks != nullptr) progress_.note(setup_.ranks->line());
       from_ ? go_on() : begin_run();
     });
     release_sampler();
@@ -337,6 +338,8 @@ class Run {
       Metrics metrics = run_sampler.take_metrics();
       if (setup_.ranks == nullptr) return metrics;
       for (auto& metric : setup_.ranks->take_metrics()) metrics.push_back(std::move(metric));
+      if (const std::string line = setup_.ranks->take_warning(); !line.empty())
+        progress_.note(line);
       return metrics;
     };
     events.should_stop = [&] {

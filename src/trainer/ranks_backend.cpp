@@ -338,8 +338,33 @@ Metrics RanksTraining::take_metrics() {
     metrics.emplace_back("ranks/train_imbalance",
                          largest * static_cast<double>(pass_seconds_.size()) / sum);
   }
+  note_slow(sum);
   std::fill(pass_seconds_.begin(), pass_seconds_.end(), 0.0);
   return metrics;
+}
+
+void RanksTraining::note_slow(double sum) {
+  const auto slowest = static_cast<size_t>(
+      std::max_element(pass_seconds_.begin(), pass_seconds_.end()) - pass_seconds_.begin());
+  const double own = pass_seconds_[slowest];
+  const double others = (sum - own) / static_cast<double>(pass_seconds_.size() - 1);
+  if (own <= kSlow * others) {
+    slow_steps_ = 0;
+    return;
+  }
+  slow_steps_ = slowest == slow_rank_ ? slow_steps_ + 1 : 1;
+  slow_rank_ = slowest;
+  if (slow_steps_ < kSlowSteps || !told_.insert(slowest).second) return;
+  warning_ = fmt::format(
+      "warning: rank {} is slow: in each of the last {} steps its passes took longest, {:.1f} "
+      "times "
+      "the others' mean in the last one; all wait for it",
+      slowest, kSlowSteps, own / others);
+}
+
+std::string RanksTraining::take_warning() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(warning_, {});
 }
 
 void RanksTraining::end() {

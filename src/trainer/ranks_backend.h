@@ -7,6 +7,8 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "leeway/metric_list.h"
@@ -51,16 +53,26 @@ class RanksTraining {
   // out; time/ranks_wait, the leader's seconds until others have computed their slots;
   // ranks/train_imbalance, the longest time of a rank's passes over the mean.
   Metrics take_metrics();
+  // Once for each rank whose passes took more than kSlow times the mean of the others' in
+  // kSlowSteps calls of `take_metrics` one after another: a line for the user. Empty: none.
+  std::string take_warning();
+  static constexpr double kSlow = 1.5;
+  static constexpr int kSlowSteps = 10;
   // The others' `serve_training` returns.
   void end();
 
  private:
   friend class RanksBackend;
+  void note_slow(double sum);
   Ranks& ranks_;
   const std::vector<const LossSpec*> specs_;
   mutable std::mutex mutex_;  // of what follows
   double collective_seconds_ = 0.0, wait_seconds_ = 0.0;
   std::vector<double> pass_seconds_;  // of each rank
+  size_t slow_rank_ = 0;              // of the last steps
+  int slow_steps_ = 0;
+  std::set<size_t> told_;
+  std::string warning_;
   std::deque<PolicyVersion> kept_;
 };
 

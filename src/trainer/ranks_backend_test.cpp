@@ -256,6 +256,25 @@ TEST(RanksBackend, ALostRankEndsTheStepWithItsReason) {
   EXPECT_NE(failure.find("rank 1: gone"), std::string::npos) << failure;
 }
 
+// Local ranks of one process, of which one has all the work: the batch has one rollout.
+TEST(RanksBackend, ARankThatAllWaitForIsNamedOnce) {
+  const Parameters policy = make_policy();
+  const LossSpec spec = spec_of("icepop");
+  Group group(2, policy, spec);
+  Trainer trainer(policy, spec, small_table(), group.training.backends());
+  std::vector<Sample> samples = rolled_out(policy, 3, 1);
+  samples[0].rollout_id = 0;
+  std::string said;
+  for (int step = 0; step < 40; ++step) {
+    ASSERT_EQ(trainer.train_batch(samples).failure, "");
+    group.training.take_metrics();
+    said += group.training.take_warning();
+  }
+  const size_t first = said.find("is slow");
+  EXPECT_NE(first, std::string::npos);
+  EXPECT_EQ(said.find("is slow", first + 1), std::string::npos) << said;
+}
+
 // Orders that no leader gives end a rank with an error, not otherwise.
 TEST(RanksBackend, MalformedOrdersAreErrors) {
   const Parameters policy = make_policy();
