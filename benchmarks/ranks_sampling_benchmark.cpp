@@ -8,7 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
+#include <ctime>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,7 +40,7 @@ PolicySnapshot random_policy(int64_t hidden, int64_t layers, int64_t vocabulary)
 // One sample each, of uneven lengths.
 std::vector<Request> requests_of(int64_t vocabulary) {
   Rng rng(1);
-  std::vector<Request> requests(256);
+  std::vector<Request> requests(128);
   for (Request& request : requests) {
     for (int i = 0; i < 32; ++i) {
       request.prompt.push_back(static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocabulary))));
@@ -51,8 +51,13 @@ std::vector<Request> requests_of(int64_t vocabulary) {
   return requests;
 }
 
-double tokens_per_second(Sampler& sampler, const std::vector<Request>& requests) {
+struct Figures {
+  double tokens_per_second, processor_microseconds;  // the latter per token, of all threads
+};
+
+Figures sample(Sampler& sampler, const std::vector<Request>& requests) {
   const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t processor_begin = std::clock();
   for (const Request& request : requests) sampler.submit(request);
   size_t ended = 0, tokens = 0;
   while (ended < requests.size()) {
@@ -62,7 +67,9 @@ double tokens_per_second(Sampler& sampler, const std::vector<Request>& requests)
     }
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  return static_cast<double>(tokens) / seconds.count();
+  const double processor = static_cast<double>(std::clock() - processor_begin) / CLOCKS_PER_SEC;
+  const auto count = static_cast<double>(tokens);
+  return {count / seconds.count(), 1e6 * processor / count};
 }
 
 // An engine, or as many ranks as there are threads with one thread each.
@@ -83,20 +90,25 @@ class Contender {
         std::make_unique<RanksSampler>(group_->at(0), policy, RanksSamplerOptions{options, {}});
   }
   void measure(const std::vector<Request>& requests) {
-    figures_.push_back(tokens_per_second(*sampler_, requests));
+    const Figures figures = sample(*sampler_, requests);
+    rates_.push_back(figures.tokens_per_second);
+    costs_.push_back(figures.processor_microseconds);
   }
-  double median() {
-    std::sort(figures_.begin(), figures_.end());
-    return figures_[figures_.size() / 2];
-  }
-  double best() const { return *std::max_element(figures_.begin(), figures_.end()); }
+  double rate() { return median(rates_); }
+  double cost() { return median(costs_); }
+  double best_rate() const { return *std::max_element(rates_.begin(), rates_.end()); }
   const std::string& name() const { return name_; }
 
  private:
+  static double median(std::vector<double>& values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+  }
+
   std::string name_;
   std::unique_ptr<testing::SamplingGroup> group_;
   std::unique_ptr<Sampler> sampler_;
-  std::vector<double> figures_;
+  std::vector<double> rates_, costs_;
 };
 
 void compare(const char* title, const PolicySnapshot& policy, int threads) {
@@ -116,10 +128,9 @@ void compare(const char* title, const PolicySnapshot& policy, int threads) {
     for (const auto& each : contenders) each->measure(requests);
   }
   std::printf("%s: %zu requests, sampled tokens/s\n", title, requests.size());
-  const double first = contenders.front()->median();
   for (const auto& each : contenders) {
-    std::printf("  %-24s median %9.0f (%.2f of the first), best %9.0f\n", each->name().c_str(),
-                each->median(), each->median() / first, each->best());
+    std::printf("  %-24s median %8.0f, best %8.0f; %7.1f us of a core per token\n",
+                each->name().c_str(), each->rate(), each->best_rate(), each->cost());
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/crc32c.h"
 #include "base/json.h"
+#include "base/rng.h"
 #include "ranks/local_ranks.h"
 #include "run/run_start.h"
 #include "run/test_support.h"
@@ -156,6 +157,61 @@ TEST(RunRanks, WhatCannotBeSharedIsRefusedAndTheOthersEnd) {
   EXPECT_FALSE(std::filesystem::exists(folder / "run"));
   EXPECT_NE(failures[1], "");
   EXPECT_NE(failures[2], "");
+}
+
+// At any moment, by a seed: the run gives up with the reason, every rank ends, and what goes on
+// from its last checkpoint has the bits of a run that was not disturbed.
+TEST(RunRanks, ALossAtAnyMomentEndsTheRunAndAllRanks) {
+  const TestFolder folder;
+  const Catalog catalog;
+  const std::vector<std::string> sets = {"checkpoint.every=1", "trainer.max_steps=6"};
+  ASSERT_EQ(train(tiny_config(catalog, folder / "whole", sets), nullptr).end,
+            RunSummary::End::finished);
+  const std::vector<std::string> expected = learned(folder / "whole");
+  Rng random(11);
+  int lost = 0;
+  for (int round = 0; round < 40; ++round) {
+    const std::string run = folder / ("run_" + std::to_string(round));
+    auto ranks = make_local_ranks(4);
+    std::vector<std::thread> others;
+    for (size_t r = 1; r < 4; ++r) {
+      others.emplace_back([&, r] {
+        try {
+          serve_run(*ranks[r], 4, catalog);
+        } catch (const Error&) {
+        }
+      });
+    }
+    const size_t victim = 1 + random.below(3);
+    const auto delay = std::chrono::microseconds(random.below(120000));
+    std::thread killer([&] {
+      std::this_thread::sleep_for(delay);
+      ranks[victim]->abort("a test ended this rank");
+    });
+    {
+      RunRanks group(*ranks[0], 4);
+      try {
+        const RunSummary summary = train(tiny_config(catalog, run, sets), &group);
+        if (summary.end == RunSummary::End::gave_up) {
+          ++lost;
+          EXPECT_NE(summary.reason.find("a test ended this rank"), std::string::npos)
+              << summary.reason;
+        }
+      } catch (const Lost&) {  // before there was a run
+      }
+    }
+    killer.join();
+    for (std::thread& other : others) other.join();
+    const std::string checkpoints = run + "/checkpoints";
+    if (!std::filesystem::exists(checkpoints) || std::filesystem::is_empty(checkpoints)) continue;
+    if (round % 4 != 0) continue;
+    RecordingProgress progress;
+    const auto summary = std::get<RunSummary>(resume_run(catalog, run, {}, progress, never));
+    EXPECT_EQ(summary.end, RunSummary::End::finished) << summary.reason;
+    EXPECT_EQ(learned(run), expected) << round;
+  }
+  EXPECT_GT(lost, 5);
+  std::cout << "40 runs, " << lost << " lost a rank while they trained\n";
 }
 
 }  // namespace
