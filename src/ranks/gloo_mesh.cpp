@@ -208,14 +208,31 @@ void GlooMesh::end_waits(bool lost) {
   }
 }
 
+void GlooMesh::give_up(const Purpose& purpose) {
+  std::string reason;
+  bool left = false;
+  {
+    const std::lock_guard lock(mutex_);
+    reason = in_vain(purpose);
+    left = !closed_ && control_->lost().empty();
+  }
+  // What is sent to a rank that left is not missed by anybody.
+  if (left && purpose.number != kNoNumber) {
+    control_->lose(reason);
+    reason = control_->lost();
+  }
+  throw Lost(reason);
+}
+
 void GlooMesh::broke(const Purpose& purpose, const std::string& how) {
   const auto end = std::chrono::steady_clock::now() + kCauseTime;
   do {
+    bool vain = false;
     {
       const std::lock_guard lock(mutex_);
-      const std::string vain = in_vain(purpose);
-      if (!vain.empty()) throw Lost(vain);
+      vain = !in_vain(purpose).empty();
     }
+    if (vain) give_up(purpose);
     control_->wait_for_lost(0.05);
   } while (std::chrono::steady_clock::now() < end);
   control_->lose(fmt::format("{}: a connection for data broke: {}", control_->name(rank_), how));
@@ -226,10 +243,13 @@ Transfer::Transfer(GlooMesh& mesh, Purpose purpose, void* memory, size_t bytes)
     : mesh_(mesh),
       purpose_(purpose),
       buffer_(mesh.connections_->createUnboundBuffer(memory, bytes)) {
-  const std::lock_guard lock(mesh_.mutex_);
-  const std::string vain = mesh_.in_vain(purpose_);
-  if (!vain.empty()) throw Lost(vain);
-  entry_ = mesh_.waiting_.insert(mesh_.waiting_.end(), this);
+  bool vain = false;
+  {
+    const std::lock_guard lock(mesh_.mutex_);
+    vain = !mesh_.in_vain(purpose_).empty();
+    if (!vain) entry_ = mesh_.waiting_.insert(mesh_.waiting_.end(), this);
+  }
+  if (vain) mesh_.give_up(purpose_);
 }
 
 Transfer::~Transfer() {
@@ -272,7 +292,7 @@ void Transfer::wait_received() {
   } catch (const std::exception& problem) {
     mesh_.broke(purpose_, problem.what());
   }
-  stopped();
+  mesh_.give_up(purpose_);
 }
 
 void Transfer::wait_sent() {
@@ -282,13 +302,8 @@ void Transfer::wait_sent() {
     } catch (const std::exception& problem) {
       mesh_.broke(purpose_, problem.what());
     }
-    stopped();
+    mesh_.give_up(purpose_);
   }
-}
-
-void Transfer::stopped() {
-  const std::lock_guard lock(mesh_.mutex_);
-  throw Lost(mesh_.in_vain(purpose_));
 }
 
 }  // namespace leeway

@@ -11,6 +11,7 @@
 
 #include <deque>
 #include <functional>
+#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -37,11 +38,13 @@ class WithoutPipeSignal {
   bool pending_ = false;
 };
 
+inline constexpr uint64_t kNoNumber = std::numeric_limits<uint64_t>::max();
+
 // What a wait is for, to be compared with what a rank had done when it left.
 struct Purpose {
   int peer = -1;  // a message from this rank; -1: a collective
   Channel channel = Channel::training;
-  uint64_t number = 0;  // of the message or the collective, from 1
+  uint64_t number = 0;  // of the message or the collective, from 1; kNoNumber: one that is sent
 };
 
 class Transfer;
@@ -64,6 +67,9 @@ class GlooMesh {
   // Why a wait with that purpose never ends, or "".
   std::string in_vain(const Purpose& purpose) const;
   void end_waits(bool lost);
+  // Throws Lost with what in_vain says, which all others report too: a rank that left while it was
+  // waited for is lost.
+  [[noreturn]] void give_up(const Purpose& purpose);
   // A data connection broke. Its cause is known to the control connections, now or soon.
   [[noreturn]] void broke(const Purpose& purpose, const std::string& how);
 
@@ -98,8 +104,6 @@ class Transfer {
 
  private:
   friend class GlooMesh;
-  [[noreturn]] void stopped();
-
   GlooMesh& mesh_;
   const Purpose purpose_;
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;

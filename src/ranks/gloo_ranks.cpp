@@ -6,7 +6,6 @@
 #include <array>
 #include <cstring>
 #include <deque>
-#include <limits>
 
 #include "base/start_thread.h"
 #include "ranks/gloo_mesh.h"
@@ -84,9 +83,8 @@ class Outbox {
   void transmit(std::string& framed) {
     const uint64_t slot = kMessageSlot | static_cast<uint64_t>(channel_);
     // Whatever the number: a rank that left receives nothing more.
-    Transfer transfer(
-        mesh_, {.peer = to_, .channel = channel_, .number = std::numeric_limits<uint64_t>::max()},
-        framed.data(), framed.size());
+    Transfer transfer(mesh_, {.peer = to_, .channel = channel_, .number = kNoNumber}, framed.data(),
+                      framed.size());
     const size_t first = std::min(framed.size(), kFirstPiece);
     transfer.send(to_, slot, 0, first);
     for (size_t at = first; at < framed.size(); at += kLargest) {

@@ -36,6 +36,7 @@ struct Group {
   int arrived = 0;  // ranks that brought their offer to the collective that begins
   int reading = 0;  // ranks that still read the offers of the one that runs
   std::vector<char> left;
+  int first_left = -1;
   std::string lost;  // why the group has ended; empty while it has not
   std::map<std::tuple<int, int, Channel>, std::deque<std::string>> messages;  // from, to
 
@@ -52,6 +53,7 @@ class LocalRanks : public Ranks {
   ~LocalRanks() override {
     const std::lock_guard lock(group_->mutex);
     group_->left[static_cast<size_t>(rank_)] = 1;
+    if (group_->first_left < 0) group_->first_left = rank_;
     group_->changed.notify_all();
   }
 
@@ -137,7 +139,10 @@ class LocalRanks : public Ranks {
       return !queue.empty() || !group_->lost.empty() || group_->left[static_cast<size_t>(from)];
     });
     if (!group_->lost.empty()) throw Lost(group_->lost);
-    if (queue.empty()) throw Lost(left_text(from));
+    if (queue.empty()) {
+      group_->fail(left_text(from));
+      throw Lost(group_->lost);
+    }
     std::string message = std::move(queue.front());
     queue.pop_front();
     return message;
@@ -167,7 +172,6 @@ class LocalRanks : public Ranks {
     Group& group = *group_;
     std::unique_lock lock(group.mutex);
     group.offers[static_cast<size_t>(rank_)] = own;
-    const auto gone = [&] { return std::find(group.left.begin(), group.left.end(), 1); };
     if (++group.arrived == group.size && group.lost.empty()) {
       group.arrived = 0;
       group.reading = group.size;
@@ -180,12 +184,10 @@ class LocalRanks : public Ranks {
       group.changed.notify_all();
     } else {
       const auto begun = [&] { return group.reading > 0; };
-      group.changed.wait(
-          lock, [&] { return begun() || !group.lost.empty() || gone() != group.left.end(); });
+      group.changed.wait(lock,
+                         [&] { return begun() || !group.lost.empty() || group.first_left >= 0; });
       if (!begun()) {
-        if (group.lost.empty()) {
-          group.fail(left_text(static_cast<int>(gone() - group.left.begin())));
-        }
+        group.fail(left_text(group.first_left));  // if it has not failed before
         throw Lost(group.lost);
       }
     }
