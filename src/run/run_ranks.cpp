@@ -81,7 +81,7 @@ void RunRanks::begin(const RunSetup& setup, const Catalog& catalog) {
 
 std::string RunRanks::line() const {
   return fmt::format("{} ranks share the run, {} of them on this machine with {} cores each",
-                     size(), local_size_, cores());
+                     size(), local_size_, cores(), cores() == 1 ? "" : "s");
 }
 
 RunRanks::~RunRanks() {
