@@ -81,8 +81,12 @@ def tis(args: Any, *, pg_loss: Tensor, train_log_probs: Sequence[Tensor],
     _, gradient, _ = ops.policy_loss(
         current, batch.cu_seqlens, mask, batch.advantages, rollout, prox, None, None, None, None,
         spec.json, 1.0, correction_weights=weights, correction_mask=everything)
-    raw = torch.exp((current if from_current else prox) - rollout)
-    per_token = {"tis": raw, "tis_abs": (raw - 1).abs(), "tis_clipfrac": (gradient != raw).float()}
+    # slime multiplies what is reported by masks, so that masked positions must be finite.
+    raw = torch.where(mask, torch.exp((current if from_current else prox) - rollout),
+                      torch.ones_like(rollout))
+    # The operator's exp and PyTorch's differ in their last bits; a bound moves a weight further.
+    bounded = mask & ((gradient - raw).abs() > 1e-5 * raw)
+    per_token = {"tis": raw, "tis_abs": (raw - 1).abs(), "tis_clipfrac": bounded.float()}
     for metric, value in metrics.items():
         per_token[metric] = torch.full_like(raw, float(value))
     weighted = torch.where(mask, pg_loss * gradient.to(pg_loss.dtype), torch.zeros_like(pg_loss))
