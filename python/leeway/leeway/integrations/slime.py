@@ -66,6 +66,10 @@ def tis(args: Any, *, pg_loss: Tensor, train_log_probs: Sequence[Tensor],
     if cur_log_probs is None and from_current:
         raise ValueError(f"{_TIS}: {name} weighs the current policy against the rollouts, but this slime "
                          "passes no cur_log_probs: use tis or icepop_tis, or leeway.integrations.slime.loss")
+    for given, what in ((train_log_probs, "train_log_probs"), (rollout_log_probs, "rollout_log_probs")):
+        if not given:
+            raise ValueError(f"{_TIS}: slime passes no {what}: a correction weighs one policy against "
+                             "the other, so that rollouts must record theirs")
     prox = torch.cat(list(train_log_probs)).detach().float()
     rollout = torch.cat(list(rollout_log_probs)).detach().float()
     current = prox if cur_log_probs is None else torch.cat(list(cur_log_probs)).detach().float()
