@@ -129,7 +129,7 @@ def register(preset: str, name: Optional[str] = None, **keys: Any) -> None:
         return (total / _divisor(loss_agg_mode, info, mask),
                 {f"actor/leeway/{metric}": value for metric, value in metrics.items()})
 
-    loss.__name__ = "leeway_" + "".join(c if c.isalnum() else "_" for c in preset)
+    loss.__name__ = loss.__qualname__ = "leeway_" + "".join(c if c.isalnum() else "_" for c in preset)
     register_policy_loss(name)(loss)
 
 
