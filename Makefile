@@ -38,17 +38,18 @@ bench:
 	@scripts/setup bench
 	@cmake --preset release -B $(BUILD)-bench -DLEEWAY_BENCHMARKS=ON > /dev/null
 	@ninja -C $(BUILD)-bench -j $(JOBS) loss_benchmark tokenizer_benchmark policy_benchmark \
-	  loop_benchmark leeway
+	  loop_benchmark ranks_benchmark ranks_sampling_benchmark leeway
 	@scripts/run_benchmarks $(BUILD)-bench
 
 # Sanitizers, over what they can find something in: address and undefined behaviour in whatever reads
-# files, in the core, the engine and the server; races in pool, engine, scheduler, loop, background writer
-# and server.
+# files, in the core, the engine and the server; races in pool, engine, scheduler, loop, background writer,
+# ranks, their sampling and server.
 # Only these programs are built, and PROGRAMS names others.
 asan: PROGRAMS ?= base_test config_test config_dump_test config_problems_test text_test model_test \
-  report_test fuzz_test gguf_test gguf_fuzz_test safetensors_fuzz_test core_test policy_head_test engine_test
+  report_test fuzz_test gguf_test gguf_fuzz_test safetensors_fuzz_test core_test policy_head_test engine_test \
+  ranks_test gloo_ranks_test
 tsan: PROGRAMS ?= base_test engine_test orchestrator_loop_test failure_modes_test background_writer_test \
-  server_test
+  ranks_test ranks_sampler_test server_test
 asan tsan:
 	@scripts/setup program
 	@cmake --preset $@ $(FLAGS) > /dev/null

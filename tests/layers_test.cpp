@@ -36,19 +36,20 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"config", {"core", "kernels", "base"}},
     {"text", {"data", "base"}},
     {"report", {"base"}},
+    {"ranks", {"base"}},
     {"cuda", {"core", "kernels", "base"}},
     {"model", {"core", "kernels", "config", "data", "base"}},
     {"gguf", {"model", "text", "core", "kernels", "config", "data", "base"}},
     {"engine", {"model", "core", "kernels", "config", "data", "base"}},
     {"server",
      {"generate", "engine", "text", "model", "core", "kernels", "config", "data", "base"}},
-    {"trainer", {"model", "core", "kernels", "config", "data", "base"}},
+    {"trainer", {"ranks", "model", "core", "kernels", "config", "data", "base"}},
     {"torch", {"trainer", "engine", "cuda", "model", "core", "kernels", "config", "data", "base"}},
     {"orchestrator", {"text", "config", "data", "base"}},
     {"pool", {"orchestrator", "text", "model", "core", "kernels", "config", "data", "base"}},
     {"run",
      {"pool", "orchestrator", "trainer", "engine", "torch", "model", "core", "kernels", "config",
-      "text", "report", "data", "base"}},
+      "text", "ranks", "report", "data", "base"}},
     {"generate",
      {"run", "trainer", "engine", "model", "core", "kernels", "config", "text", "data", "base"}},
     {"sweep",
@@ -60,7 +61,7 @@ const std::vector<std::string> kTorchFolders = {"src/torch/"};
 // Third-party libraries whose documentation asks for quotes.
 const std::set<std::string> kQuotedLibraries = {"hwy"};
 // Layers that do not see core use only the public headers that belong to base.
-const std::set<std::string> kWithoutCore = {"base", "data", "kernels", "report", "text"};
+const std::set<std::string> kWithoutCore = {"base", "data", "kernels", "ranks", "report", "text"};
 const std::set<std::string> kHeadersOfBase = {"leeway/error.h", "leeway/metric_list.h"};
 
 std::string layer_of(const std::string& path) {

@@ -63,6 +63,7 @@ class LiveProgram {
   // What a program that has ended does not read is lost.
   void type(const std::string& text) { (void)!::write(in_, text.data(), text.size()); }
   void send(int signal) { ::kill(child_, signal); }
+  pid_t process() const { return child_; }
 
   // All that it has printed, both streams together.
   const std::string& printed() const { return printed_; }

@@ -50,8 +50,13 @@ inline std::string letters_file() {
   return lines;
 }
 
-inline const std::vector<const char*> kTimed = {
-    "time/", "perf/", "pool/", "account/", "progress/rollouts", "progress/sampled_tokens"};
+inline const std::vector<const char*> kTimed = {"time/",
+                                                "perf/",
+                                                "pool/",
+                                                "ranks/",
+                                                "account/",
+                                                "progress/rollouts",
+                                                "progress/sampled_tokens"};
 
 class PoolRunTest : public ::testing::Test {
  protected:

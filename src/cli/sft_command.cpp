@@ -1,6 +1,7 @@
 #include "cli/commands.h"
 #include "cli/config_options.h"
 #include "cli/interrupt.h"
+#include "cli/rank_group.h"
 #include "cli/supervised_output.h"
 #include "cli/terminal_progress.h"
 #include "leeway/error.h"
@@ -11,6 +12,7 @@ namespace {
 
 struct Options : ConfigSource {
   std::string resume;
+  int64_t rank_count = 0;  // --ranks; 0: as a launcher says, or one
   bool json = false;
 };
 
@@ -24,11 +26,14 @@ SupervisedSummary train(const Catalog& catalog, const Options& options) {
   if (options.file.empty()) throw Error("sft: name a TOML file with an [sft] table");
   const Config config = load_config(catalog, options);
   if (!config.run.sft.enabled) throw Error(options.file + ": has no [sft] table");
-  return run_supervised(config, catalog, progress, should_stop);
+  return run_supervised(config, catalog, options.ranks, progress, should_stop);
 }
 
 void run(Program& program, Options options) {
   reclaim_file(options);
+  RankGroup group(options.rank_count);
+  if (group.serves()) return group.serve(program.catalog);
+  options.ranks = group.run();
   program.exit_code = show_summary(train(program.catalog, options), options.json);
 }
 
@@ -47,6 +52,7 @@ void add_sft(CLI::App& app, Program& program) {
       ->add_option("--resume", options->resume,
                    "A run folder of leeway sft: continues from its newest checkpoint")
       ->type_name("RUN");
+  add_ranks_option(*command, options->rank_count);
   command->add_flag("--json", options->json, "Print the summary as JSON");
   command->callback([&program, options] { run(program, *options); });
 }

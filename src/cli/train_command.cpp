@@ -7,6 +7,7 @@
 #include "cli/config_options.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
+#include "cli/rank_group.h"
 #include "cli/supervised_output.h"
 #include "cli/terminal_progress.h"
 #include "leeway/error.h"
@@ -20,6 +21,7 @@ namespace {
 
 struct Options : ConfigSource {
   std::string resume, from;
+  int64_t rank_count = 0;  // --ranks; 0: as a launcher says, or one
   bool keep_optimizer = false;
   bool json = false;
 };
@@ -64,6 +66,7 @@ ResumedSummary train(const Catalog& catalog, const Options& options) {
   RunSetup setup(load_config(catalog, options), true,
                  fits_memory({.spawn_servers = options.spawn_servers}));
   setup.spawn_servers = options.spawn_servers;
+  setup.ranks = options.ranks;
   return run_training(setup, catalog, {}, progress, should_stop);
 }
 
@@ -94,6 +97,9 @@ void run(Program& program, Options options) {
   if (options.keep_optimizer && options.from.empty()) {
     throw Error("--keep-optimizer: needs --from RUN, whose optimizer moments it keeps");
   }
+  RankGroup group(options.rank_count);
+  if (group.serves()) return group.serve(program.catalog);
+  options.ranks = group.run();
   const ResumedSummary done = train(program.catalog, options);
   if (const auto* summary = std::get_if<RunSummary>(&done)) {
     show(program, *summary, options);
@@ -131,6 +137,7 @@ void add_train(CLI::App& app, Program& program) {
           "run and end with it")
       ->type_name("N")
       ->check(CLI::Range(1, 64));
+  add_ranks_option(*command, options->rank_count);
   command->add_flag("--json", options->json, "Print the summary as JSON");
   command->callback([&program, options] { run(program, *options); });
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cctype>
 #include <cmath>
 #include <unordered_map>
@@ -73,6 +74,10 @@ class Checks {
         "trainer.optimizer_steps", {"trainer.minibatches"},
         "trainer.optimizer_steps = \"minibatch\" is inert with trainer.minibatches = 1; raise "
         "minibatches or leave optimizer_steps out");
+    const auto slots = static_cast<uint64_t>(t.gradient_slots);
+    require(slots == 0 || std::has_single_bit(slots), {"trainer.gradient_slots"},
+            fmt::format("must be a power of two, as {} or {}: slots are joined in pairs",
+                        std::bit_floor(slots), 2 * std::bit_floor(slots)));
     const bool on_gpu = run_.model.device == Device::cuda;
     require(on_gpu || t.precision != TrainingPrecision::bf16, {"trainer.precision", "model.device"},
             "the CPU trains in float32 only; leave trainer.precision out, or set model.device = "

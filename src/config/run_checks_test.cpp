@@ -112,6 +112,9 @@ TEST(RunChecks, ADeviceHasItsPrecisionsAndItsKeys) {
        {"[trainer]\nrecompute_activations = \"all\"\n",
         {"line 2", "one of off, selective, layer; false is off, true is layer"}},
        {"[trainer]\nrecompute_activations = 1\n", {"line 2", "off, selective, layer"}},
+       {"[trainer]\ngradient_slots = 6\n",
+        {"line 2", "trainer.gradient_slots", "power of two", "4 or 8"}},
+       {cuda + "[trainer]\ngradient_slots = 4\n", {"line 4", "trainer.gradient_slots", "inert"}},
        {cuda + "[trainer]\nnumerics = \"fast\"\n", {"line 4", "trainer.numerics", "CPU only"}},
        {cuda + "[trainer]\nthreads = 2\n", {"line 4", "trainer.threads", "inert"}}});
   expect_taken({cuda, cuda + "[trainer]\nprecision = \"bf16\"\n[rollout]\nprecision = \"bf16\"\n",

@@ -251,6 +251,12 @@ std::vector<Field> trainer_fields(TrainerTable& t, Device device) {
                choice("optimizer_state", t.optimizer_state,
                       "How AdamW's moments are stored on cuda: float32, 8 bytes per parameter, or "
                       "int8 in blocks of 256, 2 bytes. Checkpoints contain float32 either way.")),
+      inert_if(
+          on_gpu, "model.device", of_cpu,
+          integer("gradient_slots", t.gradient_slots, 0, 1024,
+                  "Parts of a step whose gradients are summed on their own and then joined, a "
+                  "power of two: as many ranks can share the step, with the same bits. 0 is 4; "
+                  "1 adds gradients up in place, with the least memory.")),
       inert_if(on_gpu, "model.device", of_cpu,
                integer("threads", t.threads, 0, kMostThreads,
                        "Number of trainer threads on the CPU; 0 chooses automatically.")),

@@ -106,7 +106,8 @@ struct TrainerTable {
   TrainingPrecision precision = TrainingPrecision::automatic;
   Recompute recompute_activations = Recompute::off;
   OptimizerState optimizer_state = OptimizerState::float32;
-  int64_t threads = 0;  // 0: automatic
+  int64_t gradient_slots = 0;  // a power of two; 0: automatic
+  int64_t threads = 0;         // 0: automatic
   // Its keys are in [trainer] itself. Too large steps destroy a capable policy long before it
   // learns anything, so the default learning rate is small and has a warm-up.
   OptimizerTable optimizer{.learning_rate = auto_number(), .warmup_steps = 10};

@@ -114,6 +114,7 @@ entropy_bonus = 0.01
 numerics = "fast"
 precision = "float32"
 recompute_activations = "layer"
+gradient_slots = 8
 threads = 3
 learning_rate = 2
 warmup_steps = 5

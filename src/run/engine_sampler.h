@@ -22,6 +22,10 @@ class EngineSampler : public Sampler {
   void update_weights(std::shared_ptr<const PolicySnapshot> weights,
                       PolicyVersion version) override;
 
+  // Throws Error for a request that `submit` would refuse.
+  void check(const Request& request) const { engine_.check(request); }
+  bool idle() const { return engine_.idle(); }  // nothing in flight, no weights to take
+
   // time/load_weights: what new weights have taken since the last call, a part of time/sample.
   Metrics take_metrics();
 

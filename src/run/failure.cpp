@@ -13,6 +13,7 @@
 
 #include "base/out_of_memory.h"
 #include "leeway/error.h"
+#include "ranks/ranks.h"
 
 namespace leeway {
 namespace {
@@ -36,6 +37,8 @@ Failure failure_of(std::exception_ptr exception) {
   try {
     std::rethrow_exception(exception);
   } catch (const OutOfMemory& error) {
+    return {3, error.what()};
+  } catch (const Lost& error) {
     return {3, error.what()};
   } catch (const Error& error) {
     return {2, error.what()};

@@ -11,6 +11,8 @@
 #include "leeway/error.h"
 #include "orchestrator/steady_clock.h"
 #include "run/engine_sampler.h"
+#include "run/ranks_sampler.h"
+#include "run/run_ranks.h"
 
 #ifdef LEEWAY_POOL
 #include "base/json.h"
@@ -22,6 +24,26 @@
 #endif
 
 namespace leeway {
+namespace {
+
+Metrics in_process_metrics(Sampler& sampler) {
+  if (auto* ranks = dynamic_cast<RanksSampler*>(&sampler)) return ranks->take_metrics();
+  return dynamic_cast<EngineSampler&>(sampler).take_metrics();
+}
+
+}  // namespace
+
+void RunSampler::sample_in_process(const PolicySnapshot& weights, int threads, Clock& clock) {
+  const EngineOptions options = setup_.engine_options(threads);
+  if (setup_.ranks == nullptr) {
+    sampler_ = std::make_unique<EngineSampler>(weights, options);
+    return;
+  }
+  sampler_ = setup_.ranks->make_sampler(weights, options);
+  // An evaluation's bits must not depend on the number of ranks: it is in float32.
+  if (!options.backend && options.precision != Precision::float32) return;
+  shared_ = std::make_unique<SharedSampler>(*sampler_, weights.version(), clock);
+}
 
 #ifdef LEEWAY_POOL
 namespace {
@@ -118,7 +140,7 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
                        const StopCondition& should_stop, Clock& clock)
     : setup_(setup), files_(files), progress_(progress) {
   if (setup.samples_in_process()) {
-    sampler_ = std::make_unique<EngineSampler>(*weights, setup.engine_options(threads));
+    sample_in_process(*weights, threads, clock);
     return;
   }
   PoolContext context = context_of(setup);
@@ -170,7 +192,7 @@ RunSampler::~RunSampler() {
 
 Metrics RunSampler::take_metrics() {
   if (auto* pool = dynamic_cast<PoolSampler*>(sampler_.get())) return pool->take_metrics();
-  return dynamic_cast<EngineSampler&>(*sampler_).take_metrics();
+  return in_process_metrics(*sampler_);
 }
 
 void RunSampler::tell() {
@@ -204,17 +226,14 @@ void check_servers(const RunSetup& setup) {
 
 RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapshot> weights,
                        int threads, RunFiles& files, Progress& progress, const StopCondition&,
-                       Clock&)
-    : setup_(setup),
-      files_(files),
-      progress_(progress),
-      sampler_(std::make_unique<EngineSampler>(*weights, setup.engine_options(threads))) {}
+                       Clock& clock)
+    : setup_(setup), files_(files), progress_(progress) {
+  sample_in_process(*weights, threads, clock);
+}
 
 RunSampler::~RunSampler() = default;
 
-Metrics RunSampler::take_metrics() {
-  return dynamic_cast<EngineSampler&>(*sampler_).take_metrics();
-}
+Metrics RunSampler::take_metrics() { return in_process_metrics(*sampler_); }
 
 void RunSampler::tell() {}
 

@@ -1,5 +1,5 @@
-// What samples for a training run: the engine in this process, or servers, which then also sample
-// for its evaluations.
+// What samples for a training run: the engine in this process, the engines of all its ranks, or
+// servers. The latter two also sample for its evaluations.
 #pragma once
 
 #include <functional>
@@ -29,14 +29,18 @@ class RunSampler {
   ~RunSampler();
 
   Sampler& sampler() { return shared_ ? shared_->training() : *sampler_; }
-  // The servers, for training and evaluation; null in process.
+  // The servers or ranks, for training and evaluation; null where evaluation has an engine of its
+  // own: in one process, and with ranks whose rollouts are of a precision that an evaluation's are
+  // not.
   SharedSampler* servers() { return shared_.get(); }
-  // Of the servers, since the last call; empty in process.
+  // Of whatever samples, since the last call.
   Metrics take_metrics();
   // Writes what happened to servers since the last call: servers.jsonl, and notes.
   void tell();
 
  private:
+  void sample_in_process(const PolicySnapshot& weights, int threads, Clock& clock);
+
   const RunSetup& setup_;
   RunFiles& files_;
   Progress& progress_;

@@ -13,6 +13,7 @@
 #include "orchestrator/demonstrations.h"
 #include "run/configured_renderer.h"
 #include "run/devices.h"
+#include "run/run_ranks.h"
 
 namespace leeway {
 namespace {
@@ -234,18 +235,30 @@ void RunSetup::read_demonstrations() {
   }
 }
 
-EngineOptions RunSetup::engine_options(int threads) const {
-  const RolloutTable& table = config.run.rollout;
+ThreadPlan plan_threads(const RunConfig& run, int cores) {
+  const bool overlap = run.orchestrator.max_off_policy_steps > 0;
+  return {overlap ? std::max(1, cores / 2) : cores,
+          run.trainer.threads > 0 ? static_cast<int>(run.trainer.threads) : cores};
+}
+
+int RunSetup::cores() const { return ranks != nullptr ? ranks->cores() : cores_of_rank(1); }
+
+MakeTrainingBackend RunSetup::training_backend() const {
+  return ranks != nullptr ? ranks->training_backend() : leeway::training_backend(config.run);
+}
+
+EngineOptions engine_options(const RunConfig& run, int threads) {
+  const RolloutTable& table = run.rollout;
   EngineOptions options;
-  options.precision = rollout_precision(config.run);
+  options.precision = rollout_precision(run);
   options.threads = table.threads > 0 ? static_cast<int>(table.threads) : threads;
   options.kv_bytes = table.kv_bytes;
   options.max_sequences = table.max_sequences;
-  options.max_rows_per_step = rows_per_step(config.run.model.device);
+  options.max_rows_per_step = rows_per_step(run.model.device);
   options.kv_after_swap = table.kv_after_swap;
-  options.backend = sampling_backend(config.run);
+  options.backend = sampling_backend(run);
   // The trainer has the base too: no copy of it.
-  if (config.run.model.lora.enabled) options.frozen = FrozenWeights::in_place;
+  if (run.model.lora.enabled) options.frozen = FrozenWeights::in_place;
   return options;
 }
 

@@ -13,12 +13,26 @@
 #include "orchestrator/environment.h"
 #include "orchestrator/rollouts.h"
 #include "run/policy_card.h"
+#include "trainer/backend.h"
 
 namespace leeway {
 
 // Looks at a configuration and the shape of its model before the weights are there, which can take
 // minutes. Throws Error.
 using ModelCheck = std::function<void(const Config& config, const ModelConfig& model)>;
+
+class RunRanks;
+
+// Sampling on the calling thread and learning in the background share a process's cores; where they
+// alternate, each gets all of them. The learner has more work per token, so it may use every core;
+// the sampler's own thread then takes the one it needs.
+struct ThreadPlan {
+  int sampler, trainer;
+};
+ThreadPlan plan_threads(const RunConfig& run, int cores);
+
+// Of the engine that samples for training. `threads` where the table says 0.
+EngineOptions engine_options(const RunConfig& run, int threads);
 
 struct RunSetup {
   // `needs_environments`: whether the job cannot do without one. Throws Error: none where one is
@@ -42,14 +56,19 @@ struct RunSetup {
   std::unique_ptr<Conversation> conversation, evaluation_conversation;
   std::unique_ptr<EnvironmentMix> environments;  // null if none are configured
   std::vector<std::string> environment_ids;
+  RunRanks* ranks = nullptr;           // that share the run; null: this process alone
   int64_t spawn_servers = 0;           // processes that sample for training; 0: as [inference] says
   std::vector<Sample> demonstrations;  // from sft.data; empty: the environments provide them
 
   bool samples_in_process() const {
     return config.run.inference.pool == InferencePool::in_process && spawn_servers == 0;
   }
-  // `threads` where the table says 0.
-  EngineOptions engine_options(int threads) const;
+  EngineOptions engine_options(int threads) const {
+    return leeway::engine_options(config.run, threads);
+  }
+  // Cores that this process may use.
+  int cores() const;
+  MakeTrainingBackend training_backend() const;
   RolloutSettings rollout_settings(float temperature) const;
 
  private:

@@ -56,11 +56,12 @@ ResumedSummary resume_run(const Catalog& catalog, const std::string& folder,
   const RunConfig& run = config.now.run;
   const auto identity = read_identity(folder);
   if (identity && identity->job == "sft") {
-    return resume_supervised(config.now, catalog, look_at_supervised(folder), progress,
-                             should_stop);
+    return resume_supervised(config.now, catalog, source.ranks, look_at_supervised(folder),
+                             progress, should_stop);
   }
   RunSetup setup(config.now, true, fits_memory({.spawn_servers = source.spawn_servers}));
   setup.spawn_servers = source.spawn_servers;
+  setup.ranks = source.ranks;
   Resumption resumption =
       look_at_run(folder, [&](const Checkpoint& each) { check_checkpoint(setup, each); });
   refuse_fewer_steps(resumption, "trainer.max_steps", run.trainer.max_steps);
@@ -87,7 +88,8 @@ SupervisedSummary resume_supervised_run(const Catalog& catalog, const std::strin
     throw Error(fmt::format("--resume {}: is a run of leeway train; take leeway train --resume {}",
                             folder, folder));
   }
-  return resume_supervised(config.now, catalog, std::move(resumption), progress, should_stop);
+  return resume_supervised(config.now, catalog, source.ranks, std::move(resumption), progress,
+                           should_stop);
 }
 
 RunSummary start_from_run(const Catalog& catalog, const StartingPoint& from,
@@ -98,6 +100,7 @@ RunSummary start_from_run(const Catalog& catalog, const StartingPoint& from,
   RunSetup setup(config_from(catalog, origin, source.file, source.sets, source.unsets, start.notes),
                  true, fits_memory({.spawn_servers = source.spawn_servers}));
   setup.spawn_servers = source.spawn_servers;
+  setup.ranks = source.ranks;
   return run_training(setup, catalog, start, progress, should_stop);
 }
 

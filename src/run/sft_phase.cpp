@@ -122,7 +122,7 @@ SftResult run_sft(const SftRun& run, const Checkpoint* from) {
   choose_device_memory(setup.config.run.model.device, !setup.samples_in_process());
   // Cross entropy on the tokens of the demonstrations: -log pi with an advantage of 1.
   Trainer trainer(setup.weights, run.catalog.make_spec("reinforce", {}),
-                  trainer_table(setup.config.run), training_backend(setup.config.run));
+                  trainer_table(setup.config.run), setup.training_backend());
   SftResult result{setup.weights};
   SftState& state = result.state;
   if (from != nullptr) {

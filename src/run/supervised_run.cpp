@@ -11,6 +11,7 @@
 #include "run/logged_progress.h"
 #include "run/memory_check.h"
 #include "run/policy_evaluation.h"
+#include "run/run_ranks.h"
 #include "run/sft_phase.h"
 
 namespace leeway {
@@ -19,10 +20,12 @@ namespace {
 constexpr const char* kObjective =
     "cross entropy on the tokens of the demonstrations, mean over tokens\n";
 
-RunSetup setup_of(const Config& config) {
+RunSetup setup_of(const Config& config, RunRanks* ranks) {
   const SftTable& table = config.run.sft;
-  return RunSetup(config, table.data.empty() || table.stop_at_reward > 0.0,
-                  fits_memory({.job = Job::sft}));
+  RunSetup setup(config, table.data.empty() || table.stop_at_reward > 0.0,
+                 fits_memory({.job = Job::sft}));
+  setup.ranks = ranks;
+  return setup;
 }
 
 // Before training: a reward to stop at needs environments that work.
@@ -50,6 +53,7 @@ SupervisedSummary run(const Place& place, const std::optional<Checkpoint>& from,
   if (from) progress.note(fmt::format("resumed from {}", from->name()));
   if (!files.moved().empty()) progress.note(files.moved());
   progress.note(fmt::format("run folder {}", files.folder()));
+  if (setup.ranks != nullptr) progress.note(setup.ranks->line());
   const CheckpointStore checkpoints(files.folder(), config.checkpoint, files.identity());
   PolicyEvaluator evaluator(setup);
   const SftResult result =
@@ -76,16 +80,17 @@ SupervisedSummary run(const Place& place, const std::optional<Checkpoint>& from,
 
 }  // namespace
 
-SupervisedSummary run_supervised(const Config& config, const Catalog& catalog, Progress& progress,
-                                 const StopCondition& should_stop) {
-  const RunSetup setup = setup_of(config);
+SupervisedSummary run_supervised(const Config& config, const Catalog& catalog, RunRanks* ranks,
+                                 Progress& progress, const StopCondition& should_stop) {
+  const RunSetup setup = setup_of(config, ranks);
   check_reward(setup);
+  if (ranks != nullptr) ranks->begin(setup, catalog);
   RunFiles files(claim_folder(config.run.output_dir));
   files.begin(setup.config, kObjective, "sft");
   return run({setup, catalog, files, progress, should_stop}, std::nullopt, {});
 }
 
-SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog,
+SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog, RunRanks* ranks,
                                     Resumption resumption, Progress& progress,
                                     const StopCondition& should_stop) {
   const int64_t max_steps = config.run.sft.max_steps;
@@ -103,8 +108,9 @@ SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog
     return summary;
   }
   refuse_without_checkpoint(resumption);
-  const RunSetup setup = setup_of(config);
+  const RunSetup setup = setup_of(config, ranks);
   check_reward(setup);
+  if (ranks != nullptr) ranks->begin(setup, catalog);
   const Checkpoint from = *resumption.from;
   const std::vector<std::string> notes = resumption.notes;
   RunFiles files(setup.config, kObjective, std::move(resumption));

@@ -11,6 +11,8 @@
 
 namespace leeway {
 
+class RunRanks;
+
 struct SupervisedSummary {
   std::string end;     // "finished", "stopped" or "gave_up"
   std::string reason;  // for "gave_up"
@@ -19,11 +21,11 @@ struct SupervisedSummary {
   bool finished_before = false;  // it had finished before, and nothing was done
 };
 
-// A new run, or one that continues from its checkpoint. A finished one is left as it is. Throws
-// Error for user errors.
-SupervisedSummary run_supervised(const Config& config, const Catalog& catalog, Progress& progress,
-                                 const StopCondition& should_stop);
-SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog,
+// A new run, or one that continues from its checkpoint. A finished one is left as it is. `ranks`
+// share it; null: this process alone. Throws Error for user errors.
+SupervisedSummary run_supervised(const Config& config, const Catalog& catalog, RunRanks* ranks,
+                                 Progress& progress, const StopCondition& should_stop);
+SupervisedSummary resume_supervised(const Config& config, const Catalog& catalog, RunRanks* ranks,
                                     Resumption resumption, Progress& progress,
                                     const StopCondition& should_stop);
 

@@ -22,6 +22,7 @@
 #include "run/run_end.h"
 #include "run/run_evaluations.h"
 #include "run/run_files.h"
+#include "run/run_ranks.h"
 #include "run/run_sampler.h"
 #include "run/run_saving.h"
 #include "run/run_warnings.h"
@@ -31,19 +32,6 @@
 
 namespace leeway {
 namespace {
-
-// Sampling on the calling thread and learning in the background share the cores; where they
-// alternate, each gets all of them. The learner has more work per token, so it may use every core;
-// the sampler's own thread then takes the one it needs.
-struct ThreadPlan {
-  int sampler, trainer;
-};
-ThreadPlan plan_threads(const RunConfig& run) {
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const bool overlap = run.orchestrator.max_off_policy_steps > 0;
-  return {overlap ? std::max(1, cores / 2) : cores,
-          run.trainer.threads > 0 ? static_cast<int>(run.trainer.threads) : cores};
-}
 
 // Refuses sampling settings that cannot be trained on: tokens drawn from a different distribution
 // than the trainer computes, or greedy ones.
@@ -140,6 +128,7 @@ class Run {
     // Usually a full disk.
     attempt([&] {
       progress_.note(fmt::format("run folder {}", files_.folder()));
+      if (setup_.ranks != nullptr) progress_.note(setup_.ranks->line());
       from_ ? go_on() : begin_run();
     });
     release_sampler();
@@ -264,7 +253,7 @@ class Run {
 
   void train(Parameters weights) {
     choose_device_memory(run_.model.device, !setup_.samples_in_process());
-    const ThreadPlan threads = plan_threads(run_);
+    const ThreadPlan threads = plan_threads(run_, setup_.cores());
     TrainerTable table = run_.trainer;
     table.threads = threads.trainer;
     const PolicyVersion first = from_ ? static_cast<PolicyVersion>(from_->step) : 0;
@@ -286,7 +275,7 @@ class Run {
                                *setup_.environments, driver, sampler, clock_);
     // The reference is the policy at step 0, also in a resumed run.
     Trainer trainer(from_ ? saving_.reference(*from_, state_) : std::move(weights),
-                    setup_.config.loss_spec, table, training_backend(run_));
+                    setup_.config.loss_spec, table, setup_.training_backend());
     load_optimizer(trainer);
     if (from_) {
       scheduler.restore(read_schedule(setup_, *from_, trainer.config().vocab_size));
@@ -345,7 +334,14 @@ class Run {
       reports_.failed(failure, clock_.now());
     };
     events.on_sampled = [&] { evaluations_.evaluate_served(); };
-    events.more_metrics = [&] { return run_sampler.take_metrics(); };
+    events.more_metrics = [&] {
+      Metrics metrics = run_sampler.take_metrics();
+      if (setup_.ranks == nullptr) return metrics;
+      for (auto& metric : setup_.ranks->take_metrics()) metrics.push_back(std::move(metric));
+      if (const std::string line = setup_.ranks->take_warning(); !line.empty())
+        progress_.note(line);
+      return metrics;
+    };
     events.should_stop = [&] {
       run_sampler.tell();
       const bool stop = should_stop_();
@@ -413,6 +409,7 @@ RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& s
   refuse_sampling(setup.config.run.rollout);
   check_environments(*setup.environments);
   check_servers(setup);
+  if (setup.ranks != nullptr) setup.ranks->begin(setup, catalog);
   SteadyClock clock;
   const auto program = checked_program(setup.config.run.orchestrator, clock);
   RunFiles files(claim_folder(setup.config.run.output_dir));
@@ -431,6 +428,7 @@ RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resump
   refuse_sampling(setup.config.run.rollout);
   check_environments(*setup.environments);
   check_servers(setup);
+  if (setup.ranks != nullptr) setup.ranks->begin(setup, catalog);
   SteadyClock clock;
   const auto program = checked_program(setup.config.run.orchestrator, clock);
   const Checkpoint from = *resumption.from;

@@ -21,25 +21,10 @@
 #include "leeway/metrics.h"
 #include "model/policy_snapshot.h"
 #include "trainer/micro_batch.h"
+#include "trainer/slots.h"
 #include "trainer/state_files.h"
 
 namespace leeway {
-
-enum class PolicyKind { current, reference, teacher };
-
-// Values for the rows of a micro-batch [N]; 0 at rows that are not computed.
-struct RowValues {
-  std::vector<float> logprobs, entropy;
-  std::vector<uint8_t> kept;  // of a loss pass: the token's policy term carries gradient
-};
-
-// How to train on one micro-batch.
-struct LossPass {
-  const LossSpec* spec = nullptr;
-  bool prox_is_pi = false;            // use the pass's own logprobs as prox
-  std::optional<double> denominator;  // empty: the micro-batch's own
-  double entropy_gradient = 0.0;      // d loss / d entropy of each trained token
-};
 
 class TrainingBackend {
  public:
@@ -67,6 +52,18 @@ class TrainingBackend {
   // `kept`.
   virtual void gradient_pass(const MicroBatch& batch, std::span<const float> g,
                              double entropy_gradient, RowValues& values) = 0;
+
+  // The slots of a step, in order: calls the functions above for their micro-batches and joins the
+  // gradients; `g` has the rows of all slots. Ends at the first slot that fails: `zero_gradients`
+  // comes next then.
+  virtual std::vector<SlotResult> run_slots(const PackedBatch& batch,
+                                            std::span<const GradientSlot> slots,
+                                            const SlotPass& pass, std::span<const float> g);
+  // How many slots a step has (slots.h). With one, gradients add up in place.
+  virtual int64_t slots() const { return 1; }
+  // Between slots, and after the last of a pass. `any`: the slot had samples.
+  virtual void end_slot(bool any);
+  virtual void end_pass();
 
   // The Euclidean norm of all gradients, summed in double; not finite if any number is not.
   virtual double gradient_norm() = 0;
@@ -96,8 +93,8 @@ struct TrainingWeights {
   std::shared_ptr<const Parameters> reference, teacher;
 };
 
-// Makes a backend with these weights. Of `table` it uses threads, numerics, recompute_activations
-// and optimizer_state.
+// Makes a backend with these weights. Of `table` it uses threads, numerics, recompute_activations,
+// optimizer_state and gradient_slots.
 using MakeTrainingBackend = std::function<std::unique_ptr<TrainingBackend>(
     TrainingWeights weights, const TrainerTable& table)>;
 

@@ -6,6 +6,7 @@
 #include "core/cpu/policy_head.h"
 #include "leeway/error.h"
 #include "leeway/evaluator.h"
+#include "trainer/gradient_tree.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
 
@@ -14,12 +15,13 @@ namespace {
 
 class CpuBackend : public TrainingBackend {
  public:
-  CpuBackend(TrainingWeights weights, const TrainerTable& table)
+  CpuBackend(TrainingWeights weights, const TrainerTable& table, const MakeGradientUpdate& update)
       : pool_(static_cast<int>(table.threads)),
         evaluator_(1),
         policy_(std::move(weights.policy)),
-        gradients_(Parameters::zeros_like(policy_)),
-        optimizer_(policy_),
+        slots_(table.gradient_slots > 0 ? table.gradient_slots : kDefaultSlots),
+        tree_(policy_),
+        update_(update ? update(policy_) : std::make_unique<WholeUpdate>(policy_)),
         reference_(std::move(weights.reference)),
         teacher_(std::move(weights.teacher)) {
     if (table.numerics == Numerics::fast) require_blas();
@@ -73,17 +75,22 @@ class CpuBackend : public TrainingBackend {
     backward(batch);
   }
 
-  double gradient_norm() override { return leeway::gradient_norm(pool_, gradients_); }
+  int64_t slots() const override { return slots_; }
+  void end_slot(bool any) override { tree_.end_slot(pool_, any); }
+  void end_pass() override { update_->add(pool_, tree_.take_sum(), tree_); }
+
+  double gradient_norm() override { return update_->norm(pool_); }
   void zero_gradients() override {
-    std::fill(gradients_.flat().begin(), gradients_.flat().end(), 0.0f);
+    tree_.clear();
+    update_->zero();
   }
   void step(const OptimizerTable& table, double rate, double scale) override {
-    optimizer_.step(pool_, table, rate, scale, gradients_, policy_);
+    update_->step(pool_, table, rate, scale, policy_);
   }
-  int64_t steps() const override { return optimizer_.steps(); }
+  int64_t steps() const override { return update_->steps(); }
 
-  TrainingState state() override { return {policy_, optimizer_}; }
-  void load(const std::string& folder) override { load_state(folder, policy_, optimizer_); }
+  TrainingState state() override { return update_->state(policy_); }
+  void load(const std::string& folder) override { update_->load(folder, policy_); }
 
  private:
   const Parameters& weights_of(PolicyKind policy) const {
@@ -119,18 +126,21 @@ class CpuBackend : public TrainingBackend {
   }
 
   void backward(const MicroBatch& batch) {
-    training_backward(pool_, policy_, batch.packed(), d_hidden_of(batch), activations_, gradients_);
+    training_backward(pool_, policy_, batch.packed(), d_hidden_of(batch), activations_,
+                      gradient_of_slot());
   }
   std::span<float> d_hidden_of(const MicroBatch& batch) {
     const size_t numbers = static_cast<size_t>(batch.size() * policy_.config().hidden_size);
     if (d_hidden_.size() < numbers) d_hidden_.resize(numbers);
     return std::span<float>(d_hidden_).first(numbers);
   }
+  // With one slot gradients add up in place.
+  Parameters& gradient_of_slot() { return slots_ > 1 ? tree_.current() : update_->in_place(); }
   // Empty where the head is frozen.
   std::span<float> d_head() {
     if (policy_.lora() != nullptr) return {};
     const auto& config = policy_.config();
-    return {network_of(gradients_).head,
+    return {network_of(gradient_of_slot()).head,
             static_cast<size_t>(config.vocab_size * config.hidden_size)};
   }
 
@@ -142,8 +152,10 @@ class CpuBackend : public TrainingBackend {
 
   ThreadPool pool_;
   Evaluator evaluator_;
-  Parameters policy_, gradients_;
-  AdamW optimizer_;
+  Parameters policy_;
+  int64_t slots_;
+  GradientTree tree_;  // of the slots of the pass at hand
+  std::unique_ptr<GradientUpdate> update_;
   std::shared_ptr<const Parameters> reference_, teacher_;
   TrainingOptions options_;
   Activations activations_;
@@ -154,8 +166,9 @@ class CpuBackend : public TrainingBackend {
 }  // namespace
 
 std::unique_ptr<TrainingBackend> make_cpu_training(TrainingWeights weights,
-                                                   const TrainerTable& table) {
-  return std::make_unique<CpuBackend>(std::move(weights), table);
+                                                   const TrainerTable& table,
+                                                   const MakeGradientUpdate& update) {
+  return std::make_unique<CpuBackend>(std::move(weights), table, update);
 }
 
 }  // namespace leeway

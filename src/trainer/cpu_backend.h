@@ -2,11 +2,20 @@
 #pragma once
 
 #include "trainer/backend.h"
+#include "trainer/gradient_update.h"
 
 namespace leeway {
 
-// Each call uses all of table.threads. Throws Error if there is no BLAS (numerics = "fast").
+// trainer.gradient_slots where it is 0: four processes can share a step, and each slot of a usual
+// batch still fills the cores.
+inline constexpr int64_t kDefaultSlots = 4;
+
+using MakeGradientUpdate = std::function<std::unique_ptr<GradientUpdate>(const Parameters& policy)>;
+
+// Each call uses all of table.threads. `update`: empty for that of all parameters. Throws Error if
+// there is no BLAS (numerics = "fast").
 std::unique_ptr<TrainingBackend> make_cpu_training(TrainingWeights weights,
-                                                   const TrainerTable& table);
+                                                   const TrainerTable& table,
+                                                   const MakeGradientUpdate& update = {});
 
 }  // namespace leeway

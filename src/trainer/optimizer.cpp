@@ -9,7 +9,7 @@
 namespace leeway {
 namespace {
 
-constexpr size_t kBlock = size_t{1} << 14;  // numbers that a thread processes at a time
+constexpr size_t kBlock = kNormBlock;  // numbers that a thread processes at a time
 
 // Calls body(block, first, count) for blocks of a span of `size` numbers.
 template <class Body>
@@ -36,8 +36,7 @@ double learning_rate(const OptimizerTable& table, int64_t step, int64_t total) {
   return table.learning_rate * (table.final_rate + (1.0 - table.final_rate) * left);
 }
 
-double gradient_norm(ThreadPool& pool, const Parameters& gradients) {
-  const std::span<const float> g = gradients.flat();
+std::vector<double> squares_of_blocks(ThreadPool& pool, std::span<const float> g) {
   std::vector<double> sums((g.size() + kBlock - 1) / kBlock);
   for_blocks(pool, g.size(), [&](size_t block, size_t first, size_t count) {
     double lanes[8] = {};
@@ -53,9 +52,17 @@ double gradient_norm(ThreadPool& pool, const Parameters& gradients) {
     for (double lane : lanes) sum += lane;
     sums[block] = sum;
   });
+  return sums;
+}
+
+double norm_of_blocks(std::span<const double> squares) {
   double total = 0.0;
-  for (double sum : sums) total += sum;
+  for (double sum : squares) total += sum;
   return std::sqrt(total);
+}
+
+double gradient_norm(ThreadPool& pool, const Parameters& gradients) {
+  return norm_of_blocks(squares_of_blocks(pool, gradients.flat()));
 }
 
 AdamW::AdamW(const ModelConfig& config) : m_(config), v_(config) {}
@@ -65,22 +72,33 @@ AdamW::AdamW(const Parameters& parameters)
 void AdamW::step(ThreadPool& pool, const OptimizerTable& table, double rate, double scale,
                  const Parameters& gradients, Parameters& parameters) {
   ++steps_;
-  const double n = static_cast<double>(steps_);
+  step_part(pool, table, rate, scale, steps_, 0, gradients.flat(), m_.flat(), v_.flat(),
+            parameters);
+}
+
+void AdamW::step_part(ThreadPool& pool, const OptimizerTable& table, double rate, double scale,
+                      int64_t steps, size_t first, std::span<const float> g, std::span<float> m,
+                      std::span<float> v, Parameters& parameters) {
+  const double n = static_cast<double>(steps);
   const float b1 = static_cast<float>(table.beta1), b2 = static_cast<float>(table.beta2);
   const float step_size = static_cast<float>(rate / (1.0 - std::pow(table.beta1, n)));
   const float root = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(table.beta2, n)));
   const float epsilon = static_cast<float>(table.epsilon), factor = static_cast<float>(scale);
+  const size_t last = first + g.size();
   for (size_t index = 0; index < parameters.table().size(); ++index) {
     const auto role = parameters.table()[index].role;
     const bool matrix = role != ParameterInfo::Role::norm && role != ParameterInfo::Role::bias;
     const float keep = matrix ? static_cast<float>(1.0 - rate * table.weight_decay) : 1.0f;
-    const std::span<float> p = parameters.of(index), m = m_.of(index), v = v_.of(index);
-    const std::span<const float> g = gradients.of(index);
-    for_blocks(pool, p.size(), [&](size_t, size_t first, size_t count) {
-      float* __restrict pp = p.data() + first;
-      float* __restrict mm = m.data() + first;
-      float* __restrict vv = v.data() + first;
-      const float* __restrict gg = g.data() + first;
+    const std::span<float> all = parameters.of(index);
+    const auto place = static_cast<size_t>(all.data() - parameters.flat().data());
+    const size_t begin = std::max(place, first), end = std::min(place + all.size(), last);
+    if (begin >= end) continue;
+    for_blocks(pool, end - begin, [&](size_t, size_t offset, size_t count) {
+      const size_t at = begin + offset;
+      float* __restrict pp = parameters.flat().data() + at;
+      float* __restrict mm = m.data() + (at - first);
+      float* __restrict vv = v.data() + (at - first);
+      const float* __restrict gg = g.data() + (at - first);
       for (size_t i = 0; i < count; ++i) {
         const float gradient = gg[i] * factor;
         mm[i] = b1 * mm[i] + (1.0f - b1) * gradient;

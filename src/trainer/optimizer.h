@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "config/run_config.h"
@@ -18,6 +20,12 @@ double learning_rate(const OptimizerTable& table, int64_t step, int64_t total);
 // finite if any number is not.
 double gradient_norm(ThreadPool& pool, const Parameters& gradients);
 
+// The same in two parts, for gradients that lie apart: the squares' sums of blocks of kNormBlock
+// numbers, and the norm of all blocks in order.
+inline constexpr size_t kNormBlock = size_t{1} << 14;
+std::vector<double> squares_of_blocks(ThreadPool& pool, std::span<const float> gradients);
+double norm_of_blocks(std::span<const double> squares);
+
 // Decoupled weight decay, on matrices only (Loshchilov and Hutter), with bias correction:
 //   p <- p (1 - rate * weight_decay);   m <- b1 m + (1 - b1) g;   v <- b2 v + (1 - b2) g^2
 //   p <- p - rate * (m / (1 - b1^n)) / (sqrt(v / (1 - b2^n)) + epsilon)
@@ -30,6 +38,12 @@ class AdamW {
   // One step with gradients times `scale`. Does not change the gradients.
   void step(ThreadPool& pool, const OptimizerTable& table, double rate, double scale,
             const Parameters& gradients, Parameters& parameters);
+
+  // The same for the part of the parameters' buffer from `first` on: g, m and v are its gradients
+  // and moments. `steps`: with this one.
+  static void step_part(ThreadPool& pool, const OptimizerTable& table, double rate, double scale,
+                        int64_t steps, size_t first, std::span<const float> g, std::span<float> m,
+                        std::span<float> v, Parameters& parameters);
 
   int64_t steps() const { return steps_; }
   // For saving and loading.

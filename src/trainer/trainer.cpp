@@ -161,23 +161,40 @@ struct Trainer::Impl {
   // Sample numbers of the micro-batches of a pass.
   using Plan = std::vector<std::vector<size_t>>;
 
-  const MicroBatch& gathered(const PackedBatch& batch, std::span<const size_t> samples) {
-    gather(batch, samples, micro_batch);
-    return micro_batch;
+  std::vector<GradientSlot> plan(const PackedBatch& batch,
+                                 std::span<const size_t> only = {}) const {
+    return plan_slots(batch, backend->slots(), table.max_tokens, only);
   }
 
-  // Log-probabilities of the batch's rows [N].
-  std::vector<float> score(PolicyKind policy, const PackedBatch& batch) {
-    std::vector<float> result(batch.tokens.size());
-    for (const std::vector<size_t>& samples : plan_micro_batches(batch, table.max_tokens)) {
-      backend->score(policy, gathered(batch, samples), values);
-      auto from = values.logprobs.begin();
-      for (size_t number : samples) {
-        const int64_t count = batch.rows_of(number);
-        std::copy(from, from + count, result.begin() + batch.first_row[number]);
-        from += count;
+  // Calls visit(slot, sample, first row in the slot, rows) for each sample, in the slots' order.
+  template <class Visit>
+  static void for_samples(const PackedBatch& batch, std::span<const GradientSlot> slots,
+                          const Visit& visit) {
+    for (size_t s = 0; s < slots.size(); ++s) {
+      size_t first = 0;
+      for (const std::vector<size_t>& samples : slots[s]) {
+        for (size_t number : samples) {
+          const auto count = static_cast<size_t>(batch.rows_of(number));
+          visit(s, number, first, count);
+          first += count;
+        }
       }
     }
+  }
+
+  // Log-probabilities of the batch's rows [N]. Throws Error.
+  std::vector<float> score(PolicyKind policy, const PackedBatch& batch) {
+    std::vector<float> result(batch.tokens.size());
+    const std::vector<GradientSlot> slots = plan(batch);
+    const auto scored = backend->run_slots(batch, slots, {PassKind::score, policy, {}}, {});
+    for (const SlotResult& each : scored) {
+      if (!each.failure.empty()) throw Error(each.failure);
+    }
+    for_samples(batch, slots, [&](size_t slot, size_t number, size_t first, size_t count) {
+      const auto from = scored[slot].values.logprobs.begin() + static_cast<std::ptrdiff_t>(first);
+      std::copy(from, from + static_cast<std::ptrdiff_t>(count),
+                result.begin() + batch.first_row[number]);
+    });
     return result;
   }
 
@@ -193,46 +210,57 @@ struct Trainer::Impl {
   }
 
   // Two passes: all log-probabilities, the loss of the whole minibatch, then gradients.
-  void pass_together(const PackedBatch& batch, const Plan& plan, const LossPass& how,
-                     PassResult& result) {
-    std::vector<size_t> all;
+  void pass_together(const PackedBatch& batch, std::span<const GradientSlot> slots,
+                     const LossPass& how, PassResult& result) {
     std::vector<float> pi;
-    for (const std::vector<size_t>& samples : plan) {
-      backend->score(PolicyKind::current, gathered(batch, samples), values);
-      pi.insert(pi.end(), values.logprobs.begin(), values.logprobs.end());
-      all.insert(all.end(), samples.begin(), samples.end());
+    for (const SlotResult& each : backend->run_slots(batch, slots, {}, {})) {
+      if (!each.failure.empty()) throw Error(each.failure);
+      pi.insert(pi.end(), each.values.logprobs.begin(), each.values.logprobs.end());
     }
+    std::vector<size_t> all;
+    for_samples(batch, slots,
+                [&](size_t, size_t number, size_t, size_t) { all.push_back(number); });
     std::vector<float> gradient(pi.size());
     std::vector<uint8_t> kept(pi.size());
-    const MicroBatch& whole = gathered(batch, all);
-    result.loss += evaluator.evaluate(spec, whole.view(pi, how.prox_is_pi), gradient,
+    gather(batch, all, micro_batch);
+    result.loss += evaluator.evaluate(spec, micro_batch.view(pi, how.prox_is_pi), gradient,
                                       how.denominator, &result.metrics, kept);
-    scatter(whole, kept, result.kept);
-    size_t first = 0;
-    for (const std::vector<size_t>& samples : plan) {
-      const MicroBatch& part = gathered(batch, samples);
-      const size_t count = static_cast<size_t>(part.size());
-      backend->gradient_pass(part, std::span<const float>(gradient).subspan(first, count),
-                             how.entropy_gradient, values);
-      note_values(part, result);
-      first += count;
-    }
+    scatter(micro_batch, kept, result.kept);
+    take(batch, slots,
+         backend->run_slots(batch, slots, {PassKind::gradient, PolicyKind::current, how}, gradient),
+         result);
   }
 
-  // Records entropies and logprobs of the last pass.
-  void note_values(const MicroBatch& batch, PassResult& result) const {
-    scatter(batch, values.logprobs, result.logprobs);
-    for (size_t t = 0; t < batch.mask.size(); ++t) {
-      if (batch.mask[t] != 0) result.entropy += values.entropy[t];
+  // Adds what the slots gave, in their order, and throws Error for one that failed.
+  void take(const PackedBatch& batch, std::span<const GradientSlot> slots,
+            const std::vector<SlotResult>& results, PassResult& result) const {
+    for (const SlotResult& each : results) {
+      if (!each.failure.empty()) throw Error(each.failure);
+      result.loss += each.loss;
+      result.metrics.merge(each.metrics);
     }
+    for_samples(batch, slots, [&](size_t slot, size_t number, size_t first, size_t count) {
+      const RowValues& values = results[slot].values;
+      const auto copy = [&](const auto& from, auto& to) {
+        if (from.empty()) return;
+        const auto begin = from.begin() + static_cast<std::ptrdiff_t>(first);
+        std::copy(begin, begin + static_cast<std::ptrdiff_t>(count), to.begin() + 1);
+      };
+      copy(values.logprobs, result.logprobs[number]);
+      copy(values.kept, result.kept[number]);
+      const auto row = static_cast<size_t>(batch.first_row[number]);
+      for (size_t t = 0; t < count; ++t) {
+        if (batch.mask[row + t] != 0) result.entropy += values.entropy[first + t];
+      }
+    });
   }
 
   double denominator_of(const PackedBatch& batch, const Plan& plan) {
     if (spec.reduction.kind == ReductionKind::sum) return 1.0;
     double total = 0.0;
     for (const std::vector<size_t>& samples : plan) {
-      const MicroBatch& part = gathered(batch, samples);
-      const BatchView<float> view = part.view(part.advantages, true);
+      gather(batch, samples, micro_batch);
+      const BatchView<float> view = micro_batch.view(micro_batch.advantages, true);
       total += count_denominator(spec, view, participating(spec, view));
     }
     return total;
@@ -247,7 +275,9 @@ struct Trainer::Impl {
     // `merge` takes the lists of other samples from the passes that make them.
     result.logprobs = zeros_of<TokenValues>(samples, only);
     result.kept = zeros_of<TokenFlags>(samples, only);
-    const Plan plan = plan_micro_batches(batch, table.max_tokens, only);
+    const std::vector<GradientSlot> slots = plan(batch, only);
+    Plan plan;
+    for (const GradientSlot& slot : slots) plan.insert(plan.end(), slot.begin(), slot.end());
     for (const std::vector<size_t>& part : plan) {
       int64_t rows = 0;
       for (size_t number : part) {
@@ -265,14 +295,12 @@ struct Trainer::Impl {
     if (table.entropy_bonus != 0.0) how.entropy_gradient = -table.entropy_bonus / trained;
     try {
       if (needs_whole_batch(spec) && plan.size() > 1) {
-        pass_together(batch, plan, how, result);
+        pass_together(batch, slots, how, result);
       } else {
         if (!denominator && !needs_whole_batch(spec)) how.denominator = denominator_of(batch, plan);
-        for (const std::vector<size_t>& part : plan) {
-          result.loss += backend->loss_pass(gathered(batch, part), how, result.metrics, values);
-          note_values(micro_batch, result);
-          scatter(micro_batch, values.kept, result.kept);
-        }
+        take(batch, slots,
+             backend->run_slots(batch, slots, {PassKind::loss, PolicyKind::current, how}, {}),
+             result);
       }
       result.loss -= table.entropy_bonus * result.entropy / trained;
       if (!std::isfinite(result.loss)) result.failure = fmt::format("the loss is {}", result.loss);
@@ -289,7 +317,6 @@ struct Trainer::Impl {
   bool every_row = false;
   std::unique_ptr<TrainingBackend> backend;
   MicroBatch micro_batch;      // the one at hand
-  RowValues values;            // of the current micro-batch
   std::string pass_failure;    // of a pass since the last step: the gradients are unusable
   int64_t schedule_begin = 0;  // optimizer steps before the learning rate schedule began
 };

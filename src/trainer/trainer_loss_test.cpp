@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "trainer/loss_cases.h"
 #include "trainer/test_support.h"
 
 namespace leeway {
@@ -9,6 +10,8 @@ namespace {
 
 using testing::around;
 using testing::gradient_table;
+using testing::loss_cases;
+using testing::LossCase;
 using testing::make_policy;
 using testing::make_samples;
 using testing::NamedPreset;
@@ -18,40 +21,6 @@ using testing::SlowPass;
 using testing::spec_of;
 using testing::take_gradient;
 using testing::with;
-
-// Every kind of loss that the trainer treats differently: token by token, by sequence, across the
-// batch, over masked positions. `clean`: it looks at tokens that are not trained.
-struct LossCase {
-  NamedPreset preset;
-  bool clean = false;
-};
-
-std::vector<LossCase> loss_cases() {
-  const auto text = [](const char* value) { return std::string(value); };
-  return {
-      {with("icepop")},
-      {with("grpo+tis", {{"ref_kl", 0.1}})},
-      {with("dapo")},
-      {with("gspo", {{"gradient", text("through_mean")}})},
-      {with("cispo")},
-      {with("m2po", {{"m2_threshold", 0.02}})},
-      {with("geo_mask", {{"geo_ratio_low", 0.9}, {"geo_ratio_high", 1.1}})},
-      {with("dppo_kl", {{"kl_tau", 0.3}})},
-      {with("reinforce")},
-      {with("reinforce", {{"reduction", text("seq_mean_token_mean")}})},
-      {with("icepop", {{"reduction", text("seq_mean_token_sum")}})},
-      {with("icepop", {{"reduction", text("fixed_length")}, {"fixed_length", 40.0}})},
-      {with("icepop", {{"reduction", text("sum")}})},
-      {with("geo_mask", {{"denominator", text("kept")}})},
-      {with("icepop", {{"teacher_tau", 0.3}})},
-      {with("verl/vanilla")},
-      {with("verl/vanilla+IS", {{"level", text("token")}, {"batch_norm", true}})},
-      {with("verl/vanilla", {{"agg", text("seq-mean-token-sum-norm")}}), true},
-      {with("verl/kl_cov", {{"kl_cov_ratio", 0.2}})},
-      {with("cookbook/gspo"), true},
-      {with("liger/luspo"), true},
-  };
-}
 
 struct GivenBatch {
   std::vector<Sample> samples;
@@ -90,15 +59,18 @@ TEST(ForwardBackward, AgreesWithTheSlowPathHoweverTheBatchIsCut) {
   const testing::TestFolder folder;
   for (const LossCase& loss : loss_cases()) {
     const LossSpec spec = spec_of(loss.preset);
-    for (const int64_t max_tokens : {1, 40, 100000}) {
-      const std::string where =
-          fmt::format("{} in micro-batches of {}", loss.preset.label(), max_tokens);
-      Trainer trainer(policy, spec, table_for(folder, policy, spec, max_tokens));
+    for (const auto& [max_tokens, slots] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, 1}, {40, 1}, {100000, 1}, {40, 4}, {100000, 4}, {100000, 32}}) {
+      const std::string where = fmt::format("{} in micro-batches of {}, {} slots",
+                                            loss.preset.label(), max_tokens, slots);
+      TrainerTable table = table_for(folder, policy, spec, max_tokens);
+      table.gradient_slots = slots;
+      Trainer trainer(policy, spec, table);
       const GivenBatch batch = batch_for(loss, trainer, 21);
       const SlowPass slow = slow_pass(policy, spec, batch.samples, batch.streams);
       const PassResult pass = trainer.forward_backward(batch.samples, batch.streams);
       ASSERT_EQ(pass.failure, "") << where;
-      ASSERT_EQ(pass.micro_batches == 1, max_tokens == 100000) << where;
+      ASSERT_EQ(pass.micro_batches == 1, max_tokens == 100000 && slots == 1) << where;
       EXPECT_NEAR(pass.loss, slow.loss, 1e-5 * (1.0 + std::abs(slow.loss))) << where;
       EXPECT_NEAR(pass.entropy, slow.entropy, 1e-5 * slow.entropy) << where;
       for (Slot slot : {Slot::tokens, Slot::positive_tokens, Slot::negative_tokens, Slot::dropped,

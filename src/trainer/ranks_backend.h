@@ -1,0 +1,85 @@
+// The trainer's computations on the CPU, shared by ranks. The leader (rank 0) has the trainer; its
+// backend orders the others to compute their slots and takes part itself. A step of S slots on N
+// ranks has the bits of the same step on one: N must divide S.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "leeway/metric_list.h"
+#include "ranks/ranks.h"
+#include "trainer/backend.h"
+
+namespace leeway {
+
+// Throws Error with the numbers that do unless `ranks` divides the slots of the table.
+void check_ranks(int ranks, const TrainerTable& table);
+
+// Weights by version, for another thread of the same rank. All functions may be called from any
+// thread.
+class KeptSnapshots {
+ public:
+  static constexpr size_t kMost = 4;  // the newest
+  void add(std::shared_ptr<const PolicySnapshot> snapshot);
+  // Waits until it is there; older ones are dropped then. Null: it has been dropped, or `end` was
+  // called.
+  std::shared_ptr<const PolicySnapshot> take(PolicyVersion version);
+  // Those of an earlier trainer.
+  void clear();
+  void end();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<const PolicySnapshot>> kept_;
+  bool over_ = false;
+};
+
+// The leader's side. One backend at a time; everything else may be called from any thread.
+class RanksTraining {
+ public:
+  // `specs`: the losses that trainers will use, the same on all ranks. All must outlive this.
+  RanksTraining(Ranks& ranks, std::vector<const LossSpec*> specs);
+  // Backends that must not outlive this.
+  MakeTrainingBackend backends();
+  // The other ranks keep this version of the trainer at hand (KeptSnapshots).
+  bool others_keep(PolicyVersion version) const;
+  // Since the last call: time/ranks_collectives, seconds of sums over ranks and of handing weights
+  // out; time/ranks_wait, the leader's seconds until others have computed their slots;
+  // ranks/train_imbalance, the longest time of a rank's passes over the mean.
+  Metrics take_metrics();
+  // Once for each rank whose passes took more than kSlow times the mean of the others' in
+  // kSlowSteps calls of `take_metrics` one after another: a line for the user. Empty: none.
+  std::string take_warning();
+  static constexpr double kSlow = 1.5;
+  static constexpr int kSlowSteps = 10;
+  // The others' `serve_training` returns.
+  void end();
+
+ private:
+  friend class RanksBackend;
+  void note_slow(double sum);
+  Ranks& ranks_;
+  const std::vector<const LossSpec*> specs_;
+  mutable std::mutex mutex_;  // of what follows
+  double collective_seconds_ = 0.0, wait_seconds_ = 0.0;
+  std::vector<double> pass_seconds_;  // of each rank
+  size_t slow_rank_ = 0;              // of the last steps
+  int slow_steps_ = 0;
+  std::set<size_t> told_;
+  std::string warning_;
+  std::deque<PolicyVersion> kept_;
+};
+
+// The side of other ranks: serves the leader until it ends the group. `like`: the policy before
+// training, for its shape and an adapter's base. Throws Lost, and what the backend throws, after
+// telling the others.
+void serve_training(Ranks& ranks, const Parameters& like, std::vector<const LossSpec*> specs,
+                    int threads, KeptSnapshots& snapshots);
+
+}  // namespace leeway

@@ -1,0 +1,52 @@
+// The update of one rank's part of the parameters: it has that part's gradient and moments alone,
+// and every rank has all weights. A part is a range of the flat buffer that begins with a block of
+// the norm's sum, so that the norm and the step have the same bits for any number of ranks.
+//
+// All functions but `steps` are called by all ranks at once.
+#pragma once
+
+#include <vector>
+
+#include "base/aligned.h"
+#include "ranks/ranks.h"
+#include "trainer/gradient_update.h"
+
+namespace leeway {
+
+class ShardedUpdate : public GradientUpdate {
+ public:
+  // `ranks` must outlive it.
+  ShardedUpdate(Ranks& ranks, const Parameters& policy);
+
+  Parameters& in_place() override;  // aborts: ranks share slots
+  void add(ThreadPool& pool, std::optional<Parameters> sum, GradientTree& tree) override;
+  double norm(ThreadPool& pool) override;
+  void zero() override;
+  void step(ThreadPool& pool, const OptimizerTable& table, double rate, double scale,
+            Parameters& policy) override;
+  int64_t steps() const override { return steps_; }
+  // Rank 0; the others call `send_moments` for it.
+  TrainingState state(const Parameters& policy) override;
+  void send_moments();
+  // Rank 0 reads the folder and hands its contents on; where it throws for the folder, the others
+  // change nothing and return.
+  void load(const std::string& folder, Parameters& policy) override;
+
+  // Seconds in calls that wait for other ranks, since the last question.
+  double take_seconds();
+
+ private:
+  size_t first() const { return bounds_[static_cast<size_t>(ranks_.rank())]; }
+  size_t size() const { return bounds_[static_cast<size_t>(ranks_.rank()) + 1] - first(); }
+  template <class Work>
+  void timed(const Work& work);
+
+  Ranks& ranks_;
+  std::vector<size_t> bounds_;                    // [ranks + 1], into the flat buffer
+  AlignedVector<float> gradient_, pass_, m_, v_;  // of this rank's part
+  bool has_pass_ = false;
+  int64_t steps_ = 0;
+  double seconds_ = 0.0;
+};
+
+}  // namespace leeway
