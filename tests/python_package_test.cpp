@@ -87,6 +87,21 @@ TEST(PythonPackage, SeedLossesHaveTheirNumbersInEveryHost) { run_tests({"test_eq
 
 TEST(PythonPackage, TrlFromPyPI) { run_tests({"test_trl.py"}); }
 
+// The reward of the last line; a random model has about 0.1.
+TEST(PythonPackage, TheExampleForTrlLearns) {
+  const Operators ops = operators();
+  if (!ops.skip.empty()) GTEST_SKIP() << ops.skip;
+  ASSERT_FALSE(ops.python.empty());
+  const RunResult result = python(
+      {"LEEWAY_OPS=" + ops.library, std::string("PYTHONPATH=") + kPackage, "HF_HUB_OFFLINE=1",
+       "PYTHONDONTWRITEBYTECODE=1", ops.python, LEEWAY_SOURCE_DIR "/examples/trl_grpo.py"},
+      "env", std::chrono::seconds(600));
+  ASSERT_EQ(result.code, 0) << result;
+  const size_t last = result.out.rfind("reward ");
+  ASSERT_NE(last, std::string::npos) << result;
+  EXPECT_GT(std::stod(result.out.substr(last + 7)), 0.5) << result;
+}
+
 TEST(PythonPackage, VerlFromPyPI) { run_tests({"test_verl.py"}); }
 
 // slime's dumps are pickles, which `leeway import` reads by the python3 of the PATH.
