@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "base/files.h"
+#include "base/json.h"
+#include "base/utf8.h"
 #include "cli_helpers.h"
+#include "text/byte_level.h"
 
 namespace leeway {
 namespace {
@@ -42,10 +45,18 @@ TEST(ModelFolder, WithTokenizerIdsBeyondItsWeightsIsRefused) {
   const TempFolder folder;
   const std::string model = folder / "model";
   fs::copy(kQwen, model);
+  JsonWriter vocab;
+  vocab.begin_object();
+  for (int byte = 0; byte < 256; ++byte) {
+    std::string spelling;
+    append_utf8(spelling, byte_level_code_point(static_cast<uint8_t>(byte)));
+    vocab.key(spelling).value(byte == 'b' ? 320.0 : byte);
+  }
   write_file_atomically(model + "/tokenizer.json",
-                        R"({"model": {"type": "BPE", "merges": [], "vocab": {"a": 0, "b": 320}},)"
-                        R"("pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},)"
-                        R"("decoder": {"type": "ByteLevel"}})");
+                        R"({"model": {"type": "BPE", "merges": [], "vocab": )" +
+                            vocab.end_object().text() +
+                            R"(}, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
+                                "decoder": {"type": "ByteLevel"}})");
   const std::vector<std::string> words = {"tokenizer.json: has ids up to 320", "vocab_size = 320",
                                           "the tokenizer belongs to another model"};
   expect_mistake(run_program({"train", run_of(folder, model)}), words);
