@@ -105,5 +105,27 @@ int main() {
   EXPECT_EQ(result.out, "0.5 -0.5 1\n") << "all ratios are 1: -(1 - 2) / 2";
 }
 
+// examples/09_plugin as its own CMakeLists.txt builds it, far from this tree, for the program that
+// is installed.
+TEST(Install, APluginIsBuiltByItsOwnCMakeAndLoaded) {
+  const TempFolder folder;
+  fs::copy(LEEWAY_SOURCE_DIR "/examples/09_plugin", folder.path() / "source");
+  const std::string build = folder / "build";
+  const RunResult configured = run_program(
+      {"-S", folder / "source", "-B", build, "-DCMAKE_PREFIX_PATH=" + prefix().string()},
+      {.program = "cmake"});
+  ASSERT_EQ(configured.code, 0) << configured;
+  const RunResult built = run_program({"--build", build}, {.program = "cmake"});
+  ASSERT_EQ(built.code, 0) << built;
+  const RunResult explained = run_program({"loss", "explain", "reinforce+mine", "--plugin",
+                                           build + "/libmine.so", "--set", "mine_high=2"},
+                                          {.program = (prefix() / "bin/leeway").string()});
+  expect_quiet_success(explained);
+  for (const char* words :
+       {"mine = min(pi/rollout, mine_high), detached", "mine_high = 2", "plugin/risen"}) {
+    EXPECT_TRUE(contains(explained.out, words)) << explained.out;
+  }
+}
+
 }  // namespace
 }  // namespace leeway

@@ -1,6 +1,7 @@
-// A library with a correction and a preset of one's own (examples/09_plugin), loaded by the
-// program.
+// A library with a correction, a preset and a metric of one's own (examples/09_plugin), loaded by
+// the program.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "base/files.h"
@@ -88,6 +89,37 @@ TEST(Plugin, ExplainListAndStrictKeysKnowIt) {
   EXPECT_TRUE(contains(without.err, "there is no correction mine")) << without;
 }
 
+TEST(Plugin, ItsMetricsAreShownWhereverMetricsAre) {
+  const RunResult explained = run_program({"loss", "explain", "icepop", "--plugin", kLibrary});
+  EXPECT_TRUE(contains(explained.out, "plugin/risen")) << explained;
+  EXPECT_TRUE(contains(explained.out, "share of trained tokens with pi > rollout")) << explained;
+  EXPECT_FALSE(contains(run_program({"loss", "explain", "icepop"}).out, "plugin/"));
+  const RunResult listed = run_program({"loss", "list", "--plugin", kLibrary});
+  EXPECT_TRUE(contains(listed.out, "plugin/risen")) << listed;
+  const RunResult eval =
+      run_program({"loss", "eval", "--plugin", kLibrary, "--preset", "icepop", "--batch", kBatch});
+  ASSERT_EQ(eval.code, 0) << eval;
+  const Document evaluated = json_of(eval.out);
+  const double risen = evaluated["metrics"]["plugin/risen"].GetDouble();
+  // By hand from the batch: trained positions whose pi is above rollout.
+  const Document batch = json_of(read_file(kBatch));
+  double up = 0, all = 0;
+  for (const auto& sequence : batch["sequences"].GetArray()) {
+    for (unsigned t = 0; t < sequence["pi"].Size(); ++t) {
+      if (sequence.HasMember("mask") && sequence["mask"][t].GetInt() == 0) continue;
+      all += 1;
+      up += sequence["pi"][t].GetDouble() > sequence["rollout"][t].GetDouble() ? 1 : 0;
+    }
+  }
+  ASSERT_EQ(all, 16);
+  EXPECT_NEAR(risen, up / all, 1e-12);
+  const RunResult table = run_program({"loss", "compare", "--plugin", kLibrary, "--batch", kBatch});
+  EXPECT_TRUE(contains(table.out, "plugin/risen " + fmt::format("{:.4g}", risen))) << table;
+  const RunResult compared =
+      run_program({"loss", "compare", "--plugin", kLibrary, "--batch", kBatch, "--json"});
+  EXPECT_EQ(json_of(compared.out)["mismatch"]["plugin/risen"].GetDouble(), risen) << compared;
+}
+
 TEST(Plugin, ARunTrainsWithIt) {
   const TempFolder folder;
   const std::string run = folder / "run";
@@ -98,6 +130,13 @@ TEST(Plugin, ARunTrainsWithIt) {
       {.time_limit = std::chrono::seconds(300)});
   ASSERT_EQ(trained.code, 0) << trained;
   EXPECT_TRUE(contains(read_file(run + "/config.toml"), kLibrary));
+  // Its metric is in every step, in the run's objective and in the report.
+  const std::string metrics = read_file(run + "/metrics.jsonl");
+  const Document first = json_of(metrics.substr(0, metrics.find('\n')));
+  EXPECT_GE(first["plugin/risen"].GetDouble(), 0.0);
+  EXPECT_LE(first["plugin/risen"].GetDouble(), 1.0);
+  EXPECT_TRUE(contains(read_file(run + "/objective.txt"), "plugin/risen"));
+  EXPECT_TRUE(contains(read_file(run + "/report.html"), "\"plugin/risen\""));
 }
 
 TEST(Plugin, WhatIsNoPluginOfThisVersionIsRefusedBeforeItIsCalled) {

@@ -83,7 +83,24 @@ TEST(PythonPackage, CorrectionsOfOnesOwn) { run_tests({"test_correction.py"}); }
 
 TEST(PythonPackage, PrimeRlAndSlime) { run_tests({"test_prime_rl.py", "test_slime.py"}); }
 
+TEST(PythonPackage, SeedLossesHaveTheirNumbersInEveryHost) { run_tests({"test_equality.py"}); }
+
 TEST(PythonPackage, TrlFromPyPI) { run_tests({"test_trl.py"}); }
+
+// The reward of the last line; a random model has about 0.1.
+TEST(PythonPackage, TheExampleForTrlLearns) {
+  const Operators ops = operators();
+  if (!ops.skip.empty()) GTEST_SKIP() << ops.skip;
+  ASSERT_FALSE(ops.python.empty());
+  const RunResult result = python(
+      {"LEEWAY_OPS=" + ops.library, std::string("PYTHONPATH=") + kPackage, "HF_HUB_OFFLINE=1",
+       "PYTHONDONTWRITEBYTECODE=1", ops.python, LEEWAY_SOURCE_DIR "/examples/trl_grpo.py"},
+      "env", std::chrono::seconds(600));
+  ASSERT_EQ(result.code, 0) << result;
+  const size_t last = result.out.rfind("reward ");
+  ASSERT_NE(last, std::string::npos) << result;
+  EXPECT_GT(std::stod(result.out.substr(last + 7)), 0.5) << result;
+}
 
 TEST(PythonPackage, VerlFromPyPI) { run_tests({"test_verl.py"}); }
 
@@ -141,13 +158,89 @@ TEST(PythonPackage, PipInstallsIt) {
   const RunResult used = run_program(
       {"PYTHONPATH=" + (folder / "site"), "LEEWAY_OPS=", ops.python, "-c",
        "import leeway, importlib.metadata as m\n"
-       "assert leeway.__file__.startswith(" +
-           ("'" + (folder / "site") + "'") +
-           ")\n"
+       "assert leeway.__file__.startswith('" +
+           (folder / "site") +
+           "')\n"
            "print(len(leeway.presets()) > 20, [e.value for e in "
            "m.entry_points(group='verl.plugins')])"},
       {.directory = folder / "site", .time_limit = std::chrono::seconds(120), .program = "env"});
   EXPECT_EQ(used.out, "True ['leeway.integrations.verl']\n") << used;
+}
+
+std::string copy_of_package(const TempFolder& folder) {
+  const fs::path to = folder.path() / "alone" / "leeway";
+  fs::create_directories(to.parent_path());
+  fs::copy(kPackage, to, fs::copy_options::recursive);
+  return to.string();
+}
+
+const char* const kMakeSdist =
+    "import os, sys\n"
+    "os.chdir(sys.argv[1]); sys.path.insert(0, '_build')\n"
+    "import backend\n"
+    "print(backend.build_sdist(sys.argv[2]))\n";
+
+// Far from this tree the operators are compiled from the archive's sources; the layers below, which
+// would take minutes, are this build's, and their sources are looked for in the archive.
+TEST(PythonPackage, AnSdistBuildsAWheelThatWorksElsewhere) {
+  const auto [program, skip] = trainer_packages();
+  if (!skip.empty()) GTEST_SKIP() << skip;
+  ASSERT_FALSE(program.empty());
+  const TempFolder folder;
+  const RunResult sdist = python({"-c", kMakeSdist, kPackage, folder.path().string()}, program);
+  ASSERT_EQ(sdist.code, 0) << sdist;
+  const std::string archive = folder / "leeway-0.1.0.tar.gz";
+  ASSERT_TRUE(fs::exists(archive)) << sdist;
+  EXPECT_FALSE(fs::exists(std::string(kPackage) + "/native")) << "left behind";
+  const RunResult listed = python({"tzf", archive}, "tar");
+  for (const char* layer : {"include", "src/base", "src/core", "src/kernels", "src/torch/ops"}) {
+    for (const auto& entry :
+         fs::recursive_directory_iterator(fs::path(LEEWAY_SOURCE_DIR) / layer)) {
+      const fs::path file = fs::relative(entry.path(), LEEWAY_SOURCE_DIR);
+      if (entry.is_directory() || file.string().ends_with("_test.cpp")) continue;
+      EXPECT_TRUE(contains(listed.out, "/native/" + file.string() + "\n")) << file;
+    }
+  }
+  const RunResult wheel =
+      python({"-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-build-isolation",
+              "--no-deps", "--no-index", "--wheel-dir", folder / "wheels",
+              "--config-settings=cmake.define.LEEWAY_BUILT=" LEEWAY_BINARY_DIR,
+              "--config-settings=cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1", archive},
+             program, std::chrono::seconds(600));
+  ASSERT_EQ(wheel.code, 0) << wheel;
+  const RunResult pip = python(
+      {"-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-index",
+       "--find-links", folder / "wheels", "--target", folder / "site", "leeway"},
+      program, std::chrono::seconds(300));
+  ASSERT_EQ(pip.code, 0) << pip;
+  const RunResult used = run_program(
+      {"PYTHONPATH=" + (folder / "site"), "LEEWAY_OPS=", program, "-c",
+       "import leeway, torch\n"
+       "pi = torch.zeros(4, requires_grad=True)\n"
+       "loss, _ = leeway.policy_loss(pi, rollout=torch.zeros(4), advantages=torch.ones(4),\n"
+       "                             cu_seqlens=torch.tensor([0, 4]))\n"
+       "loss.backward()\n"
+       "print(leeway.__file__.startswith('" +
+           folder.path().string() + "'), loss.item(), pi.grad.tolist())"},
+      {.directory = folder / "site", .time_limit = std::chrono::seconds(120), .program = "env"});
+  EXPECT_EQ(used.out, "True -1.0 [-0.25, -0.25, -0.25, -0.25]\n") << used;
+}
+
+TEST(PythonPackage, AloneItSaysWhereItsSourcesAre) {
+  const auto [program, skip] = trainer_packages();
+  if (!skip.empty()) GTEST_SKIP() << skip;
+  ASSERT_FALSE(program.empty());
+  const TempFolder folder;
+  const std::string package = copy_of_package(folder);
+  const RunResult sdist = python({"-c", kMakeSdist, package, folder.path().string()}, program);
+  EXPECT_NE(sdist.code, 0);
+  EXPECT_TRUE(contains(sdist.err, "where it lies in a checkout of Leeway")) << sdist;
+  const RunResult wheel =
+      python({"-m", "pip", "wheel", "--disable-pip-version-check", "--no-build-isolation",
+              "--no-deps", "--no-index", "--wheel-dir", folder / "wheels", package},
+             program, std::chrono::seconds(300));
+  EXPECT_NE(wheel.code, 0);
+  EXPECT_TRUE(contains(wheel.out + wheel.err, "There are no C++ sources of Leeway at")) << wheel;
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
-// A correction and a preset of one's own, in a library that leeway loads:
+// A correction, a preset and a metric of one's own, in a library that leeway loads:
 //
-//   mine         a weight, min(pi/rollout, mine_high): REINFORCE with it is CISPO
-//   vanilla_pg   a preset, -A log pi, with nothing to set
+//   mine           a weight, min(pi/rollout, mine_high): REINFORCE with it is CISPO
+//   vanilla_pg     a preset, -A log pi, with nothing to set
+//   plugin/risen   a metric, the share of tokens that have become more likely
 //
-// Both appear in `leeway loss list --plugin libmine.so` and are as strict about keys as built-in
+// They appear in `leeway loss list --plugin libmine.so`; keys are as strict as those of built-in
 // ones.
 
 #include <algorithm>
@@ -40,4 +41,16 @@ LEEWAY_PLUGIN(catalog) {
                            spec.surrogate.kind = SurrogateKind::log_prob;
                            return spec;
                          }});
+  catalog.add(OwnMetric{"risen",
+                        "share of trained tokens with pi > rollout",
+                        {Stream::rollout},
+                        [](const SequenceView<double>& sequence) {
+                          MetricShare share;
+                          for (size_t t = 0; t < sequence.mask.size(); ++t) {
+                            if (!sequence.mask[t]) continue;
+                            share.count += 1.0;
+                            share.sum += sequence.pi[t] > sequence.rollout[t] ? 1.0 : 0.0;
+                          }
+                          return share;
+                        }});
 }

@@ -241,6 +241,24 @@ Correction weight_correction(std::string name, const Weight& weight);
 enum class WeightNormalisation { none, token, sequence };
 
 // ---------------------------------------------------------------------------------------------
+// Metrics of one's own
+
+// What one sequence adds to a metric, which is the sum of `sum` over all sequences divided by that
+// of `count`.
+struct MetricShare {
+  double sum = 0.0, count = 0.0;
+};
+
+// A metric of a program or a plugin, of whole batches, shown as plugin/NAME. `share` sees the
+// sequence as a correction does, and is called by one thread at a time.
+struct OwnMetric {
+  std::string name;
+  std::string definition;     // one line, shown by `explain`
+  std::vector<Stream> reads;  // a batch that lacks one of them does not have the metric
+  std::function<MetricShare(const SequenceView<double>&)> share;
+};
+
+// ---------------------------------------------------------------------------------------------
 // The spec
 
 // kl_cov: the `ratio` share of trained tokens with the largest covariance of advantage and
@@ -266,6 +284,8 @@ struct LossSpec {
   // Named extensions: what cannot be said per token.
   std::optional<double> m2_threshold;  // M2PO, see narrow_mask()
   std::optional<CovarianceSelection> covariance_selection;
+
+  std::vector<OwnMetric> metrics;  // beside those of metrics.h; the catalog's
 
   // The effective settings the spec was made from, `key = value`, those without effect, and
   // warnings about settings that the source accepts although they leave nothing to train on.

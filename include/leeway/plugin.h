@@ -1,4 +1,4 @@
-// Presets and corrections of one's own in a shared library, which the program loads:
+// Presets, corrections and metrics of one's own in a shared library, which the program loads:
 //
 //   #include "leeway/plugin.h"
 //

@@ -87,8 +87,8 @@ struct ForeignPreset {
   std::string source;  // where its formula is defined
 };
 
-// The presets and corrections known to a program. Copyable; a user's program adds its own and then
-// makes specs from it. Reading is thread-safe, `add` is not.
+// The presets, corrections and own metrics known to a program. Copyable; a user's program adds its
+// own and then makes specs from it. Reading is thread-safe, `add` is not.
 class Catalog {
  public:
   Catalog();
@@ -102,9 +102,14 @@ class Catalog {
   // taken.
   void add(PresetInfo preset);
 
+  // Registers a metric under a new name; every spec made afterwards has it. Throws Error if the
+  // name is taken, or is not made of lower-case letters, digits and underscores.
+  void add(OwnMetric metric);
+
   const std::deque<PresetInfo>& presets() const { return presets_; }
   const std::deque<CorrectionInfo>& corrections() const { return corrections_; }
   const std::vector<ForeignPreset>& foreign() const { return foreign_; }
+  const std::vector<OwnMetric>& metrics() const { return metrics_; }
   static std::span<const KeyInfo> common_keys();  // adv_tau, reduction, ..: accepted everywhere
 
   // Throws Error for any problem with the name or the settings.
@@ -122,6 +127,7 @@ class Catalog {
   std::deque<PresetInfo> presets_;
   std::deque<CorrectionInfo> corrections_;
   std::vector<ForeignPreset> foreign_;
+  std::vector<OwnMetric> metrics_;
 };
 
 // The nearest of `names` to `word` by edit distance, or empty if none is near.

@@ -6,6 +6,7 @@
 #include "cli/config_options.h"
 #include "cli/output.h"
 #include "core/foreign/foreign.h"
+#include "core/own_metrics.h"
 #include "leeway/error.h"
 #include "leeway/metrics.h"
 #include "run/batch_files.h"
@@ -33,6 +34,7 @@ void write_metrics(JsonWriter& json, const LossSpec& spec, const Batch& batch,
       json.end_array();
     }
   }
+  for (const auto& [name, value] : own_metrics(spec, batch.view())) json.key(name).value(value);
   json.end_object();
 }
 

@@ -25,6 +25,10 @@ std::string list_text(const Catalog& catalog) {
   for (const CorrectionInfo& c : catalog.corrections()) {
     out += fmt::format("  +{:<13} {}  [{}]\n", c.name, c.summary, c.origin);
   }
+  if (!catalog.metrics().empty()) out += "\nMetrics of plugins, of every loss\n";
+  for (const OwnMetric& metric : catalog.metrics()) {
+    out += fmt::format("  plugin/{:<7} {}\n", metric.name, metric.definition);
+  }
   out += "\nForeign presets (another code base's loss under its own keys)\n";
   for (const ForeignPreset& f : catalog.foreign()) {
     out += fmt::format("  {:<42} [{}]\n", f.name, f.source);
@@ -52,6 +56,11 @@ std::string list_json(const Catalog& catalog) {
     json.key("origin").value(c.origin);
     keys(c.keys);
     json.end_object();
+  }
+  json.end_array().key("metrics").begin_array();
+  for (const OwnMetric& metric : catalog.metrics()) {
+    json.begin_object().key("name").value("plugin/" + metric.name);
+    json.key("definition").value(metric.definition).end_object();
   }
   json.end_array().key("foreign").begin_array();
   for (const ForeignPreset& f : catalog.foreign()) {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "core/gates.h"
+#include "core/own_metrics.h"
 #include "core/participation.h"
 #include "leeway/error.h"
 
@@ -259,6 +260,7 @@ void fill_batch_facts(const Catalog& catalog, const Batch& batch, Comparison& ou
       out.mismatch.emplace_back(name, value);
     }
   }
+  for (auto& metric : own_metrics(uncorrected, view)) out.mismatch.push_back(std::move(metric));
   out.band_stream = batch.rollout.empty() ? "pi" : "rollout";
   out.bands = {"p < 0.01", "0.01 - 0.1", "0.1 - 0.5", "0.5 - 0.9", "p >= 0.9"};
   out.band_tokens.assign(kBands, 0.0);

@@ -34,6 +34,9 @@ std::string explain_text(const LossSpec& spec) {
       metrics.push_back(fmt::format("{:<30} {}", metric.name, metric.definition));
     }
   }
+  for (const OwnMetric& metric : spec.metrics) {
+    metrics.push_back(fmt::format("{:<30} {}", "plugin/" + metric.name, metric.definition));
+  }
   section("metrics, where x = log pi - log rollout and r = e^x", metrics);
   return out;
 }

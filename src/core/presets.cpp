@@ -303,8 +303,31 @@ void Catalog::check_key(const Setting& setting, std::string_view preset,
                    : fmt::format("unknown key of preset {}; did you mean {}?", preset, near));
 }
 
+void Catalog::add(OwnMetric metric) {
+  const bool well_named =
+      !metric.name.empty() && std::all_of(metric.name.begin(), metric.name.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+      });
+  if (!well_named) {
+    throw Error(
+        fmt::format("metric \"{}\": a name is made of lower-case letters, digits and underscores",
+                    metric.name));
+  }
+  if (!metric.share) throw Error(fmt::format("metric {}: it has no function", metric.name));
+  for (const OwnMetric& known : metrics_) {
+    if (known.name == metric.name) {
+      throw Error(fmt::format("metric {}: the name is taken already", metric.name));
+    }
+  }
+  metrics_.push_back(std::move(metric));
+}
+
 LossSpec Catalog::make_spec(std::string_view preset, const Settings& settings) const {
-  if (preset.find('/') != std::string_view::npos) return make_foreign_spec(preset, settings);
+  if (preset.find('/') != std::string_view::npos) {
+    LossSpec spec = make_foreign_spec(preset, settings);
+    spec.metrics = metrics_;
+    return spec;
+  }
   const Parts parts = resolve(preset);
   const std::vector<const KeyInfo*> keys = keys_of(preset);
 
@@ -327,6 +350,7 @@ LossSpec Catalog::make_spec(std::string_view preset, const Settings& settings) c
     spec.corrections.push_back(correction->build(values));
   }
   spec.preset = std::string(preset);
+  spec.metrics = metrics_;
   apply_common_keys(values, spec);
   for (const KeyValues::Entry& entry : values.entries) {
     // An absolute bound that is replaced by distances from one is printed as off, so that the

@@ -90,9 +90,11 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 void check_layout(const SafetensorsFile& file, const ModelConfig& config,
                   const LoraSettings& lora) {
   const std::string base = fmt::format(
-      "the base{} is a {} with num_hidden_layers = {}, hidden_size = {}, intermediate_size = {}",
-      lora.base_path.empty() ? "" : " " + lora.base_path, name_of(config.family),
-      config.num_hidden_layers, config.hidden_size, config.intermediate_size);
+      "the base here is a {} with num_hidden_layers = {}, hidden_size = {}, intermediate_size = "
+      "{}{}",
+      name_of(config.family), config.num_hidden_layers, config.hidden_size,
+      config.intermediate_size,
+      lora.base_path.empty() ? "" : "; the adapter was made for " + lora.base_path);
   std::set<std::string, std::less<>> known;
   for (const ParameterInfo& info : lora_table(config, lora)) {
     const std::string name = kPrefix + info.name;

@@ -133,7 +133,7 @@ TEST(AdapterIo, RefusesAnAdapterOfAnotherBase) {
   const auto other = std::make_shared<const Parameters>(wider);
   expect_refused([&] { load_adapter(folder.path(), other); },
                  {"adapter_model.safetensors", "layers.0.self_attn.q_proj.lora_A.weight", "[3, 24]",
-                  "[3, 32]", "another base", "hidden_size = 32"});
+                  "[3, 32]", "another base", "the base here is a qwen3", "hidden_size = 32"});
   ModelConfig deeper = small_config(Family::qwen3), flatter = deeper;
   deeper.num_hidden_layers = 3;
   expect_refused([&] { load_adapter(folder.path(), std::make_shared<const Parameters>(deeper)); },

@@ -365,6 +365,9 @@ ModelConfig parse_model_config(const std::string& name, std::string_view text) {
 }
 
 ModelConfig load_model_config(const std::string& folder) {
+  if (folder.ends_with(".gguf") && !is_present(folder)) {
+    throw Error(folder + ": there is no such file");
+  }
   if (folder.ends_with(".gguf")) {
     throw Error(fmt::format("{}: is a GGUF file; `leeway convert {} FOLDER` makes a folder of it",
                             folder, folder));

@@ -64,7 +64,8 @@
         element('td', 'right', number(account.admitted)), element('td', 'right', ''),
         element('td', '', sum === account.admitted ? 'all of the above'
                                                    : 'but the parts add up to ' + number(sum))));
-    return add(element('table', 'numbers'), add(element('tbody'), ...rows));
+    return add(element('div', 'scroll'),
+               add(element('table', 'numbers'), add(element('tbody'), ...rows)));
   }
 
   function given_up(account) {

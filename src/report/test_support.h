@@ -92,6 +92,9 @@ inline std::string metrics_line(const SyntheticRun& run, int step, Rng& rng) {
   put("perf/trained_tokens_per_second", 26500.0 + 700.0 * rng.normal());
   put("perf/sampler_busy", 0.93 + 0.02 * rng.normal());
   put("perf/trainer_busy", 0.71 + 0.03 * rng.normal());
+  put("account/admitted", 256.0 * run.steps);
+  put("account/trained", 255.0 * run.steps);
+  put("account/cancelled", 1.0 * run.steps);
   put("env_metrics/sort/attempts", 1.0 + rng.uniform());
   put("time/step", 1.4 + 0.1 * rng.uniform());
   put("time/elapsed", 1.45 * step);

@@ -47,7 +47,7 @@ std::string compare_text(const std::string& batch_name, const BatchFile& file,
   std::string mismatch;
   for (const auto& [name, value] : c.mismatch) {
     if (name == "mismatch_kl" || name == "ratio_p99" || name == "ratio_max" ||
-        name == "effective_sample_size") {
+        name == "effective_sample_size" || name.starts_with("plugin/")) {
       mismatch += fmt::format("{}{} {}", mismatch.empty() ? "" : ", ", name,
                               std::isnan(value) ? "-" : fmt::format("{:.4g}", value));
     }

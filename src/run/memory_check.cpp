@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/memory.h"
+#include "base/out_of_memory.h"
 #include "leeway/error.h"
 #include "run/devices.h"
 
@@ -51,14 +53,37 @@ DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
   return use;
 }
 
+std::string why_it_does_not_fit_cpu(const Config& config, const ModelConfig& model,
+                                    uint64_t available) {
+  double weights = 0.0;
+  for (const ParameterInfo& info : parameter_table(model))
+    weights += static_cast<double>(info.size());
+  const bool lora = config.run.model.lora.enabled;
+  // With an adapter there are no gradients and moments but its own, which are small.
+  const double bytes = weights * sizeof(float) * (lora ? 1.0 : 4.0);
+  if (bytes <= static_cast<double>(available)) return "";
+  constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
+  return fmt::format(
+      "no memory for training {:.0f} weights: at least {:.1f} GiB are needed ({}), {:.1f} GiB are "
+      "available; use a smaller model{} or a machine with more memory",
+      weights, bytes / kGib,
+      lora ? "the weights in float32" : "weights, gradient and two moments in float32",
+      static_cast<double>(available) / kGib, lora ? "" : ", an adapter ([model.lora])");
+}
+
 ModelCheck fits_memory(const MemoryOfJob& job) {
   return [job](const Config& config, const ModelConfig& model) {
-    const Device device = config.run.model.device;
-    if (device != Device::cuda) return;
+    if (config.run.model.device != Device::cuda) {
+      const std::optional<uint64_t> available = available_memory();
+      const std::string problem =
+          available ? why_it_does_not_fit_cpu(config, model, *available) : "";
+      if (!problem.empty()) throw OutOfMemory(problem);
+      return;
+    }
     const std::string problem =
         why_it_does_not_fit(memory_use_of(config, model, job), free_device_memory());
     if (problem.empty()) return;
-    throw Error(fmt::format("model.device = \"{}\": {}", name_of(device), problem));
+    throw Error(fmt::format("model.device = \"{}\": {}", name_of(Device::cuda), problem));
   };
 }
 

@@ -1,4 +1,5 @@
-// Checks that a run fits its GPU's memory, before anything is allocated there or written.
+// Checks that a run fits its GPU's memory, or the CPU's, before anything is allocated there or
+// written.
 #pragma once
 
 #include "run/run_setup.h"
@@ -18,7 +19,13 @@ struct MemoryOfJob {
 DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
                               const MemoryOfJob& job);
 
-// Throws Error with the numbers and with settings that fit. The CPU's memory is not checked.
+// Why training on the CPU needs more than the bytes that are available; empty if it may fit. What
+// is counted is what every run has: the weights, and without an adapter their gradients and
+// moments.
+std::string why_it_does_not_fit_cpu(const Config& config, const ModelConfig& model,
+                                    uint64_t available);
+
+// Throws Error, on the CPU OutOfMemory, with the numbers and, for a GPU, with settings that fit.
 ModelCheck fits_memory(const MemoryOfJob& job);
 
 }  // namespace leeway

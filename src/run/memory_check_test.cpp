@@ -85,5 +85,23 @@ TEST(MemoryCheck, AModelThatNoGpuHoldsIsRefusedBeforeItIsMade) {
   }
 }
 
+TEST(MemoryCheck, OfTheCpuSaysWhatTrainingNeedsAtLeast) {
+  Config config = small_run();
+  const ModelConfig model = model_of(config);
+  uint64_t weights = 0;
+  for (const ParameterInfo& info : parameter_table(model)) {
+    weights += static_cast<uint64_t>(info.size());
+  }
+  EXPECT_EQ(why_it_does_not_fit_cpu(config, model, 16 * weights), "");
+  const std::string problem = why_it_does_not_fit_cpu(config, model, 16 * weights - 1);
+  for (const std::string& words : {std::to_string(weights) + " weights", std::string("GiB"),
+                                  std::string("gradient"), std::string("[model.lora]")}) {
+    EXPECT_NE(problem.find(words), std::string::npos) << problem;
+  }
+  config.run.model.lora.enabled = true;
+  EXPECT_EQ(why_it_does_not_fit_cpu(config, model, 4 * weights), "");
+  EXPECT_NE(why_it_does_not_fit_cpu(config, model, 4 * weights - 1), "");
+}
+
 }  // namespace
 }  // namespace leeway

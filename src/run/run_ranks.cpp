@@ -80,8 +80,8 @@ void RunRanks::begin(const RunSetup& setup, const Catalog& catalog) {
 }
 
 std::string RunRanks::line() const {
-  return fmt::format("{} ranks share the run, {} of them on this machine with {} cores each",
-                     size(), local_size_, cores());
+  return fmt::format("{} ranks share the run, {} of them on this machine with {} core{} each",
+                     size(), local_size_, cores(), cores() == 1 ? "" : "s");
 }
 
 RunRanks::~RunRanks() {

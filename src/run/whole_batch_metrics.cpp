@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/foreign/foreign.h"
+#include "core/own_metrics.h"
 #include "core/weight_metrics.h"
 #include "leeway/error.h"
 
@@ -46,11 +47,14 @@ double mean(const std::vector<double>& values) {
 Metrics whole_batch_metrics(const LossSpec& spec, std::span<const Sample> samples,
                             const LearnerResult& learned, const Metrics& taken) {
   const bool foreign = spec.preset.find('/') != std::string::npos;
-  if ((!foreign && spec.corrections.empty()) || samples.empty()) return {};
+  const bool evaluates = foreign || !spec.corrections.empty();
+  if ((!evaluates && spec.metrics.empty()) || samples.empty()) return {};
   const Batch batch = batch_of(samples, learned);
   const BatchView<double> view = batch.view();
+  Metrics metrics = own_metrics(spec, view);
+  if (!evaluates) return metrics;
   const LossResult result = evaluate_reference(spec, view, {}, nullptr, true);
-  Metrics metrics = weight_metrics(spec, view, result);
+  for (auto& metric : weight_metrics(spec, view, result)) metrics.push_back(std::move(metric));
   if (!foreign) return metrics;
   const auto is_taken = [&](const std::string& name) {
     const auto has = [&](const Metrics& list) {

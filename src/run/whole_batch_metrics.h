@@ -12,9 +12,10 @@ namespace leeway {
 // For a loss of another code base, its metrics under its own names (`tis_clipfrac`, `ppo_kl`, ..),
 // where the source has one number per sequence their mean; a name that `taken` has already becomes
 // foreign/NAME. For a loss with a built-in weight, weight_clipped_share and weight_abs_deviation
-// (core/weight_metrics.h). Of the first epoch, computed by the reference in double from the
-// log-probabilities that the update used: `learned.logprobs`, `prox`, `ref` and `teacher`. Empty
-// for other losses, and where nothing was trained.
+// (core/weight_metrics.h). For every loss, the metrics of plugins (core/own_metrics.h). Of the
+// first epoch, computed in double from the log-probabilities that the update used:
+// `learned.logprobs`, `prox`, `ref` and `teacher`. Empty for other losses, and where nothing was
+// trained.
 Metrics whole_batch_metrics(const LossSpec& spec, std::span<const Sample> samples,
                             const LearnerResult& learned, const Metrics& taken);
 

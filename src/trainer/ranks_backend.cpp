@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <numeric>
 #include <utility>
@@ -270,10 +271,11 @@ void check_ranks(int ranks, const TrainerTable& table) {
   if (slots % ranks == 0) return;
   std::vector<int64_t> fitting;
   for (int64_t n = 1; n <= slots; n *= 2) fitting.push_back(n);
+  const bool could = std::has_single_bit(static_cast<unsigned>(ranks));
   throw Error(fmt::format(
-      "{} ranks cannot share the {} slots of a step (trainer.gradient_slots): use {} ranks, or set "
-      "trainer.gradient_slots to a power of two that {} divides",
-      ranks, slots, fmt::join(fitting, ", "), ranks));
+      "{} ranks cannot share the {} slots of a step (trainer.gradient_slots): use {} ranks{}",
+      ranks, slots, fmt::join(fitting, ", "),
+      could ? fmt::format(", or set trainer.gradient_slots = {}", ranks) : ""));
 }
 
 void KeptSnapshots::add(std::shared_ptr<const PolicySnapshot> snapshot) {

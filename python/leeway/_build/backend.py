@@ -14,6 +14,11 @@ def build_sdist(sdist_directory, config_settings=None):
     root, native = here.parents[1], here / "native"
     if native.exists():  # a sdist itself
         return _build_sdist(sdist_directory, config_settings)
+    missing = [name for name in _NEEDED if not (root / name).exists()]
+    if missing:
+        raise SystemExit(
+            f"leeway: {root} lacks {missing[0]}: this folder has no C++ sources of its own. Build the "
+            "sdist where it lies in a checkout of Leeway (python/leeway)")
     try:
         for name in _NEEDED:
             source, target = root / name, native / name

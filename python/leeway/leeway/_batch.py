@@ -26,12 +26,17 @@ def check_tensor(value: Any, name: str) -> Tensor:
         raise TypeError(
             f"{name} is a DTensor, a part of a tensor on several ranks: give {name}.full_tensor(), or "
             "call this in the forward of the module that owns it, where FSDP has it whole")
+    if value.is_nested:
+        raise TypeError(f"{name} is a nested tensor: give a plain one, packed with cu_seqlens or padded "
+                        "with mask")
     if value.layout != torch.strided:
         raise TypeError(f"{name} is sparse: give {name}.to_dense()")
+    if value.is_quantized:
+        raise TypeError(f"{name} is quantised: give {name}.dequantize()")
     return value
 
 
-def _on(value: Tensor, name: str, like: Tensor, like_name: str) -> None:
+def check_device(value: Tensor, name: str, like: Tensor, like_name: str) -> None:
     if value.device != like.device:
         raise ValueError(f"{name} is on {value.device}, {like_name} on {like.device}: give "
                          f"{name}.to({like_name}.device)")
@@ -73,7 +78,7 @@ def _stream(value: Any, name: str, shape: torch.Size, like: Tensor, like_name: s
         raise ValueError(f"{name} must be float32, got {text_of(value)}: {remedy}")
     if value.shape != shape:
         raise ValueError(f"{name} must be {list(shape)} as {like_name}, got {text_of(value)}")
-    _on(value, name, like, like_name)
+    check_device(value, name, like, like_name)
     _without_gradient(value, name)
     return value.detach().to(torch.float32).reshape(-1)
 
@@ -84,7 +89,7 @@ def _advantages(value: Any, shape: torch.Size, sequences: int, lengths: Optional
     if value.dtype not in _FLOATS:
         raise ValueError(f"advantages must be float32, got {text_of(value)}: give "
                          "advantages.float()")
-    _on(value, "advantages", like, like_name)
+    check_device(value, "advantages", like, like_name)
     _without_gradient(value, "advantages")
     value = value.detach().to(torch.float32)
     if value.shape == shape:
@@ -113,6 +118,9 @@ def pack(shape: torch.Size, like: Tensor, like_name: str, *, rollout: Any, advan
             raise ValueError(f"cu_seqlens is for packed log-probabilities [N]; {like_name} is padded, "
                              f"{list(shape)}: give mask alone")
         sequences, width = shape
+        if sequences == 0:
+            raise ValueError(f"{like_name} has no sequence, {list(shape)}: leave an empty batch out, or "
+                             "give one sequence that mask takes out")
         offsets = torch.arange(sequences + 1, device=like.device, dtype=torch.int64) * width
     else:
         if cu_seqlens is None:
@@ -124,6 +132,8 @@ def pack(shape: torch.Size, like: Tensor, like_name: str, *, rollout: Any, advan
         if offsets.dtype not in _INTEGERS or offsets.dim() != 1 or offsets.shape[0] < 2:
             raise ValueError("cu_seqlens must be int32 or int64 [sequences + 1] with at least one "
                              f"sequence, got {text_of(offsets)}")
+        if offsets.device.type != "cpu":
+            check_device(offsets, "cu_seqlens", like, like_name)
         offsets = offsets.to(device=like.device, dtype=torch.int64)
         sequences = offsets.shape[0] - 1
         lengths = offsets[1:] - offsets[:-1]
@@ -140,7 +150,7 @@ def pack(shape: torch.Size, like: Tensor, like_name: str, *, rollout: Any, advan
                              "tokens are another argument")
         if mask.shape != shape:
             raise ValueError(f"mask must be {list(shape)} as {like_name}, got {text_of(mask)}")
-        _on(mask, "mask", like, like_name)
+        check_device(mask, "mask", like, like_name)
         packed_mask = (mask if mask.dtype == torch.bool else mask != 0).reshape(-1)
 
     prox_is_current = isinstance(prox, str)
@@ -159,7 +169,7 @@ def pack(shape: torch.Size, like: Tensor, like_name: str, *, rollout: Any, advan
         if value.dtype not in _INTEGERS or value.shape != size:
             raise ValueError(f"{name} must be int64 {list(size)}, one for each {what}, "
                              f"got {text_of(value)}")
-        _on(value, name, like, like_name)
+        check_device(value, name, like, like_name)
         return value.reshape(-1)
 
     return Batch(

@@ -7,7 +7,7 @@ from typing import Any, Mapping, Optional, Sequence, Union
 import torch
 
 from ._batch import pack
-from ._correction import apply_corrections
+from ._correction import apply_corrections, only_known
 from ._library import ops
 from ._spec import Spec, _message, as_spec
 
@@ -59,8 +59,19 @@ def compare(batch: Mapping[str, Any], presets: Optional[Sequence[Union[str, Spec
     """
     if not isinstance(batch, Mapping) or "sequences" not in batch:
         raise ValueError('compare: a batch is {"sequences": [{"pi", "rollout", "advantages"}, ..]}')
+    if isinstance(presets, (str, Spec)) or not isinstance(presets, (Sequence, type(None))):
+        raise TypeError(f"presets must be a list of names and leeway.Specs, got "
+                        f"{type(presets).__name__}")
+    if target_masked is not None:
+        if isinstance(target_masked, bool) or not isinstance(target_masked, (int, float)):
+            raise TypeError(f"target_masked must be a number, got {type(target_masked).__name__}")
+        if not 0.0 <= target_masked < 1.0:
+            raise ValueError(f"target_masked = {target_masked}: must be a share, below 1")
     plain = _plain(batch)
-    text = json.dumps(plain)
+    try:
+        text = json.dumps(plain)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"batch: must hold lists, tensors and numbers: {error}") from None
     specs = [as_spec(preset, {}) for preset in presets or ()]
     built_in = [spec for spec in specs if not spec.described.callers]
 
@@ -79,6 +90,8 @@ def compare(batch: Mapping[str, Any], presets: Optional[Sequence[Union[str, Spec
     if built_in:
         answer = ask(built_in)
         rows.update(zip(built_in, answer["presets"]))
+    else:
+        ask([Spec("reinforce")])  # refuses a batch that is none
     pi, rest = _packed(plain)
     for spec in specs:
         if not spec.described.callers:
@@ -88,8 +101,10 @@ def compare(batch: Mapping[str, Any], presets: Optional[Sequence[Union[str, Spec
                 raise ValueError(f"preset {spec.preset} reads the stream \"{stream}\", which the batch "
                                  "does not have")
         weights, mask, _ = apply_corrections(spec, pi, rest)
-        answer = ask([spec], weights=_plain(weights), mask=None if mask is None else
-                     [int(keep) for keep in mask.tolist()])
+        # The operator gives the weights, which are those of all of them, to the first that it knows.
+        with only_known(spec.described.callers):
+            answer = ask([spec], weights=_plain(weights), mask=None if mask is None else
+                         [int(keep) for keep in mask.tolist()])
         rows[spec] = answer["presets"][0]
     answer["presets"] = [rows[spec] for spec in specs]
     return answer

@@ -1,10 +1,12 @@
 """Corrections written in Python, by name: computed between log-probabilities and loss."""
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
+import math
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +16,9 @@ from ._batch import Batch, text_of
 from ._library import ops
 
 STREAMS = ("pi", "prox", "rollout", "ref", "teacher")
+
+# Corrections inside presets of other code bases; the operators know corrections by their names.
+_TAKEN = ("mis", "rejection_sampling", "rollout_is", "vanilla_tis", "vespo", "vllm_is_ratio")
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,38 @@ def _announce(corrections: Mapping[str, _Known]) -> None:
         raise ValueError(_spec._message(error)) from None
 
 
+@contextlib.contextmanager
+def only_known(names: Sequence[str]) -> Iterator[None]:
+    """While it lasts the operators know none but these own corrections, in this order."""
+    _announce({name: _known[name] for name in names})
+    try:
+        yield
+    finally:
+        _announce(_known)
+
+
+def _check_defaults(name: str, keys: Mapping[Any, Any], ranges: Mapping[Any, Any]) -> None:
+    for key, default in keys.items():
+        words = isinstance(default, tuple) and len(default) > 0 and \
+            all(isinstance(word, str) for word in default)
+        number = isinstance(default, (int, float)) and not isinstance(default, bool) and \
+            math.isfinite(default)
+        if not isinstance(key, str) or not (words or number or default == "off"):
+            raise ValueError(f"correction {name}: key {key!r} = {default!r}: a default is a finite number, "
+                             '"off" or a tuple of words')
+    for key, bounds in ranges.items():
+        if key not in keys:
+            raise ValueError(f"correction {name}: a range of {key!r}, which is no key of it")
+        if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+            raise ValueError(f"correction {name}: the range of {key} must be (lowest, highest), with None "
+                             f"for none, got {bounds!r}")
+        low, high = (-math.inf if bounds[0] is None else bounds[0],
+                     math.inf if bounds[1] is None else bounds[1])
+        default = keys[key]
+        if not low <= high or (isinstance(default, (int, float)) and not low <= default <= high):
+            raise ValueError(f"correction {name}: {key} = {default!r} is not in its range {bounds!r}")
+
+
 def correction(name: str, keys: Mapping[str, Any] | None = None, *,
                reads: Sequence[str] = ("rollout",), formula: str = "",
                ranges: Mapping[str, tuple[Any, Any]] | None = None):
@@ -116,11 +153,20 @@ def correction(name: str, keys: Mapping[str, Any] | None = None, *,
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"correction {name!r}: a name is letters, digits and underscores")
+    if name in _TAKEN:
+        raise ValueError(f"correction {name}: a preset of another code base has it under this name; "
+                         "choose another one")
+    if isinstance(reads, str) or not isinstance(reads, Sequence):
+        raise TypeError(f"correction {name}: reads must be a list of streams, e.g. (\"rollout\",), got "
+                        f"{reads!r}")
     for stream in reads:
         if stream not in STREAMS:
             raise ValueError(f"correction {name}: there is no stream {stream!r}; there are "
                              f"{', '.join(STREAMS)}")
+    if not isinstance(keys or {}, Mapping) or not isinstance(ranges or {}, Mapping):
+        raise TypeError(f"correction {name}: keys and ranges are dicts")
     own = dict(keys or {})
+    _check_defaults(name, own, dict(ranges or {}))
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(function):
@@ -153,6 +199,8 @@ def _checked(name: str, value: Any, what: str, tokens: Tokens) -> Tensor:
         raise ValueError(f"correction {name}: its {what} must be [{tokens.pi.shape[0]}] on "
                          f"{tokens.pi.device}, one for each token, got {text_of(value)} on "
                          f"{value.device}")
+    if value.is_complex():
+        raise ValueError(f"correction {name}: its {what} must be real, got {text_of(value)}")
     return value
 
 
@@ -171,8 +219,15 @@ def apply_corrections(spec: "_spec.Spec", logprobs: Tensor, batch: Batch
     metrics: dict[str, Any] = {}
     for name in names:
         known = _known[name]
+        given = [getattr(tokens, field) for field in ("pi", "prox", "rollout", "ref", "teacher",
+                                                      "advantages", "mask")]
+        before = [] if torch.compiler.is_compiling() else \
+            [value._version for value in given if value is not None]
         with torch.no_grad():
             out = known.function(tokens, **_key_values(spec, known))
+        if before and before != [value._version for value in given if value is not None]:
+            raise ValueError(f"correction {name}: it changes its tensors in place, and they are the "
+                             "caller's: compute new ones")
         effect = Effect(weights=out) if isinstance(out, Tensor) else out
         if not isinstance(effect, tuple) or len(effect) > 3:
             raise TypeError(f"correction {name}: must return weights or a leeway.Effect, "
@@ -191,7 +246,14 @@ def apply_corrections(spec: "_spec.Spec", logprobs: Tensor, batch: Batch
             keep = _checked(name, effect.mask, "mask", tokens)
             keep = keep if keep.dtype == torch.bool else keep != 0
             mask = keep if mask is None else mask & keep
+        if not isinstance(effect.metrics, Mapping):
+            raise TypeError(f"correction {name}: its metrics must be a dict of numbers, got "
+                            f"{type(effect.metrics).__name__}")
         for metric, value in effect.metrics.items():
+            single = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (int, float))
+            if not single:
+                raise ValueError(f"correction {name}: its metric {metric} must be one number, got "
+                                 f"{text_of(value) if isinstance(value, Tensor) else value!r}")
             metrics[f"{name}/{metric}"] = value.detach() if isinstance(value, Tensor) else value
     if weights is None and mask is None:
         weights = torch.ones_like(tokens.pi)

@@ -7,13 +7,15 @@ from typing import Any, NamedTuple, Optional, Union
 import torch
 from torch import Tensor
 
-from ._batch import Batch, check_tensor, pack, text_of
+from ._batch import Batch, check_device, check_tensor, pack, text_of
 from ._correction import apply_corrections
 from ._library import ops
 from ._metrics import Metrics
 from ._spec import Key, Spec, as_spec
 
 Denominator = Union[float, int, Tensor, None]
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def _check_reads(spec: Spec, batch: Batch) -> None:
@@ -30,13 +32,17 @@ def _denominator(value: Denominator) -> tuple[float, Optional[Tensor]]:
     if value is None:
         return -1.0, None
     if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"denominator must be one number, got {text_of(value)}")
+        value = check_tensor(value, "denominator")
+        if value.numel() != 1 or value.is_complex() or value.device.type == "meta":
+            raise ValueError(f"denominator must be one number, got {text_of(value)} on {value.device}")
+        if value.device.type == "cpu" and not torch.compiler.is_compiling() and \
+                not 0.0 <= float(value) < float("inf"):
+            raise ValueError(f"denominator = {float(value)}: must be finite and not negative")
         return 1.0, value.detach().reshape(()).to(torch.float32).clamp(min=1.0)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"denominator must be a number or a tensor of one, "
                         f"got {type(value).__name__}")
-    if not 0.0 <= value < float("inf"):
+    if not 0.0 <= value <= _LARGEST:
         raise ValueError(f"denominator = {value}: must be finite and not negative; None is the "
                          "batch's own")
     return float(value), None
@@ -140,25 +146,46 @@ def _check_head(hidden: Any, weight: Any, targets: Any, temperature: Any
     if targets.dtype != torch.int64 or targets.shape != hidden.shape[:-1]:
         raise ValueError(f"targets must be int64 {list(hidden.shape[:-1])}, the token that each row "
                          f"predicts, got {text_of(targets)}")
-    for value, name in ((weight, "weight"), (targets, "targets")):
-        if value.device != hidden.device:
-            raise ValueError(f"{name} is on {value.device}, hidden on {hidden.device}: give "
-                             f"{name}.to(hidden.device)")
+    if hidden.shape[-1] == 0 or weight.shape[0] == 0:
+        raise ValueError(f"hidden and weight must have numbers, got {text_of(hidden)} and "
+                         f"{text_of(weight)}")
+    check_device(weight, "weight", hidden, "hidden")
+    check_device(targets, "targets", hidden, "hidden")
     if temperature is None or isinstance(temperature, Tensor):
         if temperature is not None:
             temperature = check_tensor(temperature, "temperature").detach()
             if temperature.numel() != 1 and temperature.shape != targets.shape:
                 raise ValueError("temperature must be one number, or one for each token, "
                                  f"{list(targets.shape)}, got {text_of(temperature)}")
+            if not (temperature.is_floating_point() or temperature.dtype in (torch.int32, torch.int64)):
+                raise ValueError(f"temperature must be float32, got {text_of(temperature)}")
+            if temperature.device.type != "cpu":
+                check_device(temperature, "temperature", hidden, "hidden")
             temperature = temperature.to(hidden.device, torch.float32).reshape(-1)
         return hidden, weight, targets, temperature
     if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
         raise TypeError(f"temperature must be a number or a tensor, got {type(temperature).__name__}")
-    if not 0.0 < temperature < float("inf"):
+    if not 0.0 < temperature <= _LARGEST:
         raise ValueError(f"temperature = {temperature}: must be above 0 and finite")
     number = None if temperature == 1.0 else torch.full((1,), float(temperature),
                                                         device=hidden.device)
     return hidden, weight, targets, number
+
+
+def _check_options(rows: Any, hidden: Tensor, chunk_bytes: Any, **switches: Any) -> None:
+    if rows is not None:
+        rows = check_tensor(rows, "rows")
+        if rows.dtype != torch.int64 or rows.dim() != 1:
+            raise ValueError("rows must be int64 [computed tokens], rising positions of the flattened "
+                             f"tokens, got {text_of(rows)}")
+        check_device(rows, "rows", hidden, "hidden")
+    if isinstance(chunk_bytes, bool) or not isinstance(chunk_bytes, int):
+        raise TypeError(f"chunk_bytes must be a whole number, got {type(chunk_bytes).__name__}")
+    if not 0 <= chunk_bytes < 2**63:
+        raise ValueError(f"chunk_bytes = {chunk_bytes}: must be a number of bytes; 0 is the default")
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
 
 
 def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor,
@@ -174,6 +201,8 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor,
     after it are explained in docs/pytorch.md.
     """
     hidden, weight, targets, temperature = _check_head(hidden, weight, targets, temperature)
+    _check_options(rows, hidden, chunk_bytes, invariant=invariant, float32_logits=float32_logits,
+                   float32_weight_gradient=float32_weight_gradient)
     logprobs, entropy = ops.token_logprobs(
         hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1), rows, temperature,
         chunk_bytes=chunk_bytes, invariant=invariant, float32_logits=float32_logits,
@@ -202,6 +231,8 @@ def policy_head(hidden: Tensor, weight: Tensor, targets: Tensor, *, rollout: Opt
     """
     spec = as_spec(preset, keys)
     hidden, weight, targets, temperature = _check_head(hidden, weight, targets, temperature)
+    _check_options(rows, hidden, chunk_bytes, invariant=invariant, float32_logits=float32_logits,
+                   float32_weight_gradient=float32_weight_gradient)
     batch = pack(targets.shape, hidden, "targets", rollout=rollout, advantages=advantages, mask=mask,
                  prox=prox, ref=ref, teacher=teacher, cu_seqlens=cu_seqlens, weights=weights,
                  rollout_ids=rollout_ids, versions=versions)

@@ -81,6 +81,8 @@ def join_metrics(parts: Iterable[Metrics]) -> dict[str, float]:
 
     Metrics of corrections written in Python are averaged: only their names are known here.
     """
+    if not isinstance(parts, Iterable):
+        raise TypeError(f"parts must be a list of metrics, got {type(parts).__name__}")
     parts = list(parts)
     if not parts:
         raise ValueError("join_metrics: there are no parts")

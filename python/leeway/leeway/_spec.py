@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from typing import Any, Mapping, NamedTuple, Union
 
 import torch
@@ -10,6 +11,8 @@ import torch
 from ._library import ops
 
 Key = Union[float, str, bool, None]
+
+_LARGEST = sys.float_info.max
 
 # Rises when a correction is added: what was known of a spec is asked for again.
 _generation = 0
@@ -63,6 +66,9 @@ def _check_keys(preset: Any, keys: Mapping[str, Any]) -> None:
         if value is not None and not isinstance(value, (bool, int, float, str)):
             raise TypeError(f"{key} must be a number, text or a truth value, "
                             f"got {type(value).__name__}")
+        if isinstance(value, (int, float)) and not -_LARGEST <= value <= _LARGEST and value == value \
+                and abs(value) != float("inf"):
+            raise ValueError(f"{key} = {str(value)[:20]}..: is too large")
 
 
 class Spec:

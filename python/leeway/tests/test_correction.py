@@ -112,9 +112,15 @@ def test_compare_shows_it_beside_built_in_ones():
     sequences = [{"pi": row, "rollout": other, "advantages": a, "mask": m} for row, other, a, m in
                  zip(golden.FIXTURE["pi"], golden.FIXTURE["rollout"], golden.FIXTURE["adv_seq"],
                      golden.FIXTURE["masks"])]
+    leeway.correction("beside")(lambda tokens: torch.full_like(tokens.pi, 7.0))
     out = leeway.compare({"sequences": sequences},
                          ["off_policy_is", leeway.Spec("reinforce+mine", mine_high=2.0), "icepop"])
     rows = out["presets"]
     assert [row["preset"] for row in rows] == ["off_policy_is", "reinforce+mine", "icepop"]
     assert rows[1]["loss"] == pytest.approx(rows[0]["loss"], rel=1e-6)
     assert rows[1]["grad_norm"] == pytest.approx(rows[0]["grad_norm"], rel=1e-6)
+    # Whichever was registered first, each has its own weights.
+    rows = leeway.compare({"sequences": sequences}, ["reinforce", "reinforce+beside", "reinforce+mine",
+                                                     "reinforce+mine+beside"])["presets"]
+    for seven_fold, single in ((rows[1], rows[0]), (rows[3], rows[2])):
+        assert seven_fold["loss"] == pytest.approx(7.0 * single["loss"], rel=1e-6)

@@ -56,6 +56,24 @@ def head(**change):
     ({"icepop_ratio_low": [1]}, TypeError, "icepop_ratio_low must be a number"),
     ({"preset": leeway.Spec("ppo"), "eps_low": 0.1}, TypeError, "with_keys"),
     ({"preset": "ppo"}, ValueError, 'ppo reads the stream "prox": give prox='),
+    ({"logprobs": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(4)])}, TypeError,
+     "logprobs is a nested tensor"),
+    ({"weights": torch.quantize_per_tensor(torch.zeros(6), 0.1, 0, torch.qint8)}, TypeError,
+     "weights is quantised"),
+    ({"weights": torch.full((6,), torch.nan)}, ValueError, "position 0: weights is nan"),
+    ({"cu_seqlens": torch.empty(3, dtype=torch.int64, device="meta")}, ValueError, "cu_seqlens is on meta"),
+    ({"cu_seqlens": torch.tensor([0, -2, 6])}, ValueError, "cu_seqlens must rise"),
+    ({"denominator": torch.tensor(torch.nan)}, ValueError, "denominator = nan: must be finite"),
+    ({"denominator": torch.tensor(-3.0)}, ValueError, "denominator = -3.0: .*not negative"),
+    ({"denominator": torch.ones((), device="meta")}, ValueError, "denominator must be one number"),
+    ({"denominator": 10**400}, ValueError, "denominator = 1000"),
+    ({"icepop_ratio_high": 10**400}, ValueError, "icepop_ratio_high = 1000.*too large"),
+    ({"logprobs": torch.zeros(0, 3), "rollout": torch.zeros(0, 3), "cu_seqlens": None}, ValueError,
+     "logprobs has no sequence"),
+    ({"preset": "grpo+tis", "prox": torch.zeros(6), "rollout": torch.full((6,), torch.nan)}, ValueError,
+     "position 0: rollout is nan"),
+    ({"preset": "grpo+tis", "prox": torch.zeros(6), "rollout": torch.full((6,), -torch.inf)}, ValueError,
+     "position 0: rollout is -inf"),
 ])
 def test_a_mistake_in_a_loss_is_named(change, kind, words):
     with pytest.raises(kind, match=words):
@@ -75,10 +93,76 @@ def test_a_mistake_in_a_loss_is_named(change, kind, words):
     ({"temperature": "hot"}, TypeError, "temperature must be a number"),
     ({"rows": torch.tensor([3, 1])}, ValueError, "rows"),
     ({"rows": torch.tensor([0])}, ValueError, "not among the rows|rows"),
+    ({"rows": [0, 1]}, TypeError, "rows must be a tensor"),
+    ({"rows": torch.arange(6, device="meta")}, ValueError, "rows is on meta, hidden on cpu"),
+    ({"rows": torch.arange(6).int()}, ValueError, "rows must be int64"),
+    ({"temperature": torch.ones(6, device="meta")}, ValueError, "temperature is on meta"),
+    ({"temperature": torch.ones(6, dtype=torch.bool)}, ValueError, "temperature must be float32"),
+    ({"temperature": 10**400}, ValueError, "temperature = 1000"),
+    ({"hidden": torch.zeros(6, 0), "weight": torch.zeros(5, 0)}, ValueError, "must have numbers"),
+    ({"weight": torch.zeros(0, 3)}, ValueError, "must have numbers"),
+    ({"chunk_bytes": -1}, ValueError, "chunk_bytes = -1"),
+    ({"chunk_bytes": 1.5}, TypeError, "chunk_bytes must be a whole number"),
+    ({"invariant": "yes"}, TypeError, "invariant must be True or False"),
 ])
 def test_a_mistake_in_a_head_is_named(change, kind, words):
     with pytest.raises(kind, match=words):
         head(**change)
+
+
+def test_a_mistake_in_a_comparison_is_named():
+    good = {"sequences": [{"pi": [-1.0, -2.0], "rollout": [-1.0, -1.5], "advantages": 1.0}]}
+    for arguments, kind, words in [
+            ((good, "icepop"), TypeError, "presets must be a list"), ((good, 3), TypeError, "presets must be"),
+            ((good, ["nope"]), ValueError, "no preset nope"),
+            (({"sequences": [{"pi": {1}}]},), TypeError, "batch: must hold lists"),
+            (({"sequences": []},), ValueError, "batch is empty")]:
+        with pytest.raises(kind, match=words):
+            leeway.compare(*arguments)
+    for target, kind in [(-0.1, ValueError), (1.0, ValueError), (torch.nan, ValueError), ("x", TypeError)]:
+        with pytest.raises(kind, match="target_masked"):
+            leeway.compare(good, target_masked=target)
+    with pytest.raises(TypeError, match="parts must be a list"):
+        leeway.join_metrics(None)
+    leeway.correction("ones")(lambda tokens: torch.ones_like(tokens.pi))
+    for batch, words in [({"sequences": []}, "batch is empty"), ({"sequences": 3}, "not expected"),
+                         ({"sequences": [{"rollout": [-1.0]}]}, 'has no "pi"')]:
+        with pytest.raises(ValueError, match=words):
+            leeway.compare(batch, ["reinforce+ones"])
+
+
+@pytest.mark.parametrize("options,kind,words", [
+    ({"keys": [1]}, TypeError, "keys and ranges are dicts"),
+    ({"keys": {"k": None}}, ValueError, "a default is a finite number"),
+    ({"keys": {"k": ()}}, ValueError, "a default is a finite number"),
+    ({"keys": {"k": torch.nan}}, ValueError, "a default is a finite number"),
+    ({"keys": {"k": 5.0}, "ranges": {"k": (0, 1)}}, ValueError, "k = 5.0 is not in its range"),
+    ({"keys": {"k": 1.0}, "ranges": {"k": (2, 1)}}, ValueError, "not in its range"),
+    ({"keys": {"k": 1.0}, "ranges": {"k": 3}}, ValueError, r"must be \(lowest, highest\)"),
+    ({"keys": {"k": 1.0}, "ranges": {"l": (0, 1)}}, ValueError, "'l', which is no key"),
+    ({"reads": "rollout"}, TypeError, "reads must be a list of streams"),
+    ({"reads": None}, TypeError, "reads must be a list of streams")])
+def test_a_mistake_in_a_correction_is_named(options, kind, words):
+    with pytest.raises(kind, match=f"correction faulty: .*{words}"):
+        leeway.correction("faulty", **options)(lambda tokens: None)
+
+
+@pytest.mark.parametrize("function,kind,words", [
+    (lambda tokens: tokens.pi.to(torch.complex64), ValueError, "its weights must be real"),
+    (lambda tokens: leeway.Effect(metrics=[1]), TypeError, "its metrics must be a dict"),
+    (lambda tokens: leeway.Effect(metrics={"a": tokens.pi}), ValueError, "its metric a must be one number"),
+    (lambda tokens: leeway.Effect(metrics={"a": "x"}), ValueError, "its metric a must be one number"),
+    (lambda tokens: tokens.rollout.mul_(0), ValueError, "in place")])
+def test_what_a_correction_does_wrong_is_named(function, kind, words):
+    leeway.correction("faulty")(function)
+    with pytest.raises(kind, match=f"correction faulty: .*{words}"):
+        loss(preset="icepop+faulty")
+
+
+def test_names_of_corrections_in_other_code_bases_presets_are_taken():
+    for name in ("rollout_is", "vanilla_tis", "mis"):
+        with pytest.raises(ValueError, match=f"correction {name}: a preset of another code base"):
+            leeway.correction(name)(lambda tokens: tokens.pi)
 
 
 def test_a_dtensor_is_refused_by_name():

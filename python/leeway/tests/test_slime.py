@@ -76,6 +76,14 @@ def test_without_current_log_probabilities_the_corrections_of_prox_remain(monkey
         run(monkeypatch, "reinforce", {}, {"correction": "tiss"}, True)
 
 
+def test_rollouts_without_log_probabilities_are_refused(monkeypatch):
+    monkeypatch.setenv("LEEWAY_SPEC", "{}")
+    for missing in (None, []):
+        with pytest.raises(ValueError, match="slime passes no rollout_log_probs"):
+            slime.tis(ARGS, pg_loss=torch.zeros(2), train_log_probs=[torch.zeros(2)],
+                      rollout_log_probs=missing, loss_masks=[torch.ones(2)])
+
+
 def test_a_correction_of_ones_own_is_the_seeds_cispo(monkeypatch):
     @leeway.correction("mine", keys={"mine_high": 2.0})
     def mine(tokens, mine_high):

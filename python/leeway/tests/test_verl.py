@@ -69,6 +69,19 @@ def test_verls_own_weights_multiply_the_policy_term():
     torch.testing.assert_close(ours[1], theirs[1], rtol=1e-5, atol=1e-7)
 
 
+def test_verls_own_presets_compute_beside_the_integration():
+    """The weights that verl hands over are a correction of another name than the one in its presets."""
+    import golden
+    case = golden.CASES["verl/vanilla+IS/tok_tis"]
+    keys = {key: value for key, value in case["config"].items() if not isinstance(value, (list, dict))}
+    pi, streams = golden.streams()
+    loss, _ = leeway.policy_loss(pi, advantages=golden.advantages(case), mask=golden.mask(),
+                                 cu_seqlens=golden.OFFSETS,
+                                 preset=leeway.Spec("verl/vanilla+IS", **keys), **streams)
+    loss.backward()
+    golden.check(loss, pi.grad, case)
+
+
 def test_losses_of_the_rollouts_need_bypass_mode():
     inputs, log_prob = batch()
     with pytest.raises(ValueError, match="leeway/icepop.*bypass_mode=true"):

@@ -49,6 +49,7 @@ struct Evaluator::Impl {
 
  private:
   void prepare();
+  void check_what_bounds_hide() const;
   void narrow_by_mask_gates();
   void apply_corrections();
   void gather_sequence(size_t s);
@@ -77,6 +78,24 @@ struct Evaluator::Impl {
   std::vector<double> statistic_count;       // [S]
   std::vector<uint32_t> tokens_in, kept_in;  // [S]
 };
+
+// A bound can turn NaN into a finite number: min(NaN, cap) is the cap. What goes into corrections'
+// weights, and weights of tokens, is looked at here; of the rest the kernel sees that it is finite.
+void Evaluator::Impl::check_what_bounds_hide() const {
+  const auto is_finite = [this](std::span<const float> values) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (!std::isfinite(values[i]) && (spec->positions == Positions::all || in_mask(batch, i))) {
+        return false;
+      }
+    }
+    return true;
+  };
+  bool finite = is_finite(batch.weights);
+  for (const Correction& correction : spec->corrections) {
+    for (const Stream stream : correction.reads) finite = finite && is_finite(batch.stream(stream));
+  }
+  if (!finite) check_finite(*spec, batch);
+}
 
 // Everything that is decided before a token's own arithmetic.
 void Evaluator::Impl::prepare() {
@@ -366,6 +385,7 @@ double Evaluator::Impl::evaluate(const LossSpec& the_spec, const BatchView<float
   LEEWAY_CHECK(kept.empty() || (kept.size() == n && want_metrics),
                "kept comes with metrics and holds one flag per position");
   check_streams(*spec, batch);
+  check_what_bounds_hide();
   prepare();
   set_scales(denominator);
   if (want_metrics) {

@@ -220,6 +220,31 @@ TEST(Evaluator, BadNumbersAreErrorsThatNameThePlace) {
       }
     }
   }
+  // Bounds would hide these: min(NaN, cap) is the cap.
+  for (float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+    for (const bool in_weights : {false, true}) {
+      Batch batch = random_batch(5, {60, 80}, true);
+      batch.mask.assign(batch.mask.size(), 1);
+      batch.weights.assign(batch.mask.size(), 1.0);
+      FloatBatch floats(batch);
+      (in_weights ? floats.weights : floats.rollout)[60 + 33] = bad;
+      std::vector<float> grad(batch.pi.size());
+      for (const char* preset : {"grpo+tis", "ppo+icepop_tis", "reinforce+off_policy_is"}) {
+        try {
+          evaluator.evaluate(catalog.make_spec(preset, {}), floats.view(), grad);
+          FAIL() << preset;
+        } catch (const Error& error) {
+          EXPECT_NE(std::string(error.what())
+                        .find(std::string("sequence 1, position 33: ") +
+                              (in_weights ? "weights" : "rollout")),
+                    std::string::npos)
+              << error.what();
+        }
+      }
+      floats.mask[60 + 33] = 0;
+      EXPECT_NO_THROW(evaluator.evaluate(catalog.make_spec("grpo+tis", {}), floats.view(), grad));
+    }
+  }
   Batch overflow = random_batch(5, {20}, true);
   overflow.mask.assign(20, 1);
   overflow.advantages.assign(20, 1.0);

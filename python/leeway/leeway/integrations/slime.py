@@ -66,6 +66,10 @@ def tis(args: Any, *, pg_loss: Tensor, train_log_probs: Sequence[Tensor],
     if cur_log_probs is None and from_current:
         raise ValueError(f"{_TIS}: {name} weighs the current policy against the rollouts, but this slime "
                          "passes no cur_log_probs: use tis or icepop_tis, or leeway.integrations.slime.loss")
+    for given, what in ((train_log_probs, "train_log_probs"), (rollout_log_probs, "rollout_log_probs")):
+        if not given:
+            raise ValueError(f"{_TIS}: slime passes no {what}: a correction weighs one policy against "
+                             "the other, so that rollouts must record theirs")
     prox = torch.cat(list(train_log_probs)).detach().float()
     rollout = torch.cat(list(rollout_log_probs)).detach().float()
     current = prox if cur_log_probs is None else torch.cat(list(cur_log_probs)).detach().float()
@@ -81,8 +85,12 @@ def tis(args: Any, *, pg_loss: Tensor, train_log_probs: Sequence[Tensor],
     _, gradient, _ = ops.policy_loss(
         current, batch.cu_seqlens, mask, batch.advantages, rollout, prox, None, None, None, None,
         spec.json, 1.0, correction_weights=weights, correction_mask=everything)
-    raw = torch.exp((current if from_current else prox) - rollout)
-    per_token = {"tis": raw, "tis_abs": (raw - 1).abs(), "tis_clipfrac": (gradient != raw).float()}
+    # slime multiplies what is reported by masks, so that masked positions must be finite.
+    raw = torch.where(mask, torch.exp((current if from_current else prox) - rollout),
+                      torch.ones_like(rollout))
+    # The operator's exp and PyTorch's differ in their last bits; a bound moves a weight further.
+    bounded = mask & ((gradient - raw).abs() > 1e-5 * raw)
+    per_token = {"tis": raw, "tis_abs": (raw - 1).abs(), "tis_clipfrac": bounded.float()}
     for metric, value in metrics.items():
         per_token[metric] = torch.full_like(raw, float(value))
     weighted = torch.where(mask, pg_loss * gradient.to(pg_loss.dtype), torch.zeros_like(pg_loss))

@@ -35,7 +35,7 @@ _REDUCTIONS = {"token-mean": "token_mean", "token-sum": "sum",
 _is_weights: contextvars.ContextVar[Tensor] = contextvars.ContextVar("leeway_verl_is_weights")
 
 
-@correction("rollout_is", reads=(), formula="verl's rollout_is_weights")
+@correction("verl_rollout_is", reads=(), formula="verl's rollout_is_weights")
 def _rollout_is(tokens):
     """the weights of verl's own rollout correction"""
     return _is_weights.get()
@@ -107,7 +107,7 @@ def register(preset: str, name: Optional[str] = None, **keys: Any) -> None:
             if weighted and "rollout" in base.reads:
                 raise ValueError(f"{name}: verl's rollout_is_weights would correct for the rollouts a "
                                  "second time: set algorithm.rollout_correction.rollout_is=null")
-            known[slot] = Spec(chosen + "+rollout_is", **base.keys) if weighted else base
+            known[slot] = Spec(chosen + "+verl_rollout_is", **base.keys) if weighted else base
         spec = known[slot]
         from_rollout = "rollout" in spec.reads
         if from_rollout and not _bypasses(config):
@@ -129,7 +129,7 @@ def register(preset: str, name: Optional[str] = None, **keys: Any) -> None:
         return (total / _divisor(loss_agg_mode, info, mask),
                 {f"actor/leeway/{metric}": value for metric, value in metrics.items()})
 
-    loss.__name__ = "leeway_" + "".join(c if c.isalnum() else "_" for c in preset)
+    loss.__name__ = loss.__qualname__ = "leeway_" + "".join(c if c.isalnum() else "_" for c in preset)
     register_policy_loss(name)(loss)
 
 
@@ -137,7 +137,7 @@ def _register_all() -> None:
     listed = presets()
     bases = [entry.name for entry in listed if entry.kind == "preset"]
     weights = [entry.name for entry in listed
-               if entry.kind == "correction" and entry.name != "rollout_is"]
+               if entry.kind == "correction" and entry.name != "verl_rollout_is"]
     for base in bases:
         register(base)
         for weight in weights:
