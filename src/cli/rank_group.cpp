@@ -70,12 +70,12 @@ RankGroup::RankGroup(int64_t asked) {
 }
 
 RankGroup::~RankGroup() {
+  const bool began = run_ && run_->has_begun();  // else the mistake is rank 0's, and it is said
   run_.reset();
   ranks_.reset();
   if (!workers_) return;
-  if (const std::string failure = workers_->wait(kLongestEnd); !failure.empty()) {
-    say("leeway: " + failure);
-  }
+  const std::string failure = workers_->wait(kLongestEnd);
+  if (began && !failure.empty()) say("leeway: " + failure);
 }
 
 void RankGroup::serve(const Catalog& catalog) {

@@ -99,6 +99,7 @@ RunRanks::~RunRanks() {
 
 std::unique_ptr<Sampler> RunRanks::make_sampler(const PolicySnapshot& weights,
                                                 const EngineOptions& options) {
+  training_->keep_snapshots();
   return std::make_unique<RanksSampler>(
       ranks_, weights, RanksSamplerOptions{options, [this](PolicyVersion version) {
                                              return training_->others_keep(version);

@@ -31,6 +31,7 @@ class RunRanks {
   // Once, before what follows. Throws Error if ranks cannot share this run, with the remedy.
   void begin(const RunSetup& setup, const Catalog& catalog);
 
+  bool has_begun() const { return training_ != nullptr; }
   int size() const { return ranks_.size(); }
   // "4 ranks share the run, 2 of them on this machine with 8 cores each"
   std::string line() const;

@@ -84,6 +84,14 @@ class TrainingBackend {
     return [now] { return std::move(*now); };
   }
   virtual void load(const std::string& folder) = 0;
+
+ private:
+  friend SlotResult run_slot(TrainingBackend& backend, const PackedBatch& batch,
+                             const GradientSlot& slot, const SlotPass& pass,
+                             std::span<const float> g);
+  // Of the micro-batch at hand; their memory is used again.
+  MicroBatch part_;
+  RowValues values_;
 };
 
 // Reference and teacher, if the loss reads them. Where the policy is an adapter, the base alone can

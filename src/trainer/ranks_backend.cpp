@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <numeric>
 #include <utility>
@@ -83,14 +84,11 @@ class RanksBackend : public TrainingBackend {
   const Parameters& parameters() override { return here().parameters(); }
   const ModelConfig& config() const override { return local_->backend->config(); }
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
-    ByteWriter message;
-    message.put(TrainingOrder::snapshot);
-    message.put(version);
-    tell(message.take());
-    {
-      const std::lock_guard lock(group_.mutex_);
-      group_.kept_.push_back(version);
-      if (group_.kept_.size() > KeptSnapshots::kMost) group_.kept_.pop_front();
+    if (group_.keep(version)) {
+      ByteWriter message;
+      message.put(TrainingOrder::snapshot);
+      message.put(version);
+      tell(message.take());
     }
     return here().snapshot(version);
   }
@@ -273,16 +271,16 @@ void check_ranks(int ranks, const TrainerTable& table) {
   if (slots % ranks == 0) return;
   std::vector<int64_t> fitting;
   for (int64_t n = 1; n <= slots; n *= 2) fitting.push_back(n);
+  const bool could = std::has_single_bit(static_cast<unsigned>(ranks));
   throw Error(fmt::format(
-      "{} ranks cannot share the {} slots of a step (trainer.gradient_slots): use {} ranks, or set "
-      "trainer.gradient_slots to a power of two that {} divides",
-      ranks, slots, fmt::join(fitting, ", "), ranks));
+      "{} ranks cannot share the {} slots of a step (trainer.gradient_slots): use {} ranks{}",
+      ranks, slots, fmt::join(fitting, ", "),
+      could ? fmt::format(", or set trainer.gradient_slots = {}", ranks) : ""));
 }
 
 void KeptSnapshots::add(std::shared_ptr<const PolicySnapshot> snapshot) {
   const std::lock_guard lock(mutex_);
   kept_.push_back(std::move(snapshot));
-  if (kept_.size() > kMost) kept_.pop_front();
   changed_.notify_all();
 }
 
@@ -323,9 +321,23 @@ MakeTrainingBackend RanksTraining::backends() {
   };
 }
 
-bool RanksTraining::others_keep(PolicyVersion version) const {
+void RanksTraining::keep_snapshots() {
   const std::lock_guard lock(mutex_);
-  return std::find(kept_.begin(), kept_.end(), version) != kept_.end();
+  keeps_ = true;
+}
+
+bool RanksTraining::keep(PolicyVersion version) {
+  const std::lock_guard lock(mutex_);
+  if (keeps_) kept_.insert(version);
+  return keeps_;
+}
+
+bool RanksTraining::others_keep(PolicyVersion version) {
+  const std::lock_guard lock(mutex_);
+  const auto found = kept_.find(version);
+  if (found == kept_.end()) return false;
+  kept_.erase(kept_.begin(), found);
+  return true;
 }
 
 Metrics RanksTraining::take_metrics() {

@@ -20,14 +20,13 @@ namespace leeway {
 // Throws Error with the numbers that do unless `ranks` divides the slots of the table.
 void check_ranks(int ranks, const TrainerTable& table);
 
-// Weights by version, for another thread of the same rank. All functions may be called from any
-// thread.
+// Weights by version, from a rank's trainer for its sampler, which takes each version once, in
+// order. All functions may be called from any thread.
 class KeptSnapshots {
  public:
-  static constexpr size_t kMost = 4;  // the newest
   void add(std::shared_ptr<const PolicySnapshot> snapshot);
-  // Waits until it is there; older ones are dropped then. Null: it has been dropped, or `end` was
-  // called.
+  // Waits until it is there; older ones are dropped then. Null: it will not come, since a newer one
+  // is there, or `end` was called.
   std::shared_ptr<const PolicySnapshot> take(PolicyVersion version);
   // Those of an earlier trainer.
   void clear();
@@ -47,8 +46,12 @@ class RanksTraining {
   RanksTraining(Ranks& ranks, std::vector<const LossSpec*> specs);
   // Backends that must not outlive this.
   MakeTrainingBackend backends();
-  // The other ranks keep this version of the trainer at hand (KeptSnapshots).
-  bool others_keep(PolicyVersion version) const;
+  // From here on other ranks keep the snapshots that the leader takes: for samplers that take every
+  // one of them.
+  void keep_snapshots();
+  // The other ranks keep this version of the trainer at hand (KeptSnapshots). If they do, the
+  // caller tells their samplers to take it, and older ones are gone.
+  bool others_keep(PolicyVersion version);
   // Since the last call: time/ranks_collectives, seconds of sums over ranks and of handing weights
   // out; time/ranks_wait, the leader's seconds until others have computed their slots;
   // ranks/train_imbalance, the longest time of a rank's passes over the mean.
@@ -64,6 +67,7 @@ class RanksTraining {
  private:
   friend class RanksBackend;
   void note_slow(double sum);
+  bool keep(PolicyVersion version);  // whether others are told to
   Ranks& ranks_;
   const std::vector<const LossSpec*> specs_;
   mutable std::mutex mutex_;  // of what follows
@@ -73,7 +77,8 @@ class RanksTraining {
   int slow_steps_ = 0;
   std::set<size_t> told_;
   std::string warning_;
-  std::deque<PolicyVersion> kept_;
+  bool keeps_ = false;
+  std::set<PolicyVersion> kept_;
 };
 
 // The side of other ranks: serves the leader until it ends the group. `like`: the policy before

@@ -211,7 +211,10 @@ TEST(RanksBackend, OtherRanksKeepTheSnapshotsOfTheLeader) {
   uint32_t expected = 0;
   {
     Trainer trainer(policy, spec, small_table(), group.training.backends());
+    trainer.snapshot(4);  // nobody samples yet
+    group.training.keep_snapshots();
     train(trainer, policy, 2, 8);
+    trainer.snapshot(4);
     expected = trainer.snapshot(5)->checksum();
   }
   EXPECT_TRUE(group.training.others_keep(5));

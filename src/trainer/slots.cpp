@@ -50,8 +50,8 @@ size_t rows_of(const PackedBatch& batch, const GradientSlot& slot) {
 SlotResult run_slot(TrainingBackend& backend, const PackedBatch& batch, const GradientSlot& slot,
                     const SlotPass& pass, std::span<const float> g) {
   SlotResult result;
-  MicroBatch part;
-  RowValues values;
+  MicroBatch& part = backend.part_;
+  RowValues& values = backend.values_;
   const auto add = [](const auto& from, auto& to) {
     to.insert(to.end(), from.begin(), from.end());
   };
