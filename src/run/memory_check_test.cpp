@@ -95,7 +95,7 @@ TEST(MemoryCheck, OfTheCpuSaysWhatTrainingNeedsAtLeast) {
   EXPECT_EQ(why_it_does_not_fit_cpu(config, model, 16 * weights), "");
   const std::string problem = why_it_does_not_fit_cpu(config, model, 16 * weights - 1);
   for (const std::string& words : {std::to_string(weights) + " weights", std::string("GiB"),
-                                  std::string("gradient"), std::string("[model.lora]")}) {
+                                   std::string("gradient"), std::string("[model.lora]")}) {
     EXPECT_NE(problem.find(words), std::string::npos) << problem;
   }
   config.run.model.lora.enabled = true;
