@@ -37,7 +37,7 @@ TEST_F(PoolFaultTest, WhenAllServersDieTheRunGivesUpWithTheirReason) {
 }
 
 TEST_F(PoolFaultTest, AServerThatIsKilledChangesNoBitOfALockstepRun) {
-  const std::vector<std::string> steps = {"--set", "trainer.max_steps=120"};
+  const std::vector<std::string> steps = {"--set", "trainer.max_steps=1000"};
   ASSERT_EQ(train("here", steps).code, 0);
   start_servers(2);
   std::vector<std::string> args = live("run.toml", "killed");
@@ -46,8 +46,9 @@ TEST_F(PoolFaultTest, AServerThatIsKilledChangesNoBitOfALockstepRun) {
     args.insert(args.end(), more.begin(), more.end());
   }
   LiveProgram run(args, LiveProgram::Streams::pipes);
-  // One that has just loaded weights has no request yet, so that several may have to be killed.
-  for (size_t i = 0; i < 2 || (i < 25 && sum("killed", "pool/retried_requests") == 0.0); ++i) {
+  // One that has just loaded weights has no request yet, so that several may have to be killed: the
+  // run is long enough for that.
+  for (size_t i = 0; i < 2 || (i < 50 && sum("killed", "pool/retried_requests") == 0.0); ++i) {
     ASSERT_TRUE(run.wait_until([&](const std::string&) {
       return steps_made("killed") >= 4 + 4 * i;
     })) << run.printed();
@@ -56,7 +57,7 @@ TEST_F(PoolFaultTest, AServerThatIsKilledChangesNoBitOfALockstepRun) {
     server.start();
   }
   EXPECT_EQ(run.wait(), 0) << run.printed();
-  expect_same_run("here", "killed", 120);
+  expect_same_run("here", "killed", 1000);
   EXPECT_GT(sum("killed", "pool/failed_requests"), 0.0);
   EXPECT_EQ(end_of("killed")["rollouts"]["failed"].GetDouble(), 0.0);
 }
