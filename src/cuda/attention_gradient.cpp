@@ -127,8 +127,8 @@ const AttentionGradients::Plan* AttentionGradients::plan_of(const AttentionGradi
   const Array d_out = rows(kDOut, heads, width, query_starts);
   const Sizes lse_strides = p.one_length ? Sizes{shape.longest, shape.rows, 1, 1}
                                          : Sizes{shape.longest * heads, 1, heads, 1};
-  const Array lse = array(kLse, {shape.sequences, heads, shape.longest, 1}, lse_strides,
-                          fe::DataType_t::FLOAT);
+  const Array lse =
+      array(kLse, {shape.sequences, heads, shape.longest, 1}, lse_strides, fe::DataType_t::FLOAT);
   auto attributes =
       fe::graph::SDPA_backward_attributes()
           .set_name("attention")

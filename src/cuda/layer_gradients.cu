@@ -10,24 +10,10 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 // Blocks that rows are dealt to, at most, each with a sum of its own.
 constexpr int kParts = 1024;
-#ifndef HEAD_BLOCKS
-#define HEAD_BLOCKS 264
-#endif
-#ifndef HEAD_AT_ONCE
-#define HEAD_AT_ONCE 2
-#endif
-#ifndef HEAD_RESIDENT
-#define HEAD_RESIDENT 2
-#endif
-#ifndef NORM_BLOCKS
-#define NORM_BLOCKS 264
-#endif
-#ifndef HEAD_COUNT
-#define HEAD_COUNT 4
-#endif
-constexpr int kHeadBlocks = HEAD_BLOCKS;
-constexpr int kHeadPartsAtOnce = HEAD_AT_ONCE;  // of a row that a warp has at a time
-constexpr int kNormBlocks = NORM_BLOCKS;
+constexpr int kHeadBlocks = 264;
+constexpr int kHeadPartsAtOnce = 4;  // of a row that a warp has at a time
+constexpr int kHeadCount = 4;        // numbers of half a head that a lane has
+constexpr int kNormBlocks = 264;
 constexpr int kWarpColumns = 8 * kWarp;  // of a row, at a time
 constexpr int kMostPieces = 4;           // of as many columns, where a warp has a row
 
@@ -217,9 +203,10 @@ struct HeadKind {
 
 // A warp has a row at a time, and of it as many heads as it holds, times kHeadPartsAtOnce: their
 // loads are under way together. The kind is blockIdx.y.
-template <int kCount, class T>
-__global__ void __launch_bounds__(kThreads, HEAD_RESIDENT)
+template <class T>
+__global__ void __launch_bounds__(kThreads, 2)
     heads_backward_kernel(HeadsBackward heads, HeadLanes in_warp) {
+  constexpr int kCount = kHeadCount;
   __shared__ float sums[kWarps][kWarp][2 * kCount + 1];
   const PackedHeads& forward = heads.forward;
   const int head_dim = static_cast<int>(forward.sizes.head_dim), half = head_dim / 2;
@@ -396,17 +383,8 @@ void heads_backward(Dtype dtype, const HeadsBackward& heads, cudaStream_t stream
   const unsigned kinds = heads.in_place ? 2 : 3;  // values stay what they are
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    // Half a head is a multiple of 4, since the whole is one of 8.
-    const auto launch = [&](auto numbers) {
-      constexpr int kCount = decltype(numbers)::value;
-      heads_backward_kernel<kCount, T>
-          <<<dim3(blocks, kinds), kThreads, 0, stream>>>(heads, head_lanes<kCount>(head_dim));
-    };
-    if (HEAD_COUNT == 8 && head_dim % 16 == 0) {
-      launch(std::integral_constant<int, 8>());
-    } else {
-      launch(std::integral_constant<int, 4>());
-    }
+    heads_backward_kernel<T>
+        <<<dim3(blocks, kinds), kThreads, 0, stream>>>(heads, head_lanes<kHeadCount>(head_dim));
   });
   check_launch("heads_backward");
   if (heads.forward.query_norm == nullptr) return;

@@ -10,8 +10,8 @@
 // step of its parameter into one without a denominator; the least code stands for it, and the step
 // is too small instead.
 //
-// A division by a block's scale is a product with its inverse, of which a block has one: a step over
-// codes is bound by arithmetic, not by memory.
+// A division by a block's scale is a product with its inverse, of which a block has one: a step
+// over codes is bound by arithmetic, not by memory.
 //
 // Decoding gives numbers that are encoded to the same codes and scale again, bit for bit: moments
 // can be saved in float32.

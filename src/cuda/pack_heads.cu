@@ -10,13 +10,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kCount = 8;
-#ifndef PACK_PARTS
-#define PACK_PARTS 2
-#endif
-#ifndef PACK_RESIDENT
-#define PACK_RESIDENT 3
-#endif
-constexpr int kParts = PACK_PARTS;  // of a row that a warp has at a time
+constexpr int kParts = 2;  // of a row that a warp has at a time
 
 // The sum of squares in the order of a warp whose lane l has numbers 2l and 2l + 1 of either half:
 // each lane here has what four such lanes have, and joins them when they would be.
@@ -39,8 +33,8 @@ __device__ __forceinline__ float squares_of(const HeadPart<kCount>& head, int la
 // A warp for kParts times as many queries or keys of a row as it holds: their loads are under way
 // together, and the row's angles are read once.
 template <class T>
-__global__ void __launch_bounds__(kThreads, PACK_RESIDENT) pack_heads_kernel(PackedHeads step, HeadLanes in_warp,
-                                                              int query_parts, int parts) {
+__global__ void __launch_bounds__(kThreads, 3)
+    pack_heads_kernel(PackedHeads step, HeadLanes in_warp, int query_parts, int parts) {
   const int head_dim = static_cast<int>(step.sizes.head_dim), half = head_dim / 2;
   const int query_heads = static_cast<int>(step.sizes.query_heads);
   const int kv_heads = static_cast<int>(step.sizes.kv_heads);
@@ -120,8 +114,8 @@ void pack_heads_side_by_side(Dtype dtype, const PackedHeads& step, cudaStream_t 
   const int64_t warps = step.rows * ((parts + kParts - 1) / kParts);
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    pack_heads_kernel<T><<<blocks_for(warps, kWarps), kThreads, 0, stream>>>(step, in_warp,
-                                                                           query_parts, parts);
+    pack_heads_kernel<T>
+        <<<blocks_for(warps, kWarps), kThreads, 0, stream>>>(step, in_warp, query_parts, parts);
   });
 }
 

@@ -226,8 +226,8 @@ bool Products::choose_tried(const Key& key, const Projection& p, Plan& plan) {
   return true;
 }
 
-// Each of them makes the product, with the same bits. Not while a graph is captured, and not of what
-// is added.
+// Each of them makes the product, with the same bits. Not while a graph is captured, and not of
+// what is added.
 void Products::try_algorithms(const Key& key, const std::vector<cublasLtMatmulAlgo_t>& algorithms,
                               const Projection& p, Plan& plan, cudaStream_t stream) {
   constexpr int kRounds = 2;

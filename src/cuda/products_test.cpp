@@ -156,7 +156,8 @@ TEST(Products, OfWhatLiesByInputsAreGradientsOfWeightsAndAreAdded) {
   constexpr int64_t kOutputs = 24, kInputs = 40, kStride = 32;
   for (const int64_t rows : {1, 5, 301, 2048, 3000}) {
     Rng rng(4);
-    const Numbers d_y = random_numbers(rows * kStride, rng), x = random_numbers(rows * kInputs, rng);
+    const Numbers d_y = random_numbers(rows * kStride, rng),
+                  x = random_numbers(rows * kInputs, rng);
     const DeviceArray<__nv_bfloat16> d_y_there(d_y), x_there(x);
     const DeviceArray<float> gradient(static_cast<size_t>(kOutputs * kInputs));
     Projection p;

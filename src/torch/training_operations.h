@@ -20,7 +20,7 @@ namespace leeway {
 namespace cuda {
 class AttentionGradients;
 class Products;
-}
+}  // namespace cuda
 
 // Whether there are kernels for a model's sizes, in this type.
 bool has_training_kernels(const ModelConfig& config, at::Device device, at::ScalarType type);
