@@ -134,13 +134,14 @@ def pack(shape: torch.Size, like: Tensor, like_name: str, *, rollout: Any, advan
                              f"sequence, got {text_of(offsets)}")
         if offsets.device.type != "cpu":
             check_device(offsets, "cu_seqlens", like, like_name)
-        offsets = offsets.to(device=like.device, dtype=torch.int64)
         sequences = offsets.shape[0] - 1
-        lengths = offsets[1:] - offsets[:-1]
         if not torch.compiler.is_compiling() and offsets.device.type == "cpu" and (
-                int(offsets[0]) != 0 or bool((lengths < 0).any()) or int(offsets[-1]) != shape[0]):
+                int(offsets[0]) != 0 or bool((offsets[1:] < offsets[:-1]).any())
+                or int(offsets[-1]) != shape[0]):
             raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {shape[0]}, got "
                              f"{offsets.tolist() if sequences < 16 else 'other numbers'}")
+        offsets = offsets.to(device=like.device, dtype=torch.int64)
+        lengths = offsets[1:] - offsets[:-1]
     if mask is None:
         packed_mask = torch.ones(shape, dtype=torch.bool, device=like.device).reshape(-1)
     else:
