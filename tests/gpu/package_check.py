@@ -153,6 +153,7 @@ def refused(words, call, kind=ValueError):
 
 
 def mistakes():
+    global checked
     logprobs, batch = example("cuda")
     n = len(logprobs)
     hidden = torch.randn(n, 64, device="cuda")
@@ -190,9 +191,15 @@ def mistakes():
     out = head(hidden=hidden.clone().requires_grad_())
     out.loss.backward(retain_graph=True)
     refused(["second backward"], lambda: out.loss.backward(), RuntimeError)
-    # What cannot be seen without waiting for the device gives NaN or zeros, and never stops it.
+    # What cannot be seen without waiting for the device gives NaN, and never stops it.
     out = head(targets=torch.full_like(targets, 10**9))
     assert math.isnan(float(out.loss))
+    for wrong in ([0, 5, n + 10**6], [0, 10**6, n], [7, n], [0, -10**6, n]):
+        wrong = torch.tensor(wrong, device="cuda")
+        for call in (loss, head):
+            for preset in ("icepop", "gspo", "m2po"):
+                assert math.isnan(float(call(cu_seqlens=wrong, rollout_ids=None, preset=preset)[0])), wrong
+                checked += 1
     torch.cuda.synchronize()
 
 
