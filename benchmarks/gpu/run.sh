@@ -196,7 +196,10 @@ for stage in "${stages[@]}"; do
   echo "---- $stage"
   case $stage in
     head) measure head 300 "$library" ;;
-    hosts) measure hosts 120 ;;
+    hosts)
+      measure hosts 120
+      if python3 -c 'import trl' 2> /dev/null; then measure trl_step 180; else echo "   no trl: its step is left out"; fi
+      ;;
     loss) measure loss 90 "$library" ;;
     model) measure model 480 --program "$BUILD/gpu_model_benchmark" ;;
     memory) measure memory 120 --program "$BUILD/gpu_memory_table" ;;
