@@ -23,7 +23,7 @@ Tensor wide(const Tensor& x) { return x.to(at::kFloat).cpu(); }
 TEST(TrainingOperations, GradientsOfNormsAreThoseOfTheFormula) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   for (const int64_t width : {8, 64, 256, 264, 576, 896, 1024, 1032, 2048}) {
-    for (const int64_t rows : {1, 7, 300, 5000}) {
+    for (const int64_t rows : {1, 7, 3001}) {
       at::manual_seed(1);
       const Tensor x = random({rows, width}), weight = random({width}), d_y = random({rows, width});
       const Tensor add = random({rows, width});
@@ -68,7 +68,9 @@ TEST(TrainingOperations, GradientsOfHeadsAreThoseOfTheFormula) {
   for (const Sizes& s : {Sizes{16, 8, 128, true}, Sizes{9, 3, 64, true}, Sizes{4, 2, 64, false},
                          Sizes{5, 1, 40, true}, Sizes{3, 3, 16, true}, Sizes{2, 1, 256, true}}) {
     at::manual_seed(3);
-    const int64_t rows = 3001, heads = s.query_heads + 2 * s.kv_heads, half = s.head_dim / 2;
+    // A warp of the kernel has more than one row of the first.
+    const int64_t rows = s.head_dim == 128 ? 3001 : 301;
+    const int64_t heads = s.query_heads + 2 * s.kv_heads, half = s.head_dim / 2;
     const Tensor angles = at::randn({64, half}, at::TensorOptions(kGpu));
     const Tensor positions = at::randint(64, {rows}, at::TensorOptions(kGpu).dtype(at::kInt));
     HeadWeights on_device{{s.query_heads, s.kv_heads, s.head_dim}, {}, {}, 1e-6, {}};
