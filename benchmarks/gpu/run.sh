@@ -177,7 +177,8 @@ sanitized() {
   shift 3
   # Without torch's caching allocator every tensor is an allocation whose bounds are checked.
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 150 "$sanitizer" --tool "$tool" --error-exitcode 9 \
-    --print-limit 20 "$@" "$BUILD/$program" --gtest_brief=1 "--gtest_filter=$filter" > "$logs/${tool}_$program.txt" 2>&1
+    --print-limit 20 "$@" "$BUILD/$program" --gtest_brief=1 "--gtest_filter=$filter" \
+    > "$logs/${tool}_$program.txt" 2>&1
   echo $? > "$logs/${tool}_$program.status"
 }
 
