@@ -312,7 +312,6 @@ bool takes(const Projection& p) {
     if (status != cudaSuccess) cudaGetLastError();  // no code for this device at all
     return status == cudaSuccess && attributes.sharedSizeBytes > 0;
   }();
-  if (p.add || p.x_by_inputs || p.x_stride > 0) return false;
   return loaded && p.rows <= kMostFewRows && !p.weight_by_inputs && p.type == Dtype::bf16 &&
          p.y_type == Dtype::bf16 && p.inputs % 8 == 0 && p.outputs % 8 == 0 &&
          p.y_stride % 2 == 0 && aligned(p.x) && aligned(p.weight) && aligned(p.y);
