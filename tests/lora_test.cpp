@@ -228,7 +228,6 @@ TEST_F(LoraRun, MistakesAreNamed) {
   refused({"model.lora.targets=[\"q_proj\", \"q_proj\"]"}, {"model.lora.targets", "twice"});
   refused({"model.lora.targets=[]"}, {"model.lora.targets"});
   refused({"model.lora.layers=3"}, {"model.lora.layers"});
-  refused({"model.device=cuda"}, {"model.device", "[model.lora] trains on the CPU alone"});
   refused({"model.lora.path=nowhere"}, {"nowhere/adapter_config.json"});
   expect_mistake(
       leeway({"train", "run.toml", "--unset", "model.lora", "--set", "trainer.reference=base"}),

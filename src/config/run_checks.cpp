@@ -50,8 +50,6 @@ class Checks {
       findings_.problems.add(
           0, "[model.lora] needs model.path: an adapter is trained over a given model");
     }
-    require(run_.model.device == Device::cpu, {"model.device"},
-            "[model.lora] trains on the CPU alone; leave model.device out, or train all weights");
     const std::vector<std::string> modules = LoraTable{}.targets;
     require(t.dropout == 0.0, {"model.lora.dropout"},
             "must be 0: with dropout the trainer would compute other log-probabilities than the "

@@ -205,5 +205,31 @@ TEST(Exact, HoldsAcrossASwapOfWeights) {
               static_cast<long long>(of_version[1]));
 }
 
+// The base is one copy on the device; the engine takes the adapter from the trainer's memory.
+TEST(Exact, HoldsForAdaptersOverASharedBase) {
+  LEEWAY_NEEDS_CUDA();
+  int64_t tokens = 0;
+  for (const auto& [name, config] : shapes()) {
+    Parameters adapter(
+        std::make_shared<const Parameters>(random_weights(config, 1)),
+        {.rank = 16,
+         .alpha = 32.0,
+         .targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+         .base_path = ""});
+    Rng rng(4);
+    for (float& value : adapter.flat()) value = static_cast<float>(0.02 * rng.normal());
+    EngineOptions options = engine_options(200);
+    options.frozen = FrozenWeights::in_place;
+    Trainer trainer = trainer_of(adapter, 4000);
+    Engine engine(*trainer.snapshot(0), options);
+    const std::vector<Recorded> all = sample_all(engine, config, 60, 5);
+    for (const bool processed : {false, true}) {
+      tokens += expect_same_bits(adapter, 0, all, processed, 1500, name);
+    }
+  }
+  EXPECT_GT(tokens, 100);
+  std::printf("%lld log-probabilities compared\n", static_cast<long long>(tokens));
+}
+
 }  // namespace
 }  // namespace leeway
