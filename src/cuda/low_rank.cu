@@ -23,8 +23,7 @@ __device__ __forceinline__ uint32_t pair_at(const Bf16* row, bool there, int64_t
 __global__ void __launch_bounds__(kThreads) low_rank_kernel(const LowRankUpdate update) {
   int tile = static_cast<int>(blockIdx.x), i = 0;
   for (; i + 1 < update.parts; ++i) {
-    const int tiles =
-        static_cast<int>((update.part[i].outputs + kTileOutputs - 1) / kTileOutputs);
+    const int tiles = static_cast<int>((update.part[i].outputs + kTileOutputs - 1) / kTileOutputs);
     if (tile < tiles) break;
     tile -= tiles;
   }

@@ -45,7 +45,8 @@ struct Problem {
     Rng rng(7);
     low = random_numbers(rows * static_cast<int64_t>(c.parts.size()) * c.rank, rng);
     y = random_numbers(rows * c.width, rng);
-    for (const Columns& columns : c.parts) b.push_back(random_numbers(columns.outputs * c.rank, rng));
+    for (const Columns& columns : c.parts)
+      b.push_back(random_numbers(columns.outputs * c.rank, rng));
   }
   // Of the rows from `first` on.
   Numbers computed(int64_t first, int64_t rows) const {
@@ -61,8 +62,7 @@ struct Problem {
     update.low = low_there.data(), update.y = y_there.data(), update.y_stride = of.width;
     for (const Columns& columns : of.parts) {
       b_there.push_back(std::make_unique<DeviceArray<__nv_bfloat16>>(b[b_there.size()]));
-      update.part[update.parts++] = {columns.first, columns.outputs,
-                                                          b_there.back()->data()};
+      update.part[update.parts++] = {columns.first, columns.outputs, b_there.back()->data()};
     }
     add_low_rank(update, nullptr);
     return y_there.values();

@@ -63,6 +63,7 @@ struct Engine::Impl {
         limits(limits_of(config, options, *backend)),
         scheduler(limits.blocks, options.max_sequences, options.max_rows_per_step),
         version(weights.version()) {
+    backend->check(weights);
     backend->load(weights);
   }
 
@@ -175,6 +176,7 @@ bool Engine::cancel(int64_t request) {
 void Engine::update_weights(std::shared_ptr<const PolicySnapshot> weights) {
   LEEWAY_CHECK(weights != nullptr, "weights must not be null");
   check_same_network(impl_->config, weights->config());
+  impl_->backend->check(*weights);
   const std::lock_guard lock(impl_->mutex);
   impl_->new_weights = std::move(weights);
 }

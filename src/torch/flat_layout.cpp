@@ -188,8 +188,8 @@ AdapterTensors adapter_views(const FlatLayout& layout, const Tensor& flat) {
       const std::string name = "model.layers." + std::to_string(layer) + "." + module.name;
       if (const int64_t* a = offset_of(lora_a_name(name))) {
         if (first_a == nullptr) first_a = a;
-        stack.parts.push_back({first, module.outputs,
-                               matrix(*offset_of(lora_b_name(name)), module.outputs, rank)});
+        stack.parts.push_back(
+            {first, module.outputs, matrix(*offset_of(lora_b_name(name)), module.outputs, rank)});
       }
       first += module.outputs;
     }
@@ -203,14 +203,14 @@ AdapterTensors adapter_views(const FlatLayout& layout, const Tensor& flat) {
   const int64_t keys = config.num_key_value_heads * config.head_dim;
   AdapterTensors out{layout.lora->scale(), {}};
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    out.layers.push_back({.qkv = stack_of(i, hidden,
-                                          {{"self_attn.q_proj", queries},
-                                           {"self_attn.k_proj", keys},
-                                           {"self_attn.v_proj", keys}}),
-                          .o = stack_of(i, queries, {{"self_attn.o_proj", hidden}}),
-                          .gate_up = stack_of(i, hidden,
-                                              {{"mlp.gate_proj", inner}, {"mlp.up_proj", inner}}),
-                          .down = stack_of(i, inner, {{"mlp.down_proj", hidden}})});
+    out.layers.push_back(
+        {.qkv = stack_of(i, hidden,
+                         {{"self_attn.q_proj", queries},
+                          {"self_attn.k_proj", keys},
+                          {"self_attn.v_proj", keys}}),
+         .o = stack_of(i, queries, {{"self_attn.o_proj", hidden}}),
+         .gate_up = stack_of(i, hidden, {{"mlp.gate_proj", inner}, {"mlp.up_proj", inner}}),
+         .down = stack_of(i, inner, {{"mlp.down_proj", hidden}})});
   }
   return out;
 }

@@ -1,5 +1,6 @@
 // The low-rank updates of a layer's products, forward and backward. Forward a row's result depends
-// on that row alone, bit for bit, as that of the products does, so that sampling and training agree.
+// on that row alone, bit for bit, as that of the products does, so that sampling and training
+// agree.
 #pragma once
 
 #include <ATen/ATen.h>

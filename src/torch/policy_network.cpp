@@ -86,7 +86,8 @@ Tensor PolicyNetwork::copy() const {
 
 Tensor PolicyNetwork::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens) const {
   const at::NoGradGuard guard;
-  return trunk_ ? trunk_->forward(tokens, cu_seqlens) : decoder_->forward(tokens, cu_seqlens, false);
+  return trunk_ ? trunk_->forward(tokens, cu_seqlens)
+                : decoder_->forward(tokens, cu_seqlens, false);
 }
 
 RecordedPass PolicyNetwork::record(const Tensor& tokens, std::span<const int64_t> cu_seqlens,

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "leeway/error.h"
-#include "torch/low_rank.h"
 
 namespace leeway {
 
@@ -56,7 +55,6 @@ bool SamplingWeights::use_own() {
 // An adapter of this layout over a base that is shared.
 bool SamplingWeights::use_base(const std::shared_ptr<const Parameters>& base,
                                const FlatLayout& layout) {
-  check_rank(layout.lora->rank, device_);
   flat_ = Tensor();  // the base may need its room
   auto there = base_on_device(base, device_, compute_);
   const bool same_adapter = adapter_layout_ && layout.lora->same_network(*adapter_layout_->lora);

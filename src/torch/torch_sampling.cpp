@@ -44,6 +44,7 @@ class TorchSampling final : public SamplingBackend {
 
   int64_t blocks() const override { return blocks_; }
   int64_t block_bytes() const override { return block_bytes_; }
+  void check(const PolicySnapshot& weights) const override;
   void load(const PolicySnapshot& weights) override;
   void run(const StepRows& pass, std::vector<Drawn>& drawn) override;
   void copy_blocks(std::span<const BlockCopy> copies) override;
@@ -177,6 +178,15 @@ void TorchSampling::make_tensors() {
   attention_space_ =
       at::empty({attention_workspace_size(counts_, config_.max_position_embeddings, compute_)},
                 of_type(at::kFloat));
+}
+
+void TorchSampling::check(const PolicySnapshot& weights) const {
+  const auto* there = dynamic_cast<const TorchDeviceWeights*>(weights.device());
+  if (there != nullptr) {
+    if (there->layout().lora) check_rank(there->layout().lora->rank, device_);
+  } else if (const LoraSettings* lora = weights.host().lora()) {
+    check_rank(lora->rank, device_);
+  }
 }
 
 void TorchSampling::load(const PolicySnapshot& weights) {

@@ -127,8 +127,9 @@ Found by_trunk(const Parameters& adapter, torch::Device device, at::ScalarType t
 }
 
 const std::vector<std::vector<std::string>> kTargets = {
-    kAll,       {"q_proj"},  {"k_proj"},    {"v_proj"},           {"o_proj"},
-    {"up_proj"}, {"gate_proj"}, {"down_proj"}, {"q_proj", "v_proj", "down_proj"}};
+    kAll,          {"q_proj"},    {"k_proj"},
+    {"v_proj"},    {"o_proj"},    {"up_proj"},
+    {"gate_proj"}, {"down_proj"}, {"q_proj", "v_proj", "down_proj"}};
 
 std::string where(const torch::Device& device, Family family, Recompute recompute,
                   const std::vector<std::string>& targets) {
