@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
+#include <cmath>
+
 #include "engine/test_support.h"
 #include "torch/device_weights.h"
 #include "torch/shared_base.h"
@@ -36,11 +38,18 @@ MakeTrainingBackend on(const torch::Device& device, torch::ScalarType compute) {
   };
 }
 
+// The CPU in float32, a GPU in bf16.
+std::vector<MakeTrainingBackend> backends() {
+  std::vector<MakeTrainingBackend> list = {on(torch::kCPU, torch::kFloat)};
+  if (torch::cuda::is_available()) list.push_back(on({torch::kCUDA, 0}, torch::kBFloat16));
+  return list;
+}
+
 // In float32 the same numbers; what is left is the order of sums.
 TEST(TorchAdapter, TakesTheStepsOfTheNativeBackend) {
-  TrainerTable plain = small_table(), recomputed = plain, bonus = plain;
+  TrainerTable plain = small_table(), recomputed = plain, bonus = plain, of_base = plain;
   recomputed.recompute_activations = Recompute::layer, recomputed.optimizer.weight_decay = 0.1;
-  bonus.entropy_bonus = 0.01;
+  bonus.entropy_bonus = 0.01, of_base.reference = "base";
   struct Case {
     const char* name;
     LossSpec spec;
@@ -53,7 +62,9 @@ TEST(TorchAdapter, TakesTheStepsOfTheNativeBackend) {
         Case{"some modules", spec_of("icepop"), plain, {"k_proj", "down_proj"}},
         Case{"entropy", spec_of("icepop"), bonus, {"v_proj", "up_proj"}},
         Case{"across the batch", spec_of("m2po"), plain, kAll},
-        Case{"reference", spec_of(testing::with("grpo", {{"ref_kl", 0.1}})), plain, kAll}}) {
+        Case{"reference", spec_of(testing::with("grpo", {{"ref_kl", 0.1}})), plain, kAll},
+        Case{"the base as reference", spec_of(testing::with("grpo", {{"ref_kl", 0.1}})), of_base,
+             kAll}}) {
     const Parameters policy = adapter_over(make_policy(), c.targets);
     Trainer native(policy, c.spec, c.table);
     Trainer torch(policy, c.spec, c.table, on(torch::kCPU, torch::kFloat));
@@ -81,6 +92,60 @@ TEST(TorchAdapter, HasTheGradientOfTheNativeBackend) {
     return trainer.state().optimizer.first_moment();
   };
   testing::expect_near(gradient(on(torch::kCPU, torch::kFloat)), gradient({}), 1e-4, "gradient");
+}
+
+// In bf16, with a base that is rounded too: what is left is a few hundredths of the whole.
+TEST(TorchAdapter, HasNearlyTheGradientOfTheNativeBackendOnAGpu) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU: compiled, not run";
+  const Parameters policy = adapter_over(make_policy());
+  const std::vector<Sample> samples = rolled_out(policy, 1, 9, 0.05);
+  for (const Recompute recompute : {Recompute::off, Recompute::selective, Recompute::layer}) {
+    TrainerTable table = testing::gradient_table();
+    table.recompute_activations = recompute;
+    const auto gradient = [&](const MakeTrainingBackend& backend) {
+      Trainer trainer(policy, spec_of("reinforce"), table, backend);
+      trainer.forward_backward(samples, {});
+      EXPECT_EQ(trainer.optim_step().failure, "");
+      return trainer.state().optimizer.first_moment();
+    };
+    const Parameters expected = gradient({});
+    const Parameters got = gradient(on({torch::kCUDA, 0}, torch::kBFloat16));
+    double difference = 0.0, whole = 0.0;
+    for (size_t i = 0; i < expected.flat().size(); ++i) {
+      difference += std::pow(got.flat()[i] - expected.flat()[i], 2);
+      whole += std::pow(expected.flat()[i], 2);
+    }
+    EXPECT_LT(std::sqrt(difference / whole), 0.05) << name_of(recompute);
+  }
+}
+
+TEST(TorchAdapter, AStateForLaterIsThatOfItsMoment) {
+  for (const MakeTrainingBackend& backend : backends()) {
+    for (const OptimizerState moments : {OptimizerState::float32, OptimizerState::int8}) {
+      const Parameters policy = adapter_over(make_policy());
+      TrainerTable table = small_table();
+      table.optimizer_state = moments;
+      Trainer trainer(policy, spec_of("icepop"), table, backend);
+      ASSERT_EQ(trainer.train_batch(rolled_out(policy, 1, 9, 0.05)).failure, "");
+      const TrainingState now = trainer.state();
+      const auto later = trainer.state_later();
+      ASSERT_EQ(trainer.train_batch(rolled_out(policy, 2, 9, 0.05)).failure, "");
+      const TrainingState kept = later();
+      EXPECT_TRUE(same_bits(kept.policy, now.policy));
+      EXPECT_EQ(kept.policy.base(), policy.base());
+      EXPECT_TRUE(same_bits(kept.optimizer.first_moment(), now.optimizer.first_moment()));
+      EXPECT_TRUE(same_bits(kept.optimizer.second_moment(), now.optimizer.second_moment()));
+      EXPECT_EQ(kept.optimizer.steps(), now.optimizer.steps());
+      EXPECT_FALSE(same_bits(trainer.state().policy, now.policy));
+
+      const testing::TestFolder folder;
+      trainer.save(folder.path());
+      Trainer second(adapter_over(make_policy()), spec_of("icepop"), table, backend);
+      second.load(folder.path());
+      EXPECT_TRUE(same_bits(second.parameters(), trainer.parameters()));
+      EXPECT_EQ(second.snapshot(2)->checksum(), checksum(trainer.parameters()));
+    }
+  }
 }
 
 TEST(TorchAdapter, GoesOnFromTheFilesOfEitherBackend) {
@@ -142,6 +207,32 @@ TEST(TorchAdapter, IsSampledFromTheTrainersMemory) {
     const auto later = sampled(engine), later_host = sampled(by_host);
     for (const auto& [key, sample] : later_host) testing::expect_same(later.at(key), sample);
   }
+}
+
+// As a server does: the model, an adapter over it, one of another rank, and the model again.
+TEST(TorchAdapter, TakesThePlaceOfOtherWeightsInASampler) {
+  const auto base = std::make_shared<const Parameters>(testing::tiny_weights(Family::qwen3, 1));
+  EngineOptions native = testing::options_of(64), options = native;
+  options.backend = make_torch_sampling(torch::kCPU, torch::kFloat);
+  Engine engine(*base, 0, options), plain(*base, 0, native);
+  const auto expect_the_same = [&](const Parameters& weights, PolicyVersion version) {
+    const auto next = std::make_shared<const PolicySnapshot>(weights, version);
+    engine.update_weights(next), plain.update_weights(next);
+    for (Engine* each : {&engine, &plain}) {
+      for (const Request& request : testing::assorted(6, 3)) each->submit(request);
+    }
+    const auto got = testing::run_to_the_end(engine), expected = testing::run_to_the_end(plain);
+    ASSERT_EQ(got.size(), expected.size());
+    for (const auto& [key, sample] : expected) EXPECT_EQ(got.at(key).ids, sample.ids) << version;
+  };
+  Rng rng(8);
+  PolicyVersion version = 1;
+  for (const int64_t rank : {8, 3}) {
+    Parameters adapter(base, {.rank = rank, .alpha = 16.0, .targets = kAll, .base_path = ""});
+    for (float& value : adapter.flat()) value = static_cast<float>(0.1 * rng.normal());
+    expect_the_same(adapter, version++);
+  }
+  expect_the_same(*base, version++);
 }
 
 }  // namespace
