@@ -8,11 +8,12 @@ from common import context, table, write
 from model import rows_of
 
 METHOD = (
-    "gpu_lora_step: trainer and engine of one process, passes in bf16, LoRA of rank 16 on all seven "
-    "modules; 16,384 tokens in sequences of 1024 as one micro-batch, preset reinforce, AdamW in float32; "
+    "gpu_lora_step: passes in bf16, LoRA of rank 16 on all seven modules; trainer and engine of one process, "
+    "at 8B the trainer's parts alone; 16,384 tokens in sequences of 1024 as one micro-batch, preset reinforce, AdamW in float32; "
     "one step to warm up, then three, the fastest counts. Sampling: 64 sequences of 32 + 128 tokens, the "
     "second time, CUDA graphs captured. swap is a snapshot of the trainer's weights, taken by the engine. "
-    "allocated_gib is the peak of the process, with an engine whose KV cache has 4 GiB.")
+    "allocated_gib is the peak of what torch allocates, with an engine (where with_engine) whose KV cache has "
+    "4 GiB.")
 
 
 def main():
@@ -30,6 +31,7 @@ def main():
         row["name"] = f"{row['model']}, {row['trained']}, recompute {row['recompute_activations']}"
         if "step_seconds" in row:
             row["step_ms"] = row["step_seconds"] * 1e3
+        if "swap_seconds" in row:
             row["swap_ms"] = row["swap_seconds"] * 1e3
     print(table("adapters beside all weights, 16,384 tokens a step",
                 [("name", "", "s"), ("step_ms", "step ms", ".1f"),

@@ -1,5 +1,7 @@
 // Training steps of an adapter beside those of all weights on one GPU, and sampling with either:
-// time, tokens per second and memory at its peak, by the trainer and the engine of a run. The
+// time, tokens per second and memory at its peak, by the trainer and the engine of a run. For the
+// largest shape the parts of the trainer's backend (src/torch/policy_network.cpp) are made here,
+// with weights that are drawn on the device: on the host they alone would take half a minute. The
 // weights are random numbers of the right size. Prints one JSON object a line.
 //   gpu_lora_step [--tokens N] [--only 135M|0.6B|8B]
 
@@ -12,17 +14,23 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "base/json.h"
 #include "base/rng.h"
+#include "data/packed_batch.h"
 #include "engine/engine.h"
 #include "leeway/error.h"
 #include "leeway/presets.h"
 #include "torch/device_room.h"
+#include "torch/flat_adamw.h"
+#include "torch/tensor_head.h"
 #include "torch/torch_sampling.h"
 #include "torch/torch_training.h"
+#include "torch/trunk.h"
 #include "trainer/trainer.h"
 
 namespace leeway {
@@ -126,6 +134,14 @@ double sampling_rate(Engine& engine, const ModelConfig& config) {
   return static_cast<double>(sampled) / seconds;
 }
 
+void print_step(const Options& options, double step, JsonWriter& json) {
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
+  json.key("step_seconds").value(step);
+  json.key("trained_tokens_per_second").value(static_cast<double>(options.tokens) / step);
+  json.key("allocated_gib").value(gib(stats.allocated_bytes[0].peak));
+  json.key("reserved_gib").value(gib(stats.reserved_bytes[0].peak));
+}
+
 void measure(const Options& options, const Parameters& policy, Recompute recompute,
              JsonWriter& json) {
   TrainerTable table;
@@ -155,28 +171,98 @@ void measure(const Options& options, const Parameters& policy, Recompute recompu
   });
   sampling_rate(engine, policy.config());
   const double rate = sampling_rate(engine, policy.config());
-  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
-  json.key("step_seconds").value(step);
-  json.key("trained_tokens_per_second").value(static_cast<double>(options.tokens) / step);
+  print_step(options, step, json);
   json.key("swap_seconds").value(swap);
   json.key("sampled_tokens_per_second").value(rate);
-  json.key("allocated_gib").value(gib(stats.allocated_bytes[0].peak));
-  json.key("reserved_gib").value(gib(stats.reserved_bytes[0].peak));
   if (!failure.empty()) json.key("failure").value(failure);
 }
 
+// The backend's tensors for an adapter, and its step.
+class AdapterLearner {
+ public:
+  AdapterLearner(const Parameters& adapter, Recompute recompute)
+      : base_layout_(adapter.config()),
+        layout_(adapter),
+        recompute_(recompute),
+        spec_(Catalog().make_spec("reinforce", {})) {
+    const at::TensorOptions numbers = at::TensorOptions(kDevice).dtype(at::kFloat);
+    base_ = at::empty({base_layout_.size}, numbers.dtype(at::kBFloat16));
+    base_.normal_(0.0, 0.02);
+    base_.narrow(0, base_layout_.decaying, base_layout_.size - base_layout_.decaying).fill_(1.0);
+    masters_ = at::zeros({layout_.size}, numbers), gradients_ = at::zeros({layout_.size}, numbers);
+    copy_ = at::zeros({layout_.size}, numbers.dtype(at::kBFloat16));
+    copy_to_flat(layout_, adapter, masters_), copy_to_flat(layout_, adapter, copy_);
+    moments_ = make_moments(layout_, kDevice, OptimizerState::float32);
+    views_ = adapter_views(layout_, gradients_);
+    frozen_.layers.resize(static_cast<size_t>(adapter.config().num_hidden_layers));
+    trunk_.emplace(adapter.config(), network_views(base_layout_, base_),
+                   TorchRopeTable(adapter.config(), kDevice), adapter_views(layout_, copy_));
+  }
+
+  void step(const MicroBatch& batch) {
+    const BatchOnDevice on(batch, kDevice, true);
+    TrunkRecord record;
+    const at::Tensor hidden = trunk_->forward(on.tokens, batch.cu_seqlens, recompute_, &record);
+    const HeadLoss found = head_loss(pool_, {on, hidden, trunk_->head_weight(), trunk_->products()},
+                                     spec_, false, static_cast<double>(batch.size()), at::Tensor());
+    trunk_->backward(std::move(record), found.d_hidden, frozen_, true, views_);
+    if (!std::isfinite(found.loss.item<double>())) throw Error("the loss is not finite");
+    FlatAdamW step;
+    step.parameters = masters_, step.copy = copy_, step.decaying = layout_.decaying;
+    step.gradients = gradients_, step.moments = moments_;
+    const double norm = norm_of(gradients_);
+    adamw_step(step, OptimizerTable(), ++steps_, 1e-4, norm > 1.0 ? 1.0 / norm : 1.0);
+  }
+
+ private:
+  FlatLayout base_layout_, layout_;
+  Recompute recompute_;
+  LossSpec spec_;
+  ThreadPool pool_{1};
+  at::Tensor base_, masters_, copy_, gradients_;
+  FlatMoments moments_;
+  AdapterTensors views_;
+  NetworkTensors frozen_;
+  std::optional<Trunk> trunk_;
+  int64_t steps_ = 0;
+};
+
+void measure_parts(const Options& options, const Parameters& adapter, Recompute recompute,
+                   JsonWriter& json) {
+  const at::NoGradGuard guard;
+  const std::vector<Sample> samples = samples_of(adapter.config(), options.tokens);
+  const PackedBatch packed = pack_samples(samples, false);
+  std::vector<size_t> all(samples.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  MicroBatch batch;
+  gather(packed, all, batch);
+  AdapterLearner learner(adapter, recompute);
+  double step = 0.0;
+  for (int i = -1; i < kSteps; ++i) {  // one to warm up
+    const double seconds = seconds_of([&] { learner.step(batch); });
+    if (i >= 0) step = i == 0 ? seconds : std::min(step, seconds);
+  }
+  print_step(options, step, json);
+}
+
+// With `engine` the trainer and the engine of a run are measured.
 void print(const Options& options, const Shape& shape, const Parameters& policy,
-           Recompute recompute) {
+           Recompute recompute, bool engine) {
   JsonWriter json;
   json.begin_object().key("model").value(std::string(shape.name));
   json.key("trained").value(std::string(policy.lora() != nullptr ? "adapter" : "all weights"));
   json.key("trained_numbers").value(static_cast<double>(policy.count()));
   json.key("tokens").value(static_cast<double>(options.tokens));
   json.key("recompute_activations").value(std::string(name_of(recompute)));
+  json.key("with_engine").value(engine);
   c10::cuda::CUDACachingAllocator::emptyCache();
   c10::cuda::CUDACachingAllocator::resetPeakStats(0);
   try {
-    measure(options, policy, recompute, json);
+    if (engine) {
+      measure(options, policy, recompute, json);
+    } else {
+      measure_parts(options, policy, recompute, json);
+    }
   } catch (const std::exception& error) {
     json.key("failure").value(std::string(error.what()));
   }
@@ -203,19 +289,27 @@ Options parse(int argc, char** argv) {
 
 void run(const Options& options) {
   use_expandable_segments();
+  at::zeros({1}, kDevice);  // makes the context and the allocator
+  const LoraSettings lora = {.rank = 16,
+                             .alpha = 32.0,
+                             .targets = {kLoraTargets.begin(), kLoraTargets.end()},
+                             .base_path = ""};
   for (const Shape& shape : kShapes) {
     if (!options.only.empty() && options.only != shape.name) continue;
-    const bool all_fit = shape.hidden < 4096;
-    auto base = std::make_shared<Parameters>(config_of(shape));
-    fill(*base);
-    if (all_fit) print(options, shape, *base, Recompute::off);
-    Parameters adapter(base, {.rank = 16,
-                              .alpha = 32.0,
-                              .targets = {kLoraTargets.begin(), kLoraTargets.end()},
-                              .base_path = ""});
-    initialise(adapter, 1);
-    print(options, shape, adapter, Recompute::off);
-    if (!all_fit) print(options, shape, adapter, Recompute::layer);
+    if (shape.hidden < 4096) {
+      auto base = std::make_shared<Parameters>(config_of(shape));
+      fill(*base);
+      print(options, shape, *base, Recompute::off, true);
+      Parameters adapter(base, lora);
+      initialise(adapter, 1);
+      print(options, shape, adapter, Recompute::off, true);
+    } else {
+      Parameters adapter(config_of(shape), lora);
+      initialise(adapter, 1);
+      for (const Recompute recompute : {Recompute::off, Recompute::layer}) {
+        print(options, shape, adapter, recompute, false);
+      }
+    }
   }
 }
 
