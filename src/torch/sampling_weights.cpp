@@ -55,11 +55,11 @@ bool SamplingWeights::use_own() {
 // An adapter of this layout over a base that is shared.
 bool SamplingWeights::use_base(const std::shared_ptr<const Parameters>& base,
                                const FlatLayout& layout) {
-  flat_ = Tensor();  // the base may need its room
   auto there = base_on_device(base, device_, compute_);
   const bool same_adapter = adapter_layout_ && layout.lora->same_network(*adapter_layout_->lora);
   if (there == base_ && same_adapter) return false;
   base_ = std::move(there);
+  flat_ = Tensor();
   use(base_->network);
   adapter_layout_ = layout;
   adapter_flat_ = at::zeros({layout.size}, at::device(device_).dtype(compute_));
