@@ -33,8 +33,8 @@ const std::vector<Shape> kShapes = {
     {3072, 576},  {576, 1536},  {1000, 200},  {24, 40},     {8192, 1024}, {1152, 896},
     {896, 896},   {4864, 896},  {896, 2432},  {896, 4864},  {5008, 896}};
 // As a low-rank adapter's first matrices.
-const std::vector<Shape> kNarrowShapes = {
-    {48, 1024}, {16, 2048}, {24, 576}, {8, 1536}, {32, 896}, {48, 4096}, {16, 14336}};
+const std::vector<Shape> kNarrowShapes = {{48, 1024}, {16, 2048}, {24, 576},  {8, 1536},
+                                          {32, 896},  {48, 4096}, {16, 14336}};
 constexpr int64_t kMostRows = 4096;
 
 template <class T>
