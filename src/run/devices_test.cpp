@@ -52,16 +52,6 @@ TEST(Devices, AnErrorThatTheLibraryForGpusThrowsIsCaughtHere) {
   EXPECT_NE(error.find("head_dim"), std::string::npos) << error;
 }
 
-TEST(Devices, ALossThatOnlyTheCpuComputesIsRefusedBeforeTheRun) {
-  Config config;
-  config.loss_spec = Catalog().make_spec("slime/ppo+mis", {});
-  EXPECT_EQ(error_of([&] { check_device(config); }), "");
-  config.run.model.device = Device::cuda;
-  const std::string error = error_of([&] { check_device(config); });
-  EXPECT_NE(error.find("slime/ppo+mis"), std::string::npos) << error;
-  EXPECT_NE(error.find("on the CPU"), std::string::npos) << error;
-}
-
 TEST(Devices, TheCpuSharesNoMemoryAndHasAGibibyteForKeys) {
   EXPECT_FALSE(weight_sharing(Device::cpu).has_value());
   EXPECT_EQ(default_kv_bytes(Device::cpu), int64_t{1} << 30);
