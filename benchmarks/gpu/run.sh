@@ -168,7 +168,7 @@ measure() {
 # rows of layers and their gradients; pages, draws and paged attention.
 sanitized_tests=(
   'cuda_core_test:Attention.*:Crc32c.*:LowRank.*:GpuLoss.*:GpuHead.*-*SameBits*:GpuHead.*Every*:*Invariant*'
-  'torch_decoder_test:FlatAdamW.*:LayerRows.*:Trunk.AddsToGradients*:Trunk.Gives*'
+  'torch_decoder_test:FlatAdamW.*:FlatMoments.*:LayerRows.*:TrainingOperations.*'
   'torch_sampling_test:SamplingOperations.*:DrawnLogprobs.AreThose*-*ByItsShare*'
 )
 # sanitized TOOL PROGRAM FILTER [OPTION ..]: one program under one tool, output into a log.
@@ -176,8 +176,9 @@ sanitized() {
   local tool=$1 program=$2 filter=$3
   shift 3
   # Without torch's caching allocator every tensor is an allocation whose bounds are checked.
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 150 "$sanitizer" --tool "$tool" --error-exitcode 9 "$@" \
-    "$BUILD/$program" --gtest_brief=1 "--gtest_filter=$filter" > "$logs/${tool}_$program.txt" 2>&1
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 150 "$sanitizer" --tool "$tool" --error-exitcode 9 \
+    --print-limit 20 "$@" "$BUILD/$program" --gtest_brief=1 "--gtest_filter=$filter" \
+    > "$logs/${tool}_$program.txt" 2>&1
   echo $? > "$logs/${tool}_$program.status"
 }
 

@@ -328,7 +328,7 @@ class TorchTrainingBackend : public TrainingBackend {
   std::optional<PolicyNetwork> reference_, teacher_;
   std::optional<LearningState> learning_;
   std::optional<PolicyGradients> gradients_;  // views of the learning state's
-  bool gradients_are_old_ = true;             // to be taken for zeros
+  bool gradients_are_old_ = false;            // to be taken for zeros
   int64_t steps_ = 0;
 };
 
