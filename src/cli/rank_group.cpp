@@ -12,6 +12,7 @@
 #include "leeway/error.h"
 #include "ranks/discovery.h"
 #include "ranks/gloo_ranks.h"
+#include "run/devices.h"
 
 namespace leeway {
 namespace {
@@ -65,6 +66,7 @@ RankGroup::RankGroup(int64_t asked) {
   if (!options) return;
   options->version = version_number();
   local_size_ = options->local_size;
+  choose_gpu(options->local_rank, options->local_size);
   ranks_ = join_ranks(*options);
   if (ranks_->rank() == 0) run_.emplace(*ranks_, local_size_);
 }

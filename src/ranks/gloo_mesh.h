@@ -22,7 +22,7 @@
 
 namespace leeway {
 
-inline constexpr int kChannels = 2;
+inline constexpr int kChannels = 4;
 
 // While it exists a broken connection raises no SIGPIPE in this thread, and threads that it starts
 // never get one: Gloo writes without MSG_NOSIGNAL.

@@ -27,8 +27,8 @@ class Lost : public Error {
   using Error::Error;
 };
 
-// Messages of two channels do not wait for each other.
-enum class Channel { training, sampling };
+// Messages of different channels do not wait for each other.
+enum class Channel { training, sampling, saving, devices };
 
 class Ranks {
  public:

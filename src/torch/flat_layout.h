@@ -14,8 +14,18 @@
 
 namespace leeway {
 
+// Numbers of a layout, from `begin` on.
+struct FlatRange {
+  int64_t begin = 0, count = 0;
+};
+
 struct FlatLayout {
   explicit FlatLayout(const ModelConfig& config);
+
+  // What one of `size` ranks updates, a power of two of them: parts are of the same length and
+  // begin with a block of moments' codes.
+  static constexpr int kMostRanks = 64;  // ranks_backend.h refuses more
+  FlatRange part_of(int rank, int size) const;
 
   ModelConfig config;
   std::vector<ParameterInfo> table;

@@ -16,12 +16,15 @@
 #include "torch/device_room.h"
 #include "torch/device_weights.h"
 #include "torch/flat_adamw.h"
+#include "torch/shard_exchange.h"
 #include "torch/split_masters.h"
 #include "torch/tensor_head.h"
 #include "torch/torch_decoder.h"
 #include "torch/torch_errors.h"
+#include "torch/torch_moment_shard.h"
 #include "torch/training_operations.h"
 #include "torch/trunk.h"
+#include "trainer/moment_shard.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
 
@@ -37,9 +40,9 @@ using torch::Tensor;
 
 // What training needs besides the weights: zeros in their layout.
 struct LearningState {
-  LearningState(const FlatLayout& layout, torch::Device device, OptimizerState state)
+  LearningState(const FlatLayout& layout, FlatRange own, torch::Device device, OptimizerState state)
       : gradients(at::zeros({layout.size}, at::TensorOptions(device).dtype(at::kFloat))),
-        moments(make_moments(layout, device, state)) {}
+        moments(make_moments(layout, device, state, own)) {}
   Tensor gradients;
   FlatMoments moments;
 };
@@ -47,9 +50,17 @@ struct LearningState {
 // A policy on the device: the trunk where there are kernels for it, else the decoder and autograd.
 // Where it trains, the first has split masters, the second float32 leaves.
 struct Network {
-  Network(const Parameters& weights, torch::Device device, torch::ScalarType compute, bool trains)
+  // `exchange`: that of the rank whose part of the masters has a lower half; null: all have.
+  Network(const Parameters& weights, torch::Device device, torch::ScalarType compute, bool trains,
+          const ShardExchange* exchange = nullptr)
       : Network(weights, device, compute, trains,
-                has_training_kernels(weights.config(), device, compute)) {}
+                has_training_kernels(weights.config(), device, compute)) {
+    own = exchange != nullptr ? decoder.layout().part_of(exchange->rank(), exchange->size())
+                              : decoder.layout().part_of(0, 1);
+    if (!trains || !trunk) return;
+    low = at::zeros({own.count}, decoder.flat_weights().options().dtype(at::kShort));
+    copy_from(weights);
+  }
 
   // As float32 on the host; what passes read follows.
   void copy_to(Parameters& host) const {
@@ -57,9 +68,11 @@ struct Network {
     copy_to_host(decoder.layout(), masters(), host);
   }
   void copy_from(const Parameters& host) {
-    if (!low.defined()) return decoder.copy_from(host);
-    copy_to_flat(decoder.layout(), host, masters());
+    if (!low.defined() || own.count < decoder.layout().size) decoder.copy_from(host);
+    if (low.defined()) copy_to_flat(decoder.layout(), host, masters(), own.begin);
   }
+  // Of what passes read.
+  Tensor weights_copy() const { return decoder.flat_weights().detach().clone(); }
   // A float32 copy on the device.
   Tensor copy() const {
     return low.defined() ? joined(masters()) : decoder.flat_parameters().detach().clone();
@@ -76,6 +89,11 @@ struct Network {
   TorchDecoder decoder;
   std::optional<Trunk> trunk;  // views of the decoder's weights
   Tensor low;                  // of the masters whose other half those are; may be undefined
+  FlatRange own;               // what `low` is for
+
+  SplitMasters masters() const {
+    return {decoder.flat_weights().narrow(0, own.begin, own.count), low};
+  }
 
  private:
   Network(const Parameters& weights, torch::Device device, torch::ScalarType compute, bool trains,
@@ -84,12 +102,7 @@ struct Network {
     if (!has_trunk) return;
     trunk.emplace(weights.config(), network_views(decoder.layout(), decoder.flat_weights()),
                   decoder.rope_table());
-    if (!trains) return;
-    low = at::zeros_like(decoder.flat_weights(), at::kShort);
-    copy_from(weights);
   }
-
-  SplitMasters masters() const { return {decoder.flat_weights(), low}; }
 };
 
 // A forward pass that can be gone back: by the trunk's record, or by the graph of `hidden`.
@@ -132,33 +145,50 @@ auto in_words(Work&& work) {
                            "trainer.recompute_activations or trainer.optimizer_state");
 }
 
-class TorchTrainingBackend : public TrainingBackend {
+class TorchTrainingBackend : public TrainingBackend, public RankShare {
  public:
+  // `exchange`: null for a trainer that is alone.
   TorchTrainingBackend(TrainingWeights weights, const TrainerTable& table, torch::Device device,
-                       torch::ScalarType compute)
+                       torch::ScalarType compute, std::unique_ptr<ShardExchange> exchange = nullptr)
       : device_(device),
+        exchange_(std::move(exchange)),
         recompute_(table.recompute_activations),
         optimizer_state_(table.optimizer_state),
         pool_(device.is_cpu() ? static_cast<int>(table.threads) : 1),
         evaluator_(1),
         host_(std::move(weights.policy)),
-        policy_(host_, device, compute, true) {
+        policy_(host_, device, compute, true, exchange_.get()) {
+    if (exchange_) {
+      shard_.emplace(policy_.decoder.layout(), exchange_->rank(), exchange_->size(),
+                     [this]() -> const FlatMoments& { return learning().moments; });
+    }
     if (weights.reference) reference_.emplace(*weights.reference, device, compute, false);
     if (weights.teacher) teacher_.emplace(*weights.teacher, device, compute, false);
   }
 
   const Parameters& parameters() override {
-    if (!host_is_current_) policy_.copy_to(host_);
+    if (!host_is_current_) {
+      in_words([&] {
+        if (!is_split()) return policy_.copy_to(host_);
+        collect([&](int64_t begin, const Tensor& numbers) {
+          copy_part_to_host(policy_.decoder.layout(), begin, numbers, host_);
+        });
+      });
+    }
     host_is_current_ = true;
     return host_;
   }
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
     return in_words([&] {
-      if (!has_room_for_copy()) {
+      // A rank whose part of the masters is not all of them gives what passes read to its sampler.
+      const bool leads = !is_split() || exchange_->rank() == 0;
+      if (leads && (!has_room_for_copy() || (is_split() && host_is_current_))) {
         return std::make_shared<const PolicySnapshot>(Parameters(parameters()), version);
       }
       return std::make_shared<const PolicySnapshot>(
-          config(), std::make_unique<TorchDeviceWeights>(policy_.decoder.layout(), policy_.copy()),
+          config(),
+          std::make_unique<TorchDeviceWeights>(policy_.decoder.layout(),
+                                               leads ? copy() : policy_.weights_copy()),
           version);
     });
   }
@@ -204,47 +234,62 @@ class TorchTrainingBackend : public TrainingBackend {
     });
   }
 
+  // Ranks add their slots up in place and sum over ranks when the step needs it.
+  int64_t slots() const override { return exchange_ ? exchange_->size() : 1; }
+  void end_slot(bool) override {}
+  void end_pass() override {}
+
   double gradient_norm() override {
     return in_words([&] {
-      fill_old_gradients();
-      return norm_of(learning().gradients);
+      sum_gradients();
+      const double own = norm_of(own_part(learning().gradients));
+      return exchange_ ? exchange_->norm(own) : own;
     });
   }
 
   // The next pass overwrites them.
-  void zero_gradients() override { gradients_are_old_ = true; }
+  void zero_gradients() override { gradients_are_old_ = true, gradients_are_summed_ = false; }
 
   void step(const OptimizerTable& table, double rate, double scale) override {
     in_words([&] {
       const at::NoGradGuard guard;
-      fill_old_gradients();
+      sum_gradients();
       ++steps_;
       FlatAdamW step;
+      const Tensor &weights = policy_.decoder.flat_weights(),
+                   &leaves = policy_.decoder.flat_parameters();
       if (policy_.low.defined()) {
-        step.copy = policy_.decoder.flat_weights(), step.low = policy_.low;
+        step.copy = own_part(weights), step.low = policy_.low;
       } else {
-        step.parameters = policy_.decoder.flat_parameters();
-        if (!policy_.decoder.flat_weights().is_same(step.parameters))
-          step.copy = policy_.decoder.flat_weights();
+        step.parameters = own_part(leaves);
+        if (!weights.is_same(leaves)) step.copy = own_part(weights);
       }
-      step.gradients = learning().gradients;
+      step.gradients = own_part(learning().gradients);
       step.moments = learning().moments;
-      step.decaying = policy_.decoder.layout().decaying;
+      step.decaying = std::clamp<int64_t>(policy_.decoder.layout().decaying - policy_.own.begin, 0,
+                                          policy_.own.count);
       adamw_step(step, table, steps_, rate, scale);
       host_is_current_ = false;
+      if (!exchange_) return;
+      exchange_->hand_out(weights);
+      if (!weights.is_same(leaves)) exchange_->hand_out(leaves);
     });
   }
   int64_t steps() const override { return steps_; }
 
   TrainingState state() override {
     TrainingState state{parameters(), AdamW(config())};
-    copy_to_host(policy_.decoder.layout(), learning().moments, state.optimizer);
+    if (exchange_) {
+      collect_moments(exchange_->ranks(), *shard_, &state.optimizer);
+    } else {
+      copy_to_host(policy_.decoder.layout(), learning().moments, state.optimizer);
+    }
     state.optimizer.set_steps(steps_);
     return state;
   }
 
   std::function<TrainingState()> state_later() override {
-    if (!device_.is_cuda() || !has_room_for_copy(learning().moments.bytes())) {
+    if (exchange_ || !device_.is_cuda() || !has_room_for_copy(learning().moments.bytes())) {
       return TrainingBackend::state_later();
     }
     struct Copies {
@@ -273,6 +318,14 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   void load(const std::string& folder) override {
+    if (exchange_) {
+      const auto steps = load_sharded(exchange_->ranks(), folder, *shard_, host_);
+      if (!steps) return;
+      steps_ = *steps;
+      policy_.copy_from(host_);
+      host_is_current_ = true;
+      return;
+    }
     AdamW state(config());
     load_state(folder, host_, state);
     policy_.copy_from(host_);
@@ -281,7 +334,39 @@ class TorchTrainingBackend : public TrainingBackend {
     steps_ = state.steps();
   }
 
+  double take_seconds() override { return exchange_->take_seconds(); }
+  void bring_state() override { collect_moments(exchange_->ranks(), *shard_, nullptr); }
+  bool needs_weights() const override { return is_split() && !host_is_current_; }
+  void bring_weights() override {
+    in_words([&] { collect({}); });
+  }
+
  private:
+  // Whether other ranks have a part of the masters.
+  bool is_split() const { return exchange_ && policy_.low.defined(); }
+  Tensor own_part(const Tensor& flat) const {
+    return flat.narrow(0, policy_.own.begin, policy_.own.count);
+  }
+  void collect(const std::function<void(int64_t, const Tensor&)>& each) {
+    exchange_->collect(policy_.decoder.layout(), policy_.decoder.flat_weights(), policy_.low, each);
+  }
+  // Of the weights, in float32.
+  Tensor copy() {
+    if (!is_split()) return policy_.copy();
+    const Tensor full =
+        at::zeros({policy_.decoder.layout().size}, at::TensorOptions(device_).dtype(at::kFloat));
+    collect([&](int64_t begin, const Tensor& numbers) {
+      full.narrow(0, begin, numbers.numel()).copy_(numbers);
+    });
+    return full;
+  }
+  // The own part of the gradients becomes that of all ranks.
+  void sum_gradients() {
+    fill_old_gradients();
+    if (exchange_ && !std::exchange(gradients_are_summed_, true))
+      exchange_->sum(learning().gradients);
+  }
+
   // Whether the device has room for another copy of the weights, and `more`, also while passes are
   // at their largest.
   bool has_room_for_copy(int64_t more = 0) const {
@@ -298,7 +383,7 @@ class TorchTrainingBackend : public TrainingBackend {
   // Created on first use: backends that only score do without it.
   LearningState& learning() {
     if (learning_) return *learning_;
-    learning_.emplace(policy_.decoder.layout(), device_, optimizer_state_);
+    learning_.emplace(policy_.decoder.layout(), policy_.own, device_, optimizer_state_);
     gradients_ = network_views(policy_.decoder.layout(), learning_->gradients);
     if (policy_.trunk) return *learning_;
     const std::vector<Tensor> leaves =
@@ -400,6 +485,7 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   torch::Device device_;
+  std::unique_ptr<ShardExchange> exchange_;  // of a rank among others; else null
   Recompute recompute_;
   OptimizerState optimizer_state_;
   ThreadPool pool_;
@@ -411,6 +497,8 @@ class TorchTrainingBackend : public TrainingBackend {
   std::optional<LearningState> learning_;
   std::optional<NetworkTensors> gradients_;  // views of the learning state's
   bool gradients_are_old_ = false;           // to be taken for zeros
+  bool gradients_are_summed_ = false;        // over ranks
+  std::optional<TorchMomentShard> shard_;    // of a rank among others
   int64_t steps_ = 0;
 };
 
@@ -422,6 +510,18 @@ std::unique_ptr<TrainingBackend> make_torch_training(TrainingWeights weights,
                                                      torch::ScalarType compute) {
   return in_words([&] {
     return std::make_unique<TorchTrainingBackend>(std::move(weights), table, device, compute);
+  });
+}
+
+RankBackend make_torch_rank(Ranks& ranks, std::unique_ptr<DeviceGroup> group,
+                            TrainingWeights weights, const TrainerTable& table,
+                            torch::Device device, torch::ScalarType compute) {
+  return in_words([&] {
+    auto backend = std::make_unique<TorchTrainingBackend>(
+        std::move(weights), table, device, compute,
+        std::make_unique<ShardExchange>(ranks, std::move(group)));
+    RankShare* const share = backend.get();
+    return RankBackend{std::move(backend), share};
   });
 }
 

@@ -150,9 +150,12 @@ DeviceMemory device_memory(const DeviceMemoryUse& use) {
   const int64_t number = use.half ? 2 : 4, row = number * use.model.hidden_size;
   const LayerBytes layer = layer_bytes(use);
   DeviceMemory memory;
-  memory.weights = 4 * count;
+  // What passes read is whole on every rank.
+  memory.weights = use.half ? 2 * count + 2 * count / use.ranks : 4 * count;
   memory.gradients = 4 * count;
-  memory.moments = use.optimizer_state == OptimizerState::int8 ? 2 * count + count / 32 : 8 * count;
+  memory.moments =
+      (use.optimizer_state == OptimizerState::int8 ? 2 * count + count / 32 : 8 * count) /
+      use.ranks;
   for (const ModelConfig& other : use.other_policies) {
     memory.other_policies += number * parameters_of(other);
   }

@@ -26,6 +26,7 @@ struct DeviceMemoryUse {
   Recompute recompute = Recompute::off;
   OptimizerState optimizer_state = OptimizerState::float32;
   std::vector<ModelConfig> other_policies;  // reference and teacher
+  int64_t ranks = 1;  // that share the update: each has a part of masters and moments
   SamplerMemoryUse sampler;
 };
 

@@ -11,7 +11,6 @@
 #include "core/explain_text.h"
 #include "leeway/error.h"
 #include "trainer/cpu_backend.h"
-#include "trainer/sharded_update.h"
 #include "trainer/training_messages.h"
 
 namespace leeway {
@@ -21,33 +20,20 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// A backend with its part of the update.
-struct LocalBackend {
-  LocalBackend(Ranks& ranks, TrainingWeights weights, const TrainerTable& table) {
-    backend = make_cpu_training(std::move(weights), table, [&](const Parameters& policy) {
-      auto made = std::make_unique<ShardedUpdate>(ranks, policy);
-      update = made.get();
-      return made;
-    });
+// The slots of one rank without the sum over ranks.
+std::vector<SlotResult> run_share(TrainingBackend& backend, const PackedBatch& batch,
+                                  std::span<const GradientSlot> slots, const SlotPass& pass,
+                                  std::span<const float> g) {
+  std::vector<SlotResult> results;
+  for (const GradientSlot& slot : slots) {
+    const size_t rows = g.empty() ? 0 : rows_of(batch, slot);
+    results.push_back(run_slot(backend, batch, slot, pass, g.first(rows)));
+    g = g.subspan(rows);
+    if (!results.back().failure.empty()) break;
+    if (pass.kind != PassKind::score) backend.end_slot(!slot.empty());
   }
-
-  // The slots without the sum over ranks.
-  std::vector<SlotResult> run(const PackedBatch& batch, std::span<const GradientSlot> slots,
-                              const SlotPass& pass, std::span<const float> g) {
-    std::vector<SlotResult> results;
-    for (const GradientSlot& slot : slots) {
-      const size_t rows = g.empty() ? 0 : rows_of(batch, slot);
-      results.push_back(run_slot(*backend, batch, slot, pass, g.first(rows)));
-      g = g.subspan(rows);
-      if (!results.back().failure.empty()) break;
-      if (pass.kind != PassKind::score) backend->end_slot(!slot.empty());
-    }
-    return results;
-  }
-
-  std::unique_ptr<TrainingBackend> backend;
-  ShardedUpdate* update = nullptr;
-};
+  return results;
+}
 
 std::string order(TrainingOrder kind) {
   ByteWriter message;
@@ -61,7 +47,6 @@ class RanksBackend : public TrainingBackend {
  public:
   RanksBackend(RanksTraining& group, TrainingWeights weights, const TrainerTable& table)
       : group_(group), ranks_(group.ranks_) {
-    check_ranks(ranks_.size(), table);
     for (const LossSpec* spec : group.specs_) specs_.push_back(explain_text(*spec));
     {
       const std::lock_guard lock(group_.mutex_);
@@ -71,7 +56,7 @@ class RanksBackend : public TrainingBackend {
     message.put(TrainingOrder::make);
     put_weights(message, weights, table);
     tell(message.take());
-    local_.emplace(ranks_, std::move(weights), table);
+    local_ = group.make_(ranks_, std::move(weights), table);
   }
   ~RanksBackend() override {
     try {
@@ -81,16 +66,21 @@ class RanksBackend : public TrainingBackend {
     }
   }
 
-  const Parameters& parameters() override { return here().parameters(); }
-  const ModelConfig& config() const override { return local_->backend->config(); }
+  const Parameters& parameters() override {
+    if (local_.share->needs_weights()) tell(order(TrainingOrder::weights));
+    return here().parameters();
+  }
+  const ModelConfig& config() const override { return local_.backend->config(); }
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
+    if (local_.share->needs_weights()) tell(order(TrainingOrder::weights));
+    auto snapshot = here().snapshot(version);
     if (group_.keep(version)) {
       ByteWriter message;
       message.put(TrainingOrder::snapshot);
       message.put(version);
       tell(message.take());
     }
-    return here().snapshot(version);
+    return snapshot;
   }
 
   // Single passes are the leader's own: the trainer gives slots.
@@ -104,7 +94,7 @@ class RanksBackend : public TrainingBackend {
     LEEWAY_CHECK(false, "gradients of ranks come from slots");
   }
 
-  int64_t slots() const override { return local_->backend->slots(); }
+  int64_t slots() const override { return local_.backend->slots(); }
   std::vector<SlotResult> run_slots(const PackedBatch& batch, std::span<const GradientSlot> slots,
                                     const SlotPass& pass, std::span<const float> g) override {
     const size_t share = slots.size() / static_cast<size_t>(ranks_.size());
@@ -126,7 +116,7 @@ class RanksBackend : public TrainingBackend {
       ranks_.send(r, Channel::training, message.take());
     }
     const double begin = now_seconds();
-    std::vector<SlotResult> results = local_->run(batch, slots.first(share), pass, rows[0]);
+    std::vector<SlotResult> results = run_share(here(), batch, slots.first(share), pass, rows[0]);
     const double waits = now_seconds();
     std::vector<double> taken = {waits - begin};
     for (int r = 1; r < ranks_.size(); ++r) {
@@ -143,7 +133,7 @@ class RanksBackend : public TrainingBackend {
     const std::lock_guard lock(group_.mutex_);
     for (size_t r = 0; r < taken.size(); ++r) group_.pass_seconds_[r] += taken[r];
     group_.wait_seconds_ += waited;
-    group_.collective_seconds_ += local_->update->take_seconds();
+    group_.collective_seconds_ += local_.share->take_seconds();
     return results;
   }
 
@@ -165,12 +155,13 @@ class RanksBackend : public TrainingBackend {
     tell(message.take());
     here().step(table, rate, scale);
     const std::lock_guard lock(group_.mutex_);
-    group_.collective_seconds_ += local_->update->take_seconds();
+    group_.collective_seconds_ += local_.share->take_seconds();
   }
-  int64_t steps() const override { return local_->backend->steps(); }
+  int64_t steps() const override { return local_.backend->steps(); }
 
   TrainingState state() override {
-    tell(order(TrainingOrder::moments));
+    parameters();  // what they are in the state
+    tell(order(TrainingOrder::state));
     return here().state();
   }
   void load(const std::string& folder) override {
@@ -179,7 +170,7 @@ class RanksBackend : public TrainingBackend {
   }
 
  private:
-  TrainingBackend& here() { return *local_->backend; }
+  TrainingBackend& here() { return *local_.backend; }
 
   void tell(const std::string& message) {
     for (int r = 1; r < ranks_.size(); ++r) ranks_.send(r, Channel::training, message);
@@ -201,7 +192,7 @@ class RanksBackend : public TrainingBackend {
   std::vector<std::string> specs_;  // as text, which has all that makes a loss what it is
   const LossSpec* known_ = nullptr;
   uint8_t known_number_ = 0;
-  std::optional<LocalBackend> local_;
+  RankBackend local_;
 };
 
 namespace {
@@ -216,48 +207,49 @@ OptimizerTable read_step(ByteReader& from, double& rate, double& scale) {
 }
 
 // One order; false at the end.
-bool serve(Ranks& ranks, const Parameters& like, std::span<const LossSpec* const> specs,
-           int threads, KeptSnapshots& snapshots, std::optional<LocalBackend>& local) {
+bool serve(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots,
+           RankBackend& local) {
   const std::string message = ranks.receive(0, Channel::training);
   ByteReader from(message);
   const auto kind = from.get_enum(TrainingOrder::end);
   const bool needs_backend =
       kind != TrainingOrder::make && kind != TrainingOrder::drop && kind != TrainingOrder::end;
-  if (needs_backend && !local) throw Error("an order for a trainer that was not made");
+  if (needs_backend && !local.backend) throw Error("an order for a trainer that was not made");
   switch (kind) {
     case TrainingOrder::make: {
       TrainerTable table;
-      table.threads = threads;
-      TrainingWeights weights = get_weights(from, like, table);
-      local.reset();
-      local.emplace(ranks, std::move(weights), table);
+      table.threads = options.threads;
+      TrainingWeights weights = get_weights(from, *options.like, table);
+      local = {};
+      local = options.make(ranks, std::move(weights), table);
       snapshots.clear();
       break;
     }
-    case TrainingOrder::drop: local.reset(); break;
+    case TrainingOrder::drop: local = {}; break;
     case TrainingOrder::pass: {
       PassOrder pass = get_pass(from);
-      if (pass.spec >= specs.size()) throw Error("an order with a loss that is not known");
-      pass.pass.loss.spec = specs[pass.spec];
+      if (pass.spec >= options.specs.size()) throw Error("an order with a loss that is not known");
+      pass.pass.loss.spec = options.specs[pass.spec];
       const double begin = now_seconds();
-      const auto results = local->run(pass.batch, pass.slots, pass.pass, pass.g);
+      const auto results = run_share(*local.backend, pass.batch, pass.slots, pass.pass, pass.g);
       ranks.send(0, Channel::training, results_message(results, now_seconds() - begin));
       break;
     }
-    case TrainingOrder::join: local->backend->end_pass(); break;
-    case TrainingOrder::zero: local->backend->zero_gradients(); break;
-    case TrainingOrder::norm: local->backend->gradient_norm(); break;
+    case TrainingOrder::join: local.backend->end_pass(); break;
+    case TrainingOrder::zero: local.backend->zero_gradients(); break;
+    case TrainingOrder::norm: local.backend->gradient_norm(); break;
     case TrainingOrder::step: {
       double rate = 0.0, scale = 0.0;
       const OptimizerTable table = read_step(from, rate, scale);
-      local->backend->step(table, rate, scale);
+      local.backend->step(table, rate, scale);
       break;
     }
     case TrainingOrder::snapshot:
-      snapshots.add(local->backend->snapshot(from.get<PolicyVersion>()));
+      snapshots.add(local.backend->snapshot(from.get<PolicyVersion>()));
       break;
-    case TrainingOrder::moments: local->update->send_moments(); break;
-    case TrainingOrder::load: local->backend->load(""); break;
+    case TrainingOrder::state: local.share->bring_state(); break;
+    case TrainingOrder::weights: local.share->bring_weights(); break;
+    case TrainingOrder::load: local.backend->load(""); break;
     case TrainingOrder::end: return false;
   }
   from.end();
@@ -266,8 +258,15 @@ bool serve(Ranks& ranks, const Parameters& like, std::span<const LossSpec* const
 
 }  // namespace
 
-void check_ranks(int ranks, const TrainerTable& table) {
-  const int64_t slots = table.gradient_slots > 0 ? table.gradient_slots : kDefaultSlots;
+void check_ranks(int ranks, const RunConfig& run) {
+  if (run.model.device == Device::cuda) {
+    if (kMostGpuRanks % ranks == 0) return;
+    throw Error(
+        fmt::format("{} ranks with a GPU each cannot share a step: use a power of two, at most {}",
+                    ranks, kMostGpuRanks));
+  }
+  const int64_t chosen = run.trainer.gradient_slots;
+  const int64_t slots = chosen > 0 ? chosen : kDefaultSlots;
   if (slots % ranks == 0) return;
   std::vector<int64_t> fitting;
   for (int64_t n = 1; n <= slots; n *= 2) fitting.push_back(n);
@@ -310,9 +309,10 @@ void KeptSnapshots::end() {
   changed_.notify_all();
 }
 
-RanksTraining::RanksTraining(Ranks& ranks, std::vector<const LossSpec*> specs)
+RanksTraining::RanksTraining(Ranks& ranks, std::vector<const LossSpec*> specs, MakeRankBackend make)
     : ranks_(ranks),
       specs_(std::move(specs)),
+      make_(std::move(make)),
       pass_seconds_(static_cast<size_t>(ranks.size()), 0.0) {}
 
 MakeTrainingBackend RanksTraining::backends() {
@@ -385,11 +385,10 @@ void RanksTraining::end() {
   }
 }
 
-void serve_training(Ranks& ranks, const Parameters& like, std::vector<const LossSpec*> specs,
-                    int threads, KeptSnapshots& snapshots) {
-  std::optional<LocalBackend> local;
+void serve_training(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots) {
+  RankBackend local;
   try {
-    while (serve(ranks, like, specs, threads, snapshots, local)) {
+    while (serve(ranks, options, snapshots, local)) {
     }
   } catch (const Lost&) {
     throw;

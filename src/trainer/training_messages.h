@@ -22,7 +22,8 @@ enum class TrainingOrder {
   norm,      // answered by nobody: the leader takes part
   step,      // AdamW
   snapshot,  // to be kept for the sampler
-  moments,   // answered by this rank's part of them
+  state,     // answered by this rank's part of it
+  weights,   // answered by this rank's part of them
   load,      // a state that the leader reads
   end        // of the group
 };
