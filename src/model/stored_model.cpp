@@ -126,12 +126,12 @@ StoredModel open_stored_tensors(const std::string& folder, const std::string& st
   const std::string index = single + ".index.json";
   if (path_exists(single)) return open_single(single);
   if (path_exists(index)) return open_sharded(folder, index);
-  throw Error(fmt::format(
-      "{}: no {}: neither {}.safetensors nor {}.safetensors.index.json is there{}", folder,
-      stem == "model" ? "weights" : stem, stem, stem,
-      stem == "model" && path_exists(folder + "/pytorch_model.bin")
-          ? "; pytorch_model.bin is not read, convert it to safetensors"
-          : ""));
+  throw Error(
+      fmt::format("{}: no {}: neither {}.safetensors nor {}.safetensors.index.json is there{}",
+                  folder, stem == "model" ? "weights" : stem, stem, stem,
+                  stem == "model" && path_exists(folder + "/pytorch_model.bin")
+                      ? "; pytorch_model.bin is not read, convert it to safetensors"
+                      : ""));
 }
 
 StoredModel open_stored_model(const std::string& folder) {
@@ -174,7 +174,8 @@ bool is_stored_part_name(const std::string& stem, std::string_view name) {
     name.remove_prefix(digits);
     return digits >= 5;
   };
-  return take(stem + "-") && take_number() && take("-of-") && take_number() && name == ".safetensors";
+  return take(stem + "-") && take_number() && take("-of-") && take_number() &&
+         name == ".safetensors";
 }
 
 void check_layout(const StoredModel& model, const ModelConfig& config) {

@@ -24,7 +24,7 @@
 #include "torch/torch_moment_shard.h"
 #include "torch/training_operations.h"
 #include "torch/trunk.h"
-#include "trainer/moment_shard.h"
+#include "trainer/moment_loading.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
 
@@ -335,7 +335,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   }
 
   double take_seconds() override { return exchange_->take_seconds(); }
-  void bring_state() override { collect_moments(exchange_->ranks(), *shard_, nullptr); }
+  MomentShard& moments() override { return *shard_; }
   bool needs_weights() const override { return is_split() && !host_is_current_; }
   void bring_weights() override {
     in_words([&] { collect({}); });

@@ -203,6 +203,7 @@ FileSums MomentSave::write(const std::string& folder) {
       attempt(r, [&] { file = std::make_unique<SafetensorsWriter>(where + "/" + name, plan); });
       for (size_t k = 0; k < plan.size(); ++k) {
         const std::string tensor = ranks_.receive(r, Channel::saving);
+        ranks_.send(r, Channel::saving, "");  // for the next: none waits in memory
         if (failure.empty()) attempt(r, [&] { file->write(std::as_bytes(std::span(tensor))); });
       }
       if (failure.empty()) attempt(r, [&] { sums[name] = file->commit(); });
@@ -258,6 +259,7 @@ void MomentWriter::serve(const std::vector<ParameterInfo>& table,
       const auto bytes = std::as_bytes(tensor.values);
       ranks_.send(0, Channel::saving,
                   std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+      ranks_.receive(0, Channel::saving);
     }
   } catch (const Lost&) {
     // Whoever trains on this rank says so.

@@ -4,9 +4,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "ranks/ranks.h"
@@ -45,11 +43,5 @@ std::vector<MomentPiece> pieces_between(const std::vector<ParameterInfo>& table,
 
 // All of the moments on rank 0, into `all`, to which the others, where it is null, give theirs.
 void collect_moments(Ranks& ranks, const MomentShard& shard, AdamW* all);
-
-// Loads a saved state on all ranks at once, from `folder` on rank 0: moments into `shard`, weights
-// into `policy`. Returns the optimizer steps. Where the folder cannot be read
-// nothing has changed: rank 0 throws Error, the others return nothing.
-std::optional<int64_t> load_sharded(Ranks& ranks, const std::string& folder, MomentShard& shard,
-                                    Parameters& policy);
 
 }  // namespace leeway

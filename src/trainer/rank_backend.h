@@ -8,6 +8,7 @@
 
 #include "ranks/ranks.h"
 #include "trainer/backend.h"
+#include "trainer/moment_shard.h"
 
 namespace leeway {
 
@@ -17,8 +18,8 @@ class RankShare {
   virtual ~RankShare() = default;
   // Seconds in calls that wait for other ranks, since the last question.
   virtual double take_seconds() = 0;
-  // While rank 0 calls TrainingBackend::state: the others bring what they have of it.
-  virtual void bring_state() = 0;
+  // This rank's part of the optimizer's moments.
+  virtual MomentShard& moments() = 0;
   // Rank 0: whether it needs the others for the weights as they are now, of which it has but a part
   // in float32. While it calls TrainingBackend::parameters or `snapshot`, the others bring theirs
   // then.

@@ -53,8 +53,8 @@ void SavedMoments::read(Moment which, const MomentPiece& piece, std::span<float>
                               moment_name(which, info)));
     }
     if (which == Moment::second && value < 0.0f) {
-      throw Error(fmt::format("{}: {} contains a negative number", *place.path,
-                              moment_name(which, info)));
+      throw Error(
+          fmt::format("{}: {} contains a negative number", *place.path, moment_name(which, info)));
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "leeway/error.h"
 #include "trainer/cpu_backend.h"
+#include "trainer/moment_loading.h"
 
 namespace leeway {
 
@@ -108,8 +109,6 @@ TrainingState ShardedUpdate::state(const Parameters& policy) {
   collect_moments(ranks_, *this, &state.optimizer);
   return state;
 }
-
-void ShardedUpdate::bring_state() { collect_moments(ranks_, *this, nullptr); }
 
 void ShardedUpdate::load(const std::string& folder, Parameters& policy) {
   steps_ = load_sharded(ranks_, folder, *this, policy).value_or(steps_);

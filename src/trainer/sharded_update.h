@@ -27,11 +27,10 @@ class ShardedUpdate : public GradientUpdate, public RankShare, public MomentShar
   void step(ThreadPool& pool, const OptimizerTable& table, double rate, double scale,
             Parameters& policy) override;
   int64_t steps() const override { return steps_; }
-  // Rank 0; the others call `bring_state` for it.
+  // Rank 0; the others call collect_moments for it.
   TrainingState state(const Parameters& policy) override;
-  void bring_state() override;
-  // Rank 0 reads the folder and hands its contents on; where it throws for the folder, the others
-  // change nothing and return.
+  MomentShard& moments() override { return *this; }
+  // The folder is rank 0's; where that throws, the others change nothing and return.
   void load(const std::string& folder, Parameters& policy) override;
 
   double take_seconds() override;
