@@ -29,6 +29,7 @@ class Lost : public Error {
 
 // Messages of different channels do not wait for each other.
 enum class Channel { training, sampling, saving, devices };
+inline constexpr int kChannels = 4;
 
 class Ranks {
  public:

@@ -41,6 +41,7 @@ DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
   use.max_tokens = largest_micro_batch(run, model, job.job);
   use.recompute = run.trainer.recompute_activations;
   use.optimizer_state = run.trainer.optimizer_state;
+  use.ranks = job.ranks;
   if (job.job == Job::train && config.loss_spec.reads(Stream::ref)) {
     const std::string& folder = run.trainer.reference;
     use.other_policies.push_back(folder == "initial" ? model : load_model_config(folder));
