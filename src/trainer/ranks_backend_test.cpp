@@ -244,6 +244,15 @@ TEST(RanksBackend, ANumberOfRanksThatDoesNotDivideTheSlotsIsRefused) {
   }
 }
 
+TEST(RanksBackend, RanksOnGpusAreAPowerOfTwo) {
+  RunConfig run;
+  run.model.device = Device::cuda;
+  for (const int size : {2, 4, 8, 64}) EXPECT_NO_THROW(check_ranks(size, run)) << size;
+  for (const int size : {3, 6, 128}) {
+    testing::expect_refused([&] { check_ranks(size, run); }, {"a power of two, at most 64"});
+  }
+}
+
 TEST(RanksBackend, ALostRankEndsTheStepWithItsReason) {
   const Parameters policy = make_policy();
   const LossSpec spec = spec_of("icepop");
