@@ -60,13 +60,6 @@ const LoadedBackends& cuda_backends() {
   return loaded;
 }
 
-void refuse_adapter(const TrainingWeights& weights) {
-  if (weights.policy.lora() == nullptr) return;
-  throw Error(
-      "adapters run on the CPU alone: use the CPU, or merge the adapter into its base (leeway "
-      "merge)");
-}
-
 }  // namespace
 
 void check_device(Device device, const std::string& where) {
@@ -104,7 +97,11 @@ MakeTrainingBackend training_backend(Device device, TrainingPrecision precision)
   if (device == Device::cpu) return {};
   return [make = cuda_backends().backends->training(precision != TrainingPrecision::float32)](
              TrainingWeights weights, const TrainerTable& table) {
-    refuse_adapter(weights);
+    if (weights.policy.lora() != nullptr) {
+      throw Error(
+          "adapters run on the CPU alone: use the CPU, or merge the adapter into its base (leeway "
+          "merge)");
+    }
     return make(std::move(weights), table);
   };
 }
@@ -118,7 +115,10 @@ MakeRankBackend rank_backend(const RunConfig& run) {
   const bool half = run.trainer.precision != TrainingPrecision::float32;
   return [make = cuda_backends().backends->rank_training(half)](
              Ranks& ranks, TrainingWeights weights, const TrainerTable& table) {
-    refuse_adapter(weights);
+    if (weights.policy.lora() != nullptr) {
+      throw Error(
+          "[model.lora]: several GPUs train all weights alone; leave --ranks and the launcher out");
+    }
     return make(ranks, std::move(weights), table);
   };
 }
