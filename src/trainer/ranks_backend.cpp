@@ -21,21 +21,6 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The slots of one rank without the sum over ranks.
-std::vector<SlotResult> run_share(TrainingBackend& backend, const PackedBatch& batch,
-                                  std::span<const GradientSlot> slots, const SlotPass& pass,
-                                  std::span<const float> g) {
-  std::vector<SlotResult> results;
-  for (const GradientSlot& slot : slots) {
-    const size_t rows = g.empty() ? 0 : rows_of(batch, slot);
-    results.push_back(run_slot(backend, batch, slot, pass, g.first(rows)));
-    g = g.subspan(rows);
-    if (!results.back().failure.empty()) break;
-    if (pass.kind != PassKind::score) backend.end_slot(!slot.empty());
-  }
-  return results;
-}
-
 std::string order(TrainingOrder kind) {
   ByteWriter message;
   message.put(kind);
@@ -63,7 +48,7 @@ class RanksBackend : public TrainingBackend {
     try {
       tell(order(TrainingOrder::drop));
     } catch (const Lost&) {
-      // The group has ended; whoever waits for it next says so.
+      // A destructor must not throw. The next call that needs the group throws the same Lost.
     }
   }
 
@@ -117,7 +102,8 @@ class RanksBackend : public TrainingBackend {
       ranks_.send(r, Channel::training, message.take());
     }
     const double begin = now_seconds();
-    std::vector<SlotResult> results = run_share(here(), batch, slots.first(share), pass, rows[0]);
+    std::vector<SlotResult> results =
+        run_each_slot(here(), batch, slots.first(share), pass, rows[0]);
     const double waits = now_seconds();
     std::vector<double> taken = {waits - begin};
     for (int r = 1; r < ranks_.size(); ++r) {
@@ -245,7 +231,7 @@ bool serve(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots,
       if (pass.spec >= options.specs.size()) throw Error("an order with a loss that is not known");
       pass.pass.loss.spec = options.specs[pass.spec];
       const double begin = now_seconds();
-      const auto results = run_share(*local.backend, pass.batch, pass.slots, pass.pass, pass.g);
+      const auto results = run_each_slot(*local.backend, pass.batch, pass.slots, pass.pass, pass.g);
       ranks.send(0, Channel::training, results_message(results, now_seconds() - begin));
       break;
     }
@@ -280,8 +266,7 @@ void check_ranks(int ranks, const RunConfig& run) {
         fmt::format("{} ranks with a GPU each cannot share a step: use a power of two, at most {}",
                     ranks, kMostGpuRanks));
   }
-  const int64_t chosen = run.trainer.gradient_slots;
-  const int64_t slots = chosen > 0 ? chosen : kDefaultSlots;
+  const int64_t slots = slots_of(run.trainer);
   if (slots % ranks == 0) return;
   std::vector<int64_t> fitting;
   for (int64_t n = 1; n <= slots; n *= 2) fitting.push_back(n);
