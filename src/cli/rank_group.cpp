@@ -50,8 +50,8 @@ void add_ranks_option(CLI::App& command, int64_t& count) {
   command
       .add_option("--ranks", count,
                   "Train with this many processes on this machine, which share each step's work\n"
-                  "and give the bits of one (docs/scaling.md). A launcher's ranks (torchrun,\n"
-                  "Slurm, Open MPI) are found by themselves")
+                  "and on CPUs give the bits of one (docs/scaling.md). A launcher's ranks\n"
+                  "(torchrun, Slurm, Open MPI) are found by themselves")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, kMostRanks));
 }
