@@ -146,13 +146,21 @@ class NcclGroup final : public DeviceGroup {
 
   // Waits for the others until they have all that this rank has sent, unless one is lost.
   void end() {
+    bool finished = false;
     try {
       if (communicator_ != nullptr) call([&] { return ncclCommFinalize(communicator_); });
-      ranks_.send(rank(), Channel::devices, "");
+      finished = true;
     } catch (const Error&) {
+      // A destructor must not throw: what follows frees the communicator in either case.
+    }
+    try {
+      ranks_.send(rank(), Channel::devices, "");
+    } catch (const Lost&) {
+      // The watcher has ended by the same loss.
     }
     watcher_.join();
-    if (communicator_ != nullptr && !aborted_) ncclCommDestroy(communicator_);
+    if (communicator_ == nullptr || aborted_) return;
+    finished ? ncclCommDestroy(communicator_) : ncclCommAbort(communicator_);
   }
 
   Ranks& ranks_;
