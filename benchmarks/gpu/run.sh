@@ -120,6 +120,9 @@ check() {
   grep -E '^FAILED|cases, .*failed' "$logs/ops_check.txt"
   step package_check 120 python3 tests/gpu/package_check.py
   tail -n 1 "$logs/package_check.txt"
+  LEEWAY_TEST_DEVICE=cuda step package_tests 120 python3 -m pytest -q -p no:cacheprovider \
+    python/leeway/tests/test_{losses,correction,slime,prime_rl,equality}.py
+  tail -n 1 "$logs/package_tests.txt"
   if python3 -c 'import transformers' 2> /dev/null; then
     step transformers_check 120 python3 tests/gpu/transformers_check.py "$BUILD/leeway"
     tail -n 1 "$logs/transformers_check.txt"
@@ -196,7 +199,10 @@ for stage in "${stages[@]}"; do
   echo "---- $stage"
   case $stage in
     head) measure head 300 "$library" ;;
-    hosts) measure hosts 120 ;;
+    hosts)
+      measure hosts 120
+      if python3 -c 'import trl' 2> /dev/null; then measure trl_step 180; else echo "   no trl: its step is left out"; fi
+      ;;
     loss) measure loss 90 "$library" ;;
     model) measure model 480 --program "$BUILD/gpu_model_benchmark" ;;
     memory) measure memory 120 --program "$BUILD/gpu_memory_table" ;;

@@ -10,7 +10,6 @@
 #include <string_view>
 
 #include "base/folders.h"
-#include "core/float32/plan.h"
 #include "leeway/error.h"
 #include "torch/cuda_backends.h"
 
@@ -70,7 +69,6 @@ void check_device(Device device, const std::string& where) {
 
 void check_device(const Config& config) {
   const Device device = config.run.model.device;
-  if (device == Device::cuda) make_complete_plan(config.loss_spec);  // throws if unsupported
   check_device(device, fmt::format("model.device = \"{}\"", name_of(device)));
 }
 

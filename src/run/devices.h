@@ -16,7 +16,7 @@ namespace leeway {
 // Throws Error for a device that this program or this machine does not have. `where` is the setting
 // that requested it, for the message: `--device cuda`.
 void check_device(Device device, const std::string& where);
-// Also checks that the device supports the loss.
+// The device of a run.
 void check_device(const Config& config);
 
 // For EngineOptions::max_rows_per_step: as many rows as keep the device busy, and not more than a

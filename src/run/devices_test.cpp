@@ -53,16 +53,6 @@ TEST(Devices, AnErrorThatTheLibraryForGpusThrowsIsCaughtHere) {
   EXPECT_NE(error.find("head_dim"), std::string::npos) << error;
 }
 
-TEST(Devices, ALossThatOnlyTheCpuComputesIsRefusedBeforeTheRun) {
-  Config config;
-  config.loss_spec = Catalog().make_spec("slime/ppo+mis", {});
-  EXPECT_EQ(error_of([&] { check_device(config); }), "");
-  config.run.model.device = Device::cuda;
-  const std::string error = error_of([&] { check_device(config); });
-  EXPECT_NE(error.find("slime/ppo+mis"), std::string::npos) << error;
-  EXPECT_NE(error.find("on the CPU"), std::string::npos) << error;
-}
-
 // What a rank sees of the GPUs of its machine.
 TEST(Devices, ARankSeesTheGpuOfItsNumber) {
   constexpr const char* kVariable = "CUDA_VISIBLE_DEVICES";

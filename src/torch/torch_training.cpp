@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "core/float32/plan.h"
 #include "leeway/error.h"
 #include "leeway/evaluator.h"
 #include "torch/compat.h"
@@ -209,12 +210,12 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   double loss_pass(const MicroBatch& batch, const LossPass& pass, MetricSums& metrics,
                    RowValues& values) override {
     return in_words([&] {
-      const BatchOnDevice on(batch, device_, pass.entropy_gradient == 0.0);
+      const bool is_on_device = pass.entropy_gradient == 0.0 && has_complete_plan(*pass.spec);
+      const BatchOnDevice on(batch, device_, is_on_device);
       RecordedPass forward = forward_of(on);
       const HeadOnDevice head = head_of(on, forward);
-      return pass.entropy_gradient == 0.0
-                 ? loss_on_device(head, std::move(forward), pass, metrics, values)
-                 : loss_on_host(head, std::move(forward), pass, metrics, values);
+      return is_on_device ? loss_on_device(head, std::move(forward), pass, metrics, values)
+                          : loss_on_host(head, std::move(forward), pass, metrics, values);
     });
   }
 
@@ -458,8 +459,8 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     return numbers[0];
   }
 
-  // The loss in between is computed on the host: its gradient and that of the entropy go back
-  // together.
+  // The loss in between is computed on the host, where corrections that are functions run: its
+  // gradient and that of the entropy go back together.
   double loss_on_host(const HeadOnDevice& head, RecordedPass&& forward, const LossPass& pass,
                       MetricSums& metrics, RowValues& values) {
     const MicroBatch& batch = head.on.batch;
@@ -496,7 +497,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   std::optional<Network> reference_, teacher_;
   std::optional<LearningState> learning_;
   std::optional<NetworkTensors> gradients_;  // views of the learning state's
-  bool gradients_are_old_ = false;           // to be taken for zeros
+  bool gradients_are_old_ = true;            // to be taken for zeros
   bool gradients_are_summed_ = false;        // over ranks
   std::optional<TorchMomentShard> shard_;    // of a rank among others
   int64_t steps_ = 0;

@@ -12,9 +12,10 @@ namespace leeway {
 
 // `compute`: float32 or bfloat16. table.threads is used by the head on the CPU; table.numerics is
 // ignored. Where there is no trunk, Recompute::selective is as Recompute::layer. A micro-batch
-// waits for the device once, when its numbers are fetched; with an entropy bonus twice. On CUDA the
-// gradient of attention is summed in no fixed order, so a step repeats only up to rounding. The
-// backend's calls also throw Error if the device's memory does not suffice.
+// waits for the device once, when its numbers are fetched; with an entropy bonus, or a correction
+// that is a function, twice. On CUDA the gradient of attention is summed in no fixed order, so a
+// step repeats only up to rounding. The backend's calls also throw Error if the device's memory
+// does not suffice.
 std::unique_ptr<TrainingBackend> make_torch_training(TrainingWeights weights,
                                                      const TrainerTable& table,
                                                      torch::Device device,

@@ -66,15 +66,15 @@ Tensor Trunk::layer_backward(const LayerTensors& layer, const PackedSequences& s
   {  // The MLP.
     const auto [d_gate_up, s] = swiglu_backward(kept.gate_up, product(d, layer.down.t()));
     kept.gate_up = Tensor();
-    weight_gradient(d, s, gradients.down, are_new);
+    weight_gradient(d, s, gradients.down, are_new, products_.get());
     const Tensor h = product(d_gate_up, layer.gate_up.t());  // its gradient, at first
     d = norm_backward(kept.y, layer.post_norm, eps, h, d, gradients.post_norm, h);
-    weight_gradient(d_gate_up, h, gradients.gate_up, are_new);
+    weight_gradient(d_gate_up, h, gradients.gate_up, are_new, products_.get());
     kept.y = Tensor();
   }
   // Attention.
   const Tensor attended = kept.attended.flatten(1);
-  weight_gradient(d, attended, gradients.o, are_new);
+  weight_gradient(d, attended, gradients.o, are_new, products_.get());
   bias_gradient(d, gradients.o_bias);
   const Tensor d_attended = product(d, layer.o.t()).view(kept.attended.sizes());
   const auto [q, k] = pack_heads(heads, sequences.positions, kept.qkv);
@@ -85,7 +85,7 @@ Tensor Trunk::layer_backward(const LayerTensors& layer, const PackedSequences& s
                                       gradients.q_norm, gradients.k_norm);
   const Tensor h = product(d_qkv, layer.qkv.t());  // its gradient, at first
   d = norm_backward(kept.x, layer.input_norm, eps, h, d, gradients.input_norm, h);
-  weight_gradient(d_qkv, h, gradients.qkv, are_new);
+  weight_gradient(d_qkv, h, gradients.qkv, are_new, products_.get());
   bias_gradient(d_qkv, gradients.qkv_bias);
   return d;
 }
