@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds for CUDA, checks and measures on one NVIDIA GPU. Stages, all of them without arguments:
-#   benchmarks/gpu/run.sh [build] [check] [head] [hosts] [loss] [model] [memory] [loop] [swap] [sanitize]
+#   benchmarks/gpu/run.sh [build] [check] [head] [hosts] [loss] [model] [memory] [lora] [loop] [swap] [sanitize]
 #
 #   BUILD   build folder                      (build-gpu)
 #   OUT     where results go, gpu_*.json      (benchmarks/results)
@@ -17,11 +17,11 @@ OUT=${OUT:-benchmarks/results}
 PREFIX=${PREFIX:-}
 export PYTHONUNBUFFERED=1
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(build check head hosts loss model memory loop swap sanitize)
+[ ${#stages[@]} -gt 0 ] || stages=(build check head hosts loss model memory lora loop swap sanitize)
 for stage in "${stages[@]}"; do
   case $stage in
-    build | check | head | hosts | loss | model | memory | loop | swap | sanitize) ;;
-    *) echo "run.sh: $stage: no such stage; there are build check head hosts loss model memory loop swap sanitize" >&2
+    build | check | head | hosts | loss | model | memory | lora | loop | swap | sanitize) ;;
+    *) echo "run.sh: $stage: no such stage; there are build check head hosts loss model memory lora loop swap sanitize" >&2
        exit 2 ;;
   esac
 done
@@ -87,7 +87,7 @@ build() {
   step configure 120 cmake -G Ninja -S "$root" -B "$BUILD" "-DCMAKE_PREFIX_PATH=$paths" \
     "${options[@]}" || return 1
   for target in leeway_ops leeway_cuda_module cuda_core_test leeway gpu_model_benchmark gpu_memory_table \
-    gpu_weight_swap devices_test \
+    gpu_lora_step gpu_weight_swap devices_test \
     torch_decoder_test torch_sampling_test torch_training_test torch_symbols_test; do
     if ninja -C "$BUILD" -t query "$target" > /dev/null 2>&1; then
       targets+=("$target")
@@ -139,10 +139,10 @@ measure() {
   tables+=("$logs/$name.txt")
 }
 
-# Small cases of every kernel: loss and selection, head, attention, products and checksums; AdamW, the
+# Small cases of every kernel: loss and selection, head, attention, low-rank updates, checksums; AdamW, the
 # rows of layers and their gradients; pages, draws and paged attention.
 sanitized_tests=(
-  'cuda_core_test:Attention.*:Crc32c.*:GpuLoss.*:GpuHead.*-*SameBits*:GpuHead.*Every*:*Invariant*'
+  'cuda_core_test:Attention.*:Crc32c.*:LowRank.*:GpuLoss.*:GpuHead.*-*SameBits*:GpuHead.*Every*:*Invariant*'
   'torch_decoder_test:FlatAdamW.*:LayerRows.*:Trunk.AddsToGradients*:Trunk.Gives*'
   'torch_sampling_test:SamplingOperations.*:DrawnLogprobs.AreThose*-*ByItsShare*'
 )
@@ -206,6 +206,7 @@ for stage in "${stages[@]}"; do
     loss) measure loss 90 "$library" ;;
     model) measure model 480 --program "$BUILD/gpu_model_benchmark" ;;
     memory) measure memory 120 --program "$BUILD/gpu_memory_table" ;;
+    lora) measure lora 180 --program "$BUILD/gpu_lora_step" ;;
     loop) measure loop 180 --program "$BUILD/leeway" ;;
     swap) step swap 60 "$BUILD/gpu_weight_swap" && tables+=("$logs/swap.txt") ;;
     *) "$stage" ;;

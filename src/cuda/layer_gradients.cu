@@ -373,6 +373,7 @@ void rms_norm_backward(Dtype dtype, const RmsNormBackward& norm, cudaStream_t st
     }
   });
   check_launch("rms_norm_backward");
+  if (norm.d_weight == nullptr) return;
   add_parts(norm.workspace, blocks, {norm.d_weight, nullptr, norm.width}, stream);
 }
 
@@ -387,7 +388,7 @@ void heads_backward(Dtype dtype, const HeadsBackward& heads, cudaStream_t stream
         <<<dim3(blocks, kinds), kThreads, 0, stream>>>(heads, head_lanes<kHeadCount>(head_dim));
   });
   check_launch("heads_backward");
-  if (heads.forward.query_norm == nullptr) return;
+  if (heads.d_query_norm == nullptr) return;
   add_parts(heads.workspace, blocks, {heads.d_query_norm, heads.d_key_norm, head_dim}, stream);
 }
 

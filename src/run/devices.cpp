@@ -93,15 +93,7 @@ MakeSamplingBackend sampling_backend(const RunConfig& run) {
 
 MakeTrainingBackend training_backend(Device device, TrainingPrecision precision) {
   if (device == Device::cpu) return {};
-  return [make = cuda_backends().backends->training(precision != TrainingPrecision::float32)](
-             TrainingWeights weights, const TrainerTable& table) {
-    if (weights.policy.lora() != nullptr) {
-      throw Error(
-          "adapters run on the CPU alone: use the CPU, or merge the adapter into its base (leeway "
-          "merge)");
-    }
-    return make(std::move(weights), table);
-  };
+  return cuda_backends().backends->training(precision != TrainingPrecision::float32);
 }
 
 MakeTrainingBackend training_backend(const RunConfig& run) {

@@ -12,6 +12,7 @@
 #include "engine/host_draws.h"
 #include "leeway/error.h"
 #include "torch/device_weights.h"
+#include "torch/low_rank.h"
 #include "torch/sampling_operations.h"
 #include "torch/sampling_pass.h"
 #include "torch/sampling_weights.h"
@@ -43,6 +44,7 @@ class TorchSampling final : public SamplingBackend {
 
   int64_t blocks() const override { return blocks_; }
   int64_t block_bytes() const override { return block_bytes_; }
+  void check(const PolicySnapshot& weights) const override;
   void load(const PolicySnapshot& weights) override;
   void run(const StepRows& pass, std::vector<Drawn>& drawn) override;
   void copy_blocks(std::span<const BlockCopy> copies) override;
@@ -75,6 +77,7 @@ class TorchSampling final : public SamplingBackend {
   const torch::ScalarType compute_;
   const TorchSamplingOptions own_;
   const int threads_;
+  const bool at_once_;                    // memory for all weights is taken before they come
   const int64_t most_rows_, most_draws_;  // of a pass
   const HeadCounts counts_;
   const int64_t block_bytes_, blocks_;
@@ -96,7 +99,7 @@ class TorchSampling final : public SamplingBackend {
   // A pass's tensors have the first dimension `rows_room_`, the last line `draws_room_`. They grow
   // as needed; graphs are captured on them and on `integers_`, and are discarded when these move.
   int64_t rows_room_ = 0, draws_room_ = 0;
-  Tensor x_, h_, qkv_, q_, attention_, delta_, gate_up_, s_;
+  Tensor x_, h_, qkv_, q_, attention_, delta_, gate_up_, s_, low_;
   Tensor last_, logits_, draw_space_, sampled_;
   Tensor host_sampled_;  // pinned where the device is CUDA
   PassIntegers integers_;
@@ -140,6 +143,7 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
       compute_(compute),
       own_(own),
       threads_(options.threads),
+      at_once_(options.frozen == FrozenWeights::packed),
       most_rows_(options.max_rows_per_step),
       most_draws_(options.max_sequences),
       counts_{config.num_attention_heads, config.num_key_value_heads, config.head_dim},
@@ -166,7 +170,7 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
 }
 
 void TorchSampling::make_tensors() {
-  weights_.emplace(config_, device_, compute_);
+  weights_.emplace(config_, device_, compute_, at_once_);
   kv_ = at::empty(
       {2 * config_.num_hidden_layers, blocks_, kBlockKeys, counts_.kv_heads, counts_.head_dim},
       of_type(compute_));
@@ -176,15 +180,23 @@ void TorchSampling::make_tensors() {
                 of_type(at::kFloat));
 }
 
+void TorchSampling::check(const PolicySnapshot& weights) const {
+  const auto* there = dynamic_cast<const TorchDeviceWeights*>(weights.device());
+  if (there != nullptr) {
+    if (there->layout().lora) check_rank(there->layout().lora->rank, device_);
+  } else if (const LoraSettings* lora = weights.host().lora()) {
+    check_rank(lora->rank, device_);
+  }
+}
+
 void TorchSampling::load(const PolicySnapshot& weights) {
   with_plain_errors([&] {
     const Scope scope(*this);
-    if (const auto* there = dynamic_cast<const TorchDeviceWeights*>(weights.device())) {
-      weights_->load(*there);
-      wait();  // the copies are read from the snapshot's memory, which may go
-    } else {
-      weights_->load(weights.host());
+    const auto* there = dynamic_cast<const TorchDeviceWeights*>(weights.device());
+    if (there != nullptr ? weights_->load(*there) : weights_->load(weights.host())) {
+      rows_room_ = 0;  // other tensors, perhaps of another rank: a pass's are made again
     }
+    if (there != nullptr) wait();  // the copies are read from the snapshot's memory, which may go
   });
 }
 
@@ -211,6 +223,7 @@ void TorchSampling::reserve(const PassShape& shape) {
     make(delta_, config_.hidden_size);
     make(gate_up_, 2 * config_.intermediate_size);
     make(s_, config_.intermediate_size);
+    make(low_, weights_->low_width);
     moved = true;
   }
   const int64_t draws = std::max(shape.draws, shape.logit_rows);
@@ -243,6 +256,17 @@ void TorchSampling::forward(const PassShape& shape) {
   Tensor delta = first(delta_, shape.rows), gate_up = first(gate_up_, shape.rows);
   Tensor s = first(s_, shape.rows);
   const double eps = config_.rms_norm_eps;
+  const AdapterTensors& adapter = weights_->adapter;
+  // y += what the adapter makes of `from`, if there is one.
+  const auto add_update = [&](size_t layer, LowRankStack LayerAdapter::*of, const Tensor& from,
+                              Tensor& y) {
+    if (adapter.layers.empty()) return;
+    const LowRankStack& stack = adapter.layers[layer].*of;
+    if (!stack.a.defined()) return;
+    Tensor low = low_.view({-1}).narrow(0, 0, shape.rows * stack.a.size(0));
+    low = low.view({shape.rows, stack.a.size(0)});
+    add_low_rank(products_.get(), stack, adapter.scale, from, low, y);
+  };
 
   // x is the residual stream without `delta`, which the next norm adds.
   embed(weights_->embedding, rows, x);
@@ -251,13 +275,22 @@ void TorchSampling::forward(const PassShape& shape) {
     Tensor &keys = pages_[2 * i], &values = pages_[2 * i + 1];
     add_norm(x, i == 0 ? Tensor() : delta, layer.input_norm, eps, h);
     project(products_.get(), h, layer.qkv_t, layer.qkv_bias, qkv);
+    add_update(i, &LayerAdapter::qkv, h, qkv);
     store_heads(layer.heads, rows, qkv, q, keys, values);
     attend(counts_, rows, config_.max_position_embeddings, q, keys, values, attention_space_,
            attention);
     project(products_.get(), attention, layer.o_t, layer.o_bias, delta);
+    add_update(i, &LayerAdapter::o, attention, delta);
     add_norm(x, delta, layer.post_norm, eps, h);
-    project_gated(products_.get(), h, layer.gate_up_t, gate_up, s);
+    if (adapter.layers.empty()) {
+      project_gated(products_.get(), h, layer.gate_up_t, gate_up, s);
+    } else {
+      project(products_.get(), h, layer.gate_up_t, Tensor(), gate_up);
+      add_update(i, &LayerAdapter::gate_up, h, gate_up);
+      swiglu_rows(gate_up, s);
+    }
     project(products_.get(), s, layer.down_t, Tensor(), delta);
+    add_update(i, &LayerAdapter::down, s, delta);
   }
   if (shape.logit_rows == 0) return;
   Tensor last = first(last_, shape.logit_rows), logits = first(logits_, shape.logit_rows);

@@ -1,7 +1,5 @@
 #include "torch/torch_training.h"
 
-#include <torch/csrc/autograd/autograd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -17,14 +15,11 @@
 #include "torch/device_room.h"
 #include "torch/device_weights.h"
 #include "torch/flat_adamw.h"
+#include "torch/policy_network.h"
 #include "torch/shard_exchange.h"
-#include "torch/split_masters.h"
 #include "torch/tensor_head.h"
-#include "torch/torch_decoder.h"
 #include "torch/torch_errors.h"
 #include "torch/torch_moment_shard.h"
-#include "torch/training_operations.h"
-#include "torch/trunk.h"
 #include "trainer/moment_loading.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
@@ -41,75 +36,11 @@ using torch::Tensor;
 
 // What training needs besides the weights: zeros in their layout.
 struct LearningState {
-  LearningState(const FlatLayout& layout, FlatRange own, torch::Device device, OptimizerState state)
-      : gradients(at::zeros({layout.size}, at::TensorOptions(device).dtype(at::kFloat))),
-        moments(make_moments(layout, device, state, own)) {}
+  LearningState(const PolicyNetwork& policy, torch::Device device, OptimizerState state)
+      : gradients(at::zeros({policy.layout().size}, at::TensorOptions(device).dtype(at::kFloat))),
+        moments(make_moments(policy.layout(), device, state, policy.own())) {}
   Tensor gradients;
   FlatMoments moments;
-};
-
-// A policy on the device: the trunk where there are kernels for it, else the decoder and autograd.
-// Where it trains, the first has split masters, the second float32 leaves.
-struct Network {
-  // `exchange`: that of the rank whose part of the masters has a lower half; null: all have.
-  Network(const Parameters& weights, torch::Device device, torch::ScalarType compute, bool trains,
-          const ShardExchange* exchange = nullptr)
-      : Network(weights, device, compute, trains,
-                has_training_kernels(weights.config(), device, compute)) {
-    own = exchange != nullptr ? decoder.layout().part_of(exchange->rank(), exchange->size())
-                              : decoder.layout().part_of(0, 1);
-    if (!trains || !trunk) return;
-    low = at::zeros({own.count}, decoder.flat_weights().options().dtype(at::kShort));
-    copy_from(weights);
-  }
-
-  // As float32 on the host; what passes read follows.
-  void copy_to(Parameters& host) const {
-    if (!low.defined()) return decoder.copy_to(host);
-    copy_to_host(decoder.layout(), masters(), host);
-  }
-  void copy_from(const Parameters& host) {
-    if (!low.defined() || own.count < decoder.layout().size) decoder.copy_from(host);
-    if (low.defined()) copy_to_flat(decoder.layout(), host, masters(), own.begin);
-  }
-  // Of what passes read.
-  Tensor weights_copy() const { return decoder.flat_weights().detach().clone(); }
-  // A float32 copy on the device.
-  Tensor copy() const {
-    return low.defined() ? joined(masters()) : decoder.flat_parameters().detach().clone();
-  }
-
-  // Without a gradient.
-  Tensor forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens) const {
-    const at::NoGradGuard guard;
-    return trunk ? trunk->forward(tokens, cu_seqlens) : decoder.forward(tokens, cu_seqlens, false);
-  }
-
-  cuda::Products* products() const { return trunk ? trunk->products() : nullptr; }
-
-  TorchDecoder decoder;
-  std::optional<Trunk> trunk;  // views of the decoder's weights
-  Tensor low;                  // of the masters whose other half those are; may be undefined
-  FlatRange own;               // what `low` is for
-
-  SplitMasters masters() const {
-    return {decoder.flat_weights().narrow(0, own.begin, own.count), low};
-  }
-
- private:
-  Network(const Parameters& weights, torch::Device device, torch::ScalarType compute, bool trains,
-          bool has_trunk)
-      : decoder(weights, device, compute, trains && !has_trunk) {
-    if (!has_trunk) return;
-    trunk.emplace(weights.config(), network_views(decoder.layout(), decoder.flat_weights()),
-                  decoder.rope_table());
-  }
-};
-
-// A forward pass that can be gone back: by the trunk's record, or by the graph of `hidden`.
-struct RecordedPass {
-  Tensor hidden;
-  TrunkRecord record;
 };
 
 // While it lives, the calling thread's work is queued beside that of the thread that trains.
@@ -158,13 +89,18 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
         pool_(device.is_cpu() ? static_cast<int>(table.threads) : 1),
         evaluator_(1),
         host_(std::move(weights.policy)),
-        policy_(host_, device, compute, true, exchange_.get()) {
+        policy_(host_, host_.base(), device, compute, true, place()) {
     if (exchange_) {
-      shard_.emplace(policy_.decoder.layout(), exchange_->rank(), exchange_->size(),
+      shard_.emplace(policy_.layout(), exchange_->rank(), exchange_->size(),
                      [this]() -> const FlatMoments& { return learning().moments; });
     }
-    if (weights.reference) reference_.emplace(*weights.reference, device, compute, false);
-    if (weights.teacher) teacher_.emplace(*weights.teacher, device, compute, false);
+    // Below an adapter a policy's base may be the same, which is on the device once.
+    const auto make = [&](const std::shared_ptr<const Parameters>& other) {
+      const auto& whole = host_.base() ? other : nullptr;
+      return PolicyNetwork(*other, other->base() ? other->base() : whole, device, compute, false);
+    };
+    if (weights.reference) reference_.emplace(make(weights.reference));
+    if (weights.teacher) teacher_.emplace(make(weights.teacher));
   }
 
   const Parameters& parameters() override {
@@ -172,7 +108,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
       in_words([&] {
         if (!is_split()) return policy_.copy_to(host_);
         collect([&](int64_t begin, const Tensor& numbers) {
-          copy_part_to_host(policy_.decoder.layout(), begin, numbers, host_);
+          copy_part_to_host(policy_.layout(), begin, numbers, host_);
         });
       });
     }
@@ -188,8 +124,8 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
       }
       return std::make_shared<const PolicySnapshot>(
           config(),
-          std::make_unique<TorchDeviceWeights>(policy_.decoder.layout(),
-                                               leads ? copy() : policy_.weights_copy()),
+          std::make_unique<TorchDeviceWeights>(
+              policy_.layout(), leads ? copy() : policy_.high().detach().clone(), host_.base()),
           version);
     });
   }
@@ -198,10 +134,10 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   void score(PolicyKind policy, const MicroBatch& batch, RowValues& values) override {
     in_words([&] {
       const at::NoGradGuard guard;
-      const Network& network = network_of(policy);
+      const PolicyNetwork& network = network_of(policy);
       const BatchOnDevice on(batch, device_, false);
       const Tensor hidden = network.forward(on.tokens, batch.cu_seqlens);
-      const HeadOnDevice head{on, hidden, network.decoder.head_weight(), network.products()};
+      const HeadOnDevice head{on, hidden, network.head_weight(), network.products()};
       values.logprobs = floats_of(fetch({head_logprobs(pool_, head).logprobs}));
       values.entropy.clear();
     });
@@ -212,7 +148,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     return in_words([&] {
       const bool is_on_device = pass.entropy_gradient == 0.0 && has_complete_plan(*pass.spec);
       const BatchOnDevice on(batch, device_, is_on_device);
-      RecordedPass forward = forward_of(on);
+      RecordedPass forward = policy_.record(on.tokens, batch.cu_seqlens, recompute_);
       const HeadOnDevice head = head_of(on, forward);
       return is_on_device ? loss_on_device(head, std::move(forward), pass, metrics, values)
                           : loss_on_host(head, std::move(forward), pass, metrics, values);
@@ -223,14 +159,14 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
                      RowValues& values) override {
     in_words([&] {
       const BatchOnDevice on(batch, device_, false);
-      RecordedPass forward = forward_of(on);
+      RecordedPass forward = policy_.record(on.tokens, batch.cu_seqlens, recompute_);
       const HeadOnDevice head = head_of(on, forward);
       const HeadValues found = head_logprobs(pool_, head);
       const bool are_new = begin_gradients();
-      backward(std::move(forward),
-               head_backward(pool_, head, g, batch.entropy_gradients(entropy_gradient),
-                             gradients_->head, are_new),
-               are_new);
+      policy_.backward(std::move(forward),
+                       head_backward(pool_, head, g, batch.entropy_gradients(entropy_gradient),
+                                     gradients_->network.head, are_new),
+                       *gradients_, are_new);
       set_values(fetch({found.logprobs, found.entropy}), values);
     });
   }
@@ -256,34 +192,23 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
       const at::NoGradGuard guard;
       sum_gradients();
       ++steps_;
-      FlatAdamW step;
-      const Tensor &weights = policy_.decoder.flat_weights(),
-                   &leaves = policy_.decoder.flat_parameters();
-      if (policy_.low.defined()) {
-        step.copy = own_part(weights), step.low = policy_.low;
-      } else {
-        step.parameters = own_part(leaves);
-        if (!weights.is_same(leaves)) step.copy = own_part(weights);
-      }
+      FlatAdamW step = policy_.weights_to_step();
       step.gradients = own_part(learning().gradients);
       step.moments = learning().moments;
-      step.decaying = std::clamp<int64_t>(policy_.decoder.layout().decaying - policy_.own.begin, 0,
-                                          policy_.own.count);
       adamw_step(step, table, steps_, rate, scale);
       host_is_current_ = false;
       if (!exchange_) return;
-      exchange_->hand_out(weights);
-      if (!weights.is_same(leaves)) exchange_->hand_out(leaves);
+      for (const Tensor& weights : policy_.weights_to_hand_out()) exchange_->hand_out(weights);
     });
   }
   int64_t steps() const override { return steps_; }
 
   TrainingState state() override {
-    TrainingState state{parameters(), AdamW(config())};
+    TrainingState state{parameters(), AdamW(host_)};
     if (exchange_) {
       collect_moments(exchange_->ranks(), *shard_, &state.optimizer);
     } else {
-      copy_to_host(policy_.decoder.layout(), learning().moments, state.optimizer);
+      copy_to_host(policy_.layout(), learning().moments, state.optimizer);
     }
     state.optimizer.set_steps(steps_);
     return state;
@@ -308,9 +233,11 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     return [this, copies, steps = steps_]() mutable {
       return in_words([&] {
         const OtherStream beside(device_);
-        TrainingState state{Parameters(config()), AdamW(config())};
-        copies->policy->device()->copy_to(state.policy);
-        copy_to_host(policy_.decoder.layout(), copies->moments, state.optimizer);
+        Parameters policy = copies->policy->device()->make_host(config());
+        copies->policy->device()->copy_to(policy);
+        AdamW optimizer(policy);
+        TrainingState state{std::move(policy), std::move(optimizer)};
+        copy_to_host(policy_.layout(), copies->moments, state.optimizer);
         state.optimizer.set_steps(steps);
         copies.reset();
         return state;
@@ -327,11 +254,11 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
       host_is_current_ = true;
       return;
     }
-    AdamW state(config());
+    AdamW state(host_);
     load_state(folder, host_, state);
     policy_.copy_from(host_);
     host_is_current_ = true;
-    copy_to_flat(policy_.decoder.layout(), state, learning().moments);
+    copy_to_flat(policy_.layout(), state, learning().moments);
     steps_ = state.steps();
   }
 
@@ -343,19 +270,22 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   }
 
  private:
+  RankPlace place() const {
+    return exchange_ ? RankPlace{exchange_->rank(), exchange_->size()} : RankPlace{};
+  }
   // Whether other ranks have a part of the masters.
-  bool is_split() const { return exchange_ && policy_.low.defined(); }
+  bool is_split() const { return exchange_ && policy_.low().defined(); }
   Tensor own_part(const Tensor& flat) const {
-    return flat.narrow(0, policy_.own.begin, policy_.own.count);
+    return flat.narrow(0, policy_.own().begin, policy_.own().count);
   }
   void collect(const std::function<void(int64_t, const Tensor&)>& each) {
-    exchange_->collect(policy_.decoder.layout(), policy_.decoder.flat_weights(), policy_.low, each);
+    exchange_->collect(policy_.layout(), policy_.high(), policy_.low(), each);
   }
   // Of the weights, in float32.
   Tensor copy() {
     if (!is_split()) return policy_.copy();
     const Tensor full =
-        at::zeros({policy_.decoder.layout().size}, at::TensorOptions(device_).dtype(at::kFloat));
+        at::zeros({policy_.layout().size}, at::TensorOptions(device_).dtype(at::kFloat));
     collect([&](int64_t begin, const Tensor& numbers) {
       full.narrow(0, begin, numbers.numel()).copy_(numbers);
     });
@@ -371,10 +301,10 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   // Whether the device has room for another copy of the weights, and `more`, also while passes are
   // at their largest.
   bool has_room_for_copy(int64_t more = 0) const {
-    return spare_bytes(device_) >= 4 * policy_.decoder.layout().size + more;
+    return spare_bytes(device_) >= 4 * policy_.layout().size + more;
   }
 
-  const Network& network_of(PolicyKind policy) const {
+  const PolicyNetwork& network_of(PolicyKind policy) const {
     if (policy == PolicyKind::current) return policy_;
     const auto& other = policy == PolicyKind::reference ? reference_ : teacher_;
     LEEWAY_CHECK(other.has_value(), "a policy that the backend was made with");
@@ -384,15 +314,8 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   // Created on first use: backends that only score do without it.
   LearningState& learning() {
     if (learning_) return *learning_;
-    learning_.emplace(policy_.decoder.layout(), policy_.own, device_, optimizer_state_);
-    gradients_ = network_views(policy_.decoder.layout(), learning_->gradients);
-    if (policy_.trunk) return *learning_;
-    const std::vector<Tensor> leaves =
-        parameter_views(policy_.decoder.layout(), learning_->gradients);
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      Tensor leaf = policy_.decoder.parameters()[i];
-      leaf.mutable_grad() = leaves[i];
-    }
+    learning_.emplace(policy_, device_, optimizer_state_);
+    gradients_ = policy_.use_gradients(learning_->gradients);
     return *learning_;
   }
 
@@ -403,45 +326,28 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   // to them; the others are zero then.
   bool begin_gradients() {
     const Tensor& flat = learning().gradients;
-    if (!gradients_are_old_ || !policy_.trunk) {
+    if (!gradients_are_old_ || !policy_.can_overwrite_gradients()) {
       fill_old_gradients();
       return false;
     }
     gradients_are_old_ = false;
-    const int64_t decaying = policy_.decoder.layout().decaying;
+    const int64_t decaying = policy_.layout().decaying;
     flat.narrow(0, decaying, flat.numel() - decaying).zero_();
-    if (!config().tie_word_embeddings) gradients_->embedding.zero_();
+    const Tensor& embedding = gradients_->network.embedding;
+    if (embedding.defined() && !config().tie_word_embeddings) embedding.zero_();
     return true;
   }
 
-  RecordedPass forward_of(const BatchOnDevice& on) const {
-    RecordedPass pass;
-    const std::vector<int64_t>& cu_seqlens = on.batch.cu_seqlens;
-    pass.hidden =
-        policy_.trunk
-            ? policy_.trunk->forward(on.tokens, cu_seqlens, recompute_, &pass.record)
-            : policy_.decoder.forward(on.tokens, cu_seqlens, recompute_ != Recompute::off);
-    return pass;
-  }
-
-  void backward(RecordedPass&& pass, const Tensor& d_hidden, bool are_new) const {
-    if (policy_.trunk) {
-      policy_.trunk->backward(std::move(pass.record), d_hidden, *gradients_, are_new);
-    } else {
-      torch::autograd::backward({pass.hidden}, {d_hidden});
-    }
-  }
-
   HeadOnDevice head_of(const BatchOnDevice& on, const RecordedPass& pass) const {
-    return {on, pass.hidden.detach(), policy_.decoder.head_weight().detach(), policy_.products()};
+    return {on, pass.hidden.detach(), policy_.head_weight(), policy_.products()};
   }
 
   double loss_on_device(const HeadOnDevice& head, RecordedPass&& forward, const LossPass& pass,
                         MetricSums& metrics, RowValues& values) {
     const bool are_new = begin_gradients();
     const HeadLoss found = head_loss(pool_, head, *pass.spec, pass.prox_is_pi, pass.denominator,
-                                     gradients_->head, are_new);
-    backward(std::move(forward), found.d_hidden, are_new);
+                                     gradients_->network.head, are_new);
+    policy_.backward(std::move(forward), found.d_hidden, *gradients_, are_new);
     const std::vector<double> numbers =
         fetch({found.loss, found.metrics, found.values.logprobs, found.values.entropy, found.kept});
     const std::span<const double> all = numbers;
@@ -472,10 +378,10 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
         evaluator_.evaluate(*pass.spec, batch.view(values.logprobs, pass.prox_is_pi), g,
                             pass.denominator, &metrics, values.kept);
     const bool are_new = begin_gradients();
-    backward(std::move(forward),
-             head_backward(pool_, head, g, batch.entropy_gradients(pass.entropy_gradient),
-                           gradients_->head, are_new),
-             are_new);
+    policy_.backward(std::move(forward),
+                     head_backward(pool_, head, g, batch.entropy_gradients(pass.entropy_gradient),
+                                   gradients_->network.head, are_new),
+                     *gradients_, are_new);
     return loss;
   }
 
@@ -493,13 +399,13 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   Evaluator evaluator_;
   Parameters host_;  // older than the device's weights after a step, until requested
   bool host_is_current_ = true;
-  Network policy_;
-  std::optional<Network> reference_, teacher_;
+  PolicyNetwork policy_;
+  std::optional<PolicyNetwork> reference_, teacher_;
   std::optional<LearningState> learning_;
-  std::optional<NetworkTensors> gradients_;  // views of the learning state's
-  bool gradients_are_old_ = true;            // to be taken for zeros
-  bool gradients_are_summed_ = false;        // over ranks
-  std::optional<TorchMomentShard> shard_;    // of a rank among others
+  std::optional<PolicyGradients> gradients_;  // views of the learning state's
+  bool gradients_are_old_ = true;             // to be taken for zeros
+  bool gradients_are_summed_ = false;         // over ranks
+  std::optional<TorchMomentShard> shard_;     // of a rank among others
   int64_t steps_ = 0;
 };
 

@@ -1,6 +1,6 @@
-// The trainer's computations on a torch device: weights and AdamW moments in float32, passes in
-// bf16 on CUDA by the trunk (trunk.h), others by TorchDecoder and autograd, the head and the loss
-// by tensor_head.h.
+// The trainer's computations on a torch device: weights and AdamW moments in float32, or those of
+// an adapter alone (policy_network.h), passes in bf16 on CUDA by the trunk (trunk.h), others by
+// TorchDecoder and autograd, the head and the loss by tensor_head.h.
 #pragma once
 
 #include <torch/types.h>

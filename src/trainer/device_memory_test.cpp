@@ -60,6 +60,23 @@ TEST(DeviceMemory, IsTheSumThatIsMadeByHand) {
                              all.workspace + all.libraries);
 }
 
+TEST(DeviceMemory, HasTheModelOnceBelowAnAdapter) {
+  DeviceMemoryUse use = small_use();
+  const int64_t all = device_memory(use).weights / 4;
+  use.lora = {16, 32.0, {"q_proj", "down_proj"}, ""};
+  const int64_t adapter = 28 * 16 * ((1024 + 2048) + (3072 + 1024));
+  EXPECT_EQ(device_memory(use).weights, 2 * all + 6 * adapter);
+  EXPECT_EQ(device_memory(use).gradients, 4 * adapter);
+  EXPECT_EQ(device_memory(use).moments, 8 * adapter);
+  use.sampler = {.engines = 1, .kv_bytes = kGibi, .max_sequences = 0, .max_rows = 0};
+  EXPECT_EQ(device_memory(use).sampler, 2 * adapter + kGibi);
+  use.sampler.in_process = false;
+  EXPECT_EQ(device_memory(use).sampler, 2 * (adapter + all) + kGibi);
+  DeviceMemoryUse large = large_use();
+  large.lora = {16, 32.0, {kLoraTargets.begin(), kLoraTargets.end()}, ""};
+  EXPECT_EQ(why_it_does_not_fit(large, 80 * kGibi), "");
+}
+
 TEST(DeviceMemory, CountsOtherPoliciesAndEngines) {
   DeviceMemoryUse use = small_use();
   const DeviceMemory alone = device_memory(use);
