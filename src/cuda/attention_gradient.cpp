@@ -35,7 +35,6 @@ enum Place : int64_t {
   kKeyStarts,
   kValueStarts,
   kLseStarts,
-  kResultStarts,
 };
 
 void check(cudnnStatus_t status, const char* what) {
@@ -78,11 +77,9 @@ AttentionGradients::AttentionGradients() = default;
 AttentionGradients::~AttentionGradients() = default;
 
 const AttentionGradients::Plan* AttentionGradients::plan_of(const AttentionGradient& p) {
-  const AttentionPlanShape shape = p.one_length ? AttentionPlanShape{p.sequences, p.longest, p.rows}
-                                                : plan_shape(p.sequences, p.longest, p.rows);
+  const AttentionPlanShape shape = plan_shape(p.sequences, p.longest, p.rows);
   const auto& [heads, kv_heads, head_dim] = p.sizes;
-  const auto [at, is_new] =
-      plans_.try_emplace({shape, p.one_length, heads, kv_heads, head_dim, p.v_stride, p.d_stride});
+  const auto [at, is_new] = plans_.try_emplace(Key{shape, heads, kv_heads, head_dim, p.v_stride});
   if (!is_new) return at->second.get();
   if (handle_ == nullptr) handle_ = std::make_unique<Handle>();
 
@@ -100,19 +97,19 @@ const AttentionGradients::Plan* AttentionGradients::plan_of(const AttentionGradi
                             .set_stride(strides)
                             .set_data_type(type));
   };
-  const auto starts = [&](Place place) -> Array {
-    if (p.one_length) return nullptr;
+  const auto starts = [&](Place place) {
     return array(place, {shape.sequences + 1, 1, 1, 1}, {1, 1, 1, 1}, fe::DataType_t::INT64);
   };
   const Array query_starts = starts(kQueryStarts), key_starts = starts(kKeyStarts);
   const Array value_starts = starts(kValueStarts), lse_starts = starts(kLseStarts);
-  const Array result_starts = starts(kResultStarts);
+  const Array lengths =
+      array(kLengths, {shape.sequences, 1, 1, 1}, {1, 1, 1, 1}, fe::DataType_t::INT32);
   // Of rows that are `stride` apart, sequence by sequence.
   const auto set_rows = [&, d = head_dim](const Array& of, int64_t count, int64_t stride,
                                           const Array& begin) {
     of->set_dim({shape.sequences, count, shape.longest, d})
-        .set_stride({shape.longest * stride, d, stride, 1});
-    if (begin != nullptr) of->set_ragged_offset(begin);
+        .set_stride({shape.longest * stride, d, stride, 1})
+        .set_ragged_offset(begin);
   };
   const auto rows = [&](Place place, int64_t count, int64_t stride, const Array& begin) {
     const Array of = array(place, {1, 1, 1, 1}, {1, 1, 1, 1}, fe::DataType_t::BFLOAT16);
@@ -125,33 +122,27 @@ const AttentionGradients::Plan* AttentionGradients::plan_of(const AttentionGradi
   const Array v = rows(kV, kv_heads, p.v_stride, value_starts);
   const Array out = rows(kOut, heads, width, query_starts);
   const Array d_out = rows(kDOut, heads, width, query_starts);
-  const Sizes lse_strides = p.one_length ? Sizes{shape.longest, shape.rows, 1, 1}
-                                         : Sizes{shape.longest * heads, 1, heads, 1};
-  const Array lse =
-      array(kLse, {shape.sequences, heads, shape.longest, 1}, lse_strides, fe::DataType_t::FLOAT);
-  auto attributes =
+  const Array lse = array(kLse, {shape.sequences, heads, shape.longest, 1},
+                          {shape.longest * heads, 1, heads, 1}, fe::DataType_t::FLOAT);
+  lse->set_ragged_offset(lse_starts);
+  const auto gradients = graph.sdpa_backward(
+      q, k, v, out, d_out, lse,
       fe::graph::SDPA_backward_attributes()
           .set_name("attention")
           .set_attn_scale(static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim))))
-          .set_causal_mask(true);
-  if (!p.one_length) {
-    lse->set_ragged_offset(lse_starts);
-    const Array lengths =
-        array(kLengths, {shape.sequences, 1, 1, 1}, {1, 1, 1, 1}, fe::DataType_t::INT32);
-    attributes.set_padding_mask(true)
-        .set_seq_len_q(lengths)
-        .set_seq_len_kv(lengths)
-        .set_max_total_seq_len_q(shape.rows)
-        .set_max_total_seq_len_kv(shape.rows);
-  }
-  const auto gradients = graph.sdpa_backward(q, k, v, out, d_out, lse, attributes);
-  const auto give = [&](const Array& to, Place place, int64_t count) {
+          .set_causal_mask(true)
+          .set_padding_mask(true)
+          .set_seq_len_q(lengths)
+          .set_seq_len_kv(lengths)
+          .set_max_total_seq_len_q(shape.rows)
+          .set_max_total_seq_len_kv(shape.rows));
+  const auto give = [&](const Array& to, Place place, int64_t count, const Array& begin) {
     to->set_output(true).set_uid(place).set_data_type(fe::DataType_t::BFLOAT16);
-    set_rows(to, count, p.d_stride, result_starts);
+    set_rows(to, count, count * head_dim, begin);
   };
-  give(gradients[0], kDQ, heads);
-  give(gradients[1], kDK, kv_heads);
-  give(gradients[2], kDV, kv_heads);
+  give(gradients[0], kDQ, heads, query_starts);
+  give(gradients[1], kDK, kv_heads, key_starts);
+  give(gradients[2], kDV, kv_heads, key_starts);
   if (graph.build(handle_->cudnn, {fe::HeurMode_t::A}).is_bad() ||
       graph.get_workspace_size(plan->graph_bytes).is_bad()) {
     return nullptr;
@@ -170,11 +161,9 @@ struct Workspace {
 Workspace lay_out(const AttentionGradient& p, const AttentionPlanShape& shape, int64_t graph_bytes,
                   Arena& arena) {
   const auto& [heads, kv_heads, head_dim] = p.sizes;
-  Workspace work{{{heads * head_dim, kv_heads * head_dim, p.v_stride, heads, p.d_stride}}, nullptr};
-  if (!p.one_length) {
-    work.offsets.starts = arena.take<int64_t>(RaggedOffsets::kKinds * (shape.sequences + 1));
-    work.offsets.lengths = arena.take<int32_t>(shape.sequences);
-  }
+  Workspace work{{{heads * head_dim, kv_heads * head_dim, p.v_stride, heads}}, nullptr};
+  work.offsets.starts = arena.take<int64_t>(RaggedOffsets::kKinds * (shape.sequences + 1));
+  work.offsets.lengths = arena.take<int32_t>(shape.sequences);
   work.graph = arena.take<char>(graph_bytes);
   return work;
 }
@@ -194,28 +183,26 @@ void AttentionGradients::run(const AttentionGradient& p, void* workspace, cudaSt
   LEEWAY_CHECK(plan != nullptr, "a shape that has a workspace");
   Arena arena(workspace);
   const Workspace work = lay_out(p, plan->shape, plan->graph_bytes, arena);
+  make_ragged_offsets({p.first_rows, p.lengths, p.sequences, p.rows}, plan->shape.sequences,
+                      work.offsets, stream);
+  const auto starts = [&](int kind) {
+    return work.offsets.starts + kind * (plan->shape.sequences + 1);
+  };
   std::unordered_map<int64_t, void*> places;
-  if (!p.one_length) {
-    make_ragged_offsets({p.first_rows, p.lengths, p.sequences, p.rows}, plan->shape.sequences,
-                        work.offsets, stream);
-    places[kLengths] = work.offsets.lengths;
-    for (const auto& [place, kind] : {std::pair{kQueryStarts, 0},
-                                      {kKeyStarts, 1},
-                                      {kValueStarts, 2},
-                                      {kLseStarts, 3},
-                                      {kResultStarts, 4}}) {
-      places[place] = work.offsets.starts + kind * (plan->shape.sequences + 1);
-    }
-  }
   for (const auto& [place, data] : {std::pair<Place, const void*>{kQ, p.q},
                                     {kK, p.k},
                                     {kV, p.v},
                                     {kOut, p.out},
                                     {kDOut, p.d_out},
                                     {kLse, p.lse},
+                                    {kLengths, work.offsets.lengths},
                                     {kDQ, p.d_q},
                                     {kDK, p.d_k},
-                                    {kDV, p.d_v}}) {
+                                    {kDV, p.d_v},
+                                    {kQueryStarts, starts(0)},
+                                    {kKeyStarts, starts(1)},
+                                    {kValueStarts, starts(2)},
+                                    {kLseStarts, starts(3)}}) {
     places[place] = const_cast<void*>(data);
   }
   check(cudnnSetStream(handle_->cudnn, stream), "a stream");

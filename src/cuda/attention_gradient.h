@@ -1,10 +1,9 @@
 // The gradient of causal attention over packed sequences of any lengths, in bf16, by cuDNN. Only
 // where the build has cuDNN (LEEWAY_CUDNN).
 //
-// cuDNN prepares a plan for each shape, which takes it tens of milliseconds. Plans for uneven
-// lengths are made for rounded shapes, and sequences that a batch has fewer of are empty ones, so
-// that few come up in a run; those for one length are faster and made for just what was asked for.
-// Sums over keys and queries are added in an order that differs from call to call.
+// cuDNN prepares a plan for each shape, which takes it tens of milliseconds. Plans are made for
+// rounded shapes, and sequences that a batch has fewer of are empty ones, so that few come up in a
+// run. Sums over keys and queries are added in an order that differs from call to call.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,24 +18,18 @@
 
 namespace leeway::cuda {
 
-// Arrays are bf16 and 16-byte aligned; contiguous, but for the values and the results, which may be
-// parts of a product of queries, keys and values and of its gradient.
+// Arrays are bf16 and 16-byte aligned; contiguous, but for the values.
 struct AttentionGradient {
   HeadSizes sizes;
   int64_t rows = 0, sequences = 0, longest = 0;
-  // Sequences of `longest` rows each, one after the other.
-  bool one_length = false;
-  // Otherwise, [sequences], on the device: the first row and the rows of each; best the longest
-  // first.
+  // [sequences], on the device: the first row and the rows of each; best the longest first.
   const int32_t *first_rows = nullptr, *lengths = nullptr;
   const void *q = nullptr, *k = nullptr;  // [rows, heads, head_dim]
   const void* v = nullptr;
-  // Numbers from row to row of v, and of each result: multiples of 8.
-  int64_t v_stride = 0, d_stride = 0;
-  const void *out = nullptr, *d_out = nullptr;  // as q
-  // Natural, [rows, query_heads]; [query_heads, rows] with one_length.
-  const float* lse = nullptr;
-  void *d_q = nullptr, *d_k = nullptr, *d_v = nullptr;
+  int64_t v_stride = 0;                                 // numbers from row to row, a multiple of 8
+  const void *out = nullptr, *d_out = nullptr;          // as q
+  const float* lse = nullptr;                           // [rows, query_heads], natural
+  void *d_q = nullptr, *d_k = nullptr, *d_v = nullptr;  // as q and k
 };
 
 // What a plan is made for: at least what was asked for.
@@ -62,7 +55,7 @@ class AttentionGradients {
 
  private:
   struct Plan;
-  using Key = std::tuple<AttentionPlanShape, bool, int64_t, int64_t, int64_t, int64_t, int64_t>;
+  using Key = std::tuple<AttentionPlanShape, int64_t, int64_t, int64_t, int64_t>;
   const Plan* plan_of(const AttentionGradient& problem);
 
   struct Handle;

@@ -234,8 +234,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     for (int first = lane / in_warp.lanes; first - lane / in_warp.lanes < kind.heads;
          first += kHeadPartsAtOnce * in_warp.heads) {
       LoadedHeadPart<kCount, T> d_loaded[kHeadPartsAtOnce], x_loaded[kHeadPartsAtOnce];
-      const T* from = static_cast<const T*>(kind.d_out) +
-                      (row * (heads.in_place ? all : kind.heads) + first) * head_dim + i;
+      const T* from = static_cast<const T*>(kind.d_out) + (row * kind.heads + first) * head_dim + i;
       const int64_t place = (row * all + kind.first + first) * head_dim + i;
       const T* qkv = static_cast<const T*>(forward.qkv) + place;
 #pragma unroll
@@ -381,11 +380,10 @@ void heads_backward(Dtype dtype, const HeadsBackward& heads, cudaStream_t stream
   const int64_t rows = heads.forward.rows, head_dim = heads.forward.sizes.head_dim;
   if (rows == 0) return;
   const unsigned blocks = std::min<unsigned>(blocks_for(rows, kWarps), kHeadBlocks);
-  const unsigned kinds = heads.in_place ? 2 : 3;  // values stay what they are
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
     heads_backward_kernel<T>
-        <<<dim3(blocks, kinds), kThreads, 0, stream>>>(heads, head_lanes<kHeadCount>(head_dim));
+        <<<dim3(blocks, 3), kThreads, 0, stream>>>(heads, head_lanes<kHeadCount>(head_dim));
   });
   check_launch("heads_backward");
   if (heads.d_query_norm == nullptr) return;

@@ -35,7 +35,6 @@ struct HeadsBackward {
   PackedHeads forward;  // without q and k
   const void *d_q = nullptr, *d_k = nullptr, *d_v = nullptr;
   void* d_qkv = nullptr;
-  bool in_place = false;  // the three are where their parts of d_qkv will be
   float *d_query_norm = nullptr, *d_key_norm = nullptr;
   float* workspace = nullptr;  // [row_sum_workspace(2 * head_dim)]
 };

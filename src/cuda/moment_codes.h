@@ -10,9 +10,6 @@
 // step of its parameter into one without a denominator; the least code stands for it, and the step
 // is too small instead.
 //
-// A division by a block's scale is a product with its inverse, of which a block has one: a step
-// over codes is bound by arithmetic, not by memory.
-//
 // Decoding gives numbers that are encoded to the same codes and scale again, bit for bit: moments
 // can be saved in float32.
 #pragma once
@@ -43,21 +40,21 @@ LEEWAY_ON_BOTH inline float second_moment_scale(float largest) {
 }
 
 LEEWAY_ON_BOTH inline float first_moment_of(int8_t code, float scale) {
-  const float root = static_cast<float>(code) * (1.0f / 127.0f);
+  const float root = static_cast<float>(code) / 127.0f;
   return scale * (root * fabsf(root));
 }
 LEEWAY_ON_BOTH inline int8_t first_moment_code(float m, float scale) {
   if (!(scale > 0.0f)) return 0;
-  return static_cast<int8_t>(copysignf(rintf(127.0f * sqrtf(fabsf(m) * (1.0f / scale))), m));
+  return static_cast<int8_t>(copysignf(rintf(127.0f * sqrtf(fabsf(m) / scale)), m));
 }
 
 LEEWAY_ON_BOTH inline float second_moment_of(uint8_t code, float scale) {
-  const float root = static_cast<float>(code) * (1.0f / 255.0f), square = root * root;
+  const float root = static_cast<float>(code) / 255.0f, square = root * root;
   return scale * (square * square);
 }
 LEEWAY_ON_BOTH inline uint8_t second_moment_code(float v, float scale) {
   if (!(v > 0.0f)) return 0;
-  return static_cast<uint8_t>(fmaxf(1.0f, rintf(255.0f * sqrtf(sqrtf(v * (1.0f / scale))))));
+  return static_cast<uint8_t>(fmaxf(1.0f, rintf(255.0f * sqrtf(sqrtf(v / scale)))));
 }
 
 }  // namespace leeway::cuda

@@ -153,19 +153,9 @@ class Head {
     }
     if (gradients.d_weight != nullptr) {
       clear_rows(work_.hidden, H, problem_.type, chunk_, g, g_entropy, stream_);
-      const bool add = !gradients.d_weight_is_new || d_weight_begun_;
-      if (options_.products != nullptr && problem_.type == Dtype::bf16) {
-        Projection projection;
-        projection.y_type = gradients.d_weight_type;
-        projection.rows = V, projection.inputs = rows, projection.outputs = H;
-        projection.x = work_.logits, projection.x_by_inputs = true, projection.x_stride = stride;
-        projection.weight = work_.hidden, projection.weight_by_inputs = true;
-        projection.y = gradients.d_weight, projection.add = add;
-        options_.products->project(projection, stream_);
-      } else {
-        product(CUBLAS_OP_N, CUBLAS_OP_T, H, V, rows, work_.hidden, H, work_.logits, stride,
-                gradients.d_weight, gradients.d_weight_type, H, add ? 1.0f : 0.0f);
-      }
+      product(CUBLAS_OP_N, CUBLAS_OP_T, H, V, rows, work_.hidden, H, work_.logits, stride,
+              gradients.d_weight, gradients.d_weight_type, H,
+              gradients.d_weight_is_new && !d_weight_begun_ ? 0.0f : 1.0f);
       d_weight_begun_ = true;
     }
   }

@@ -27,11 +27,6 @@ void check(cublasStatus_t status, const char* what) {
 cudaDataType_t type_of(Dtype type) { return type == Dtype::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
 int64_t stride_of(const Projection& p) { return p.y_stride > 0 ? p.y_stride : p.outputs; }
-int64_t x_stride_of(const Projection& p) {
-  return p.x_stride > 0 ? p.x_stride : p.x_by_inputs ? p.rows : p.inputs;
-}
-// Rows of a batch, which differ from pass to pass.
-int64_t batch_rows(const Projection& p) { return p.x_by_inputs ? p.inputs : p.rows; }
 
 int alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
@@ -69,7 +64,6 @@ struct Products::Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t weight = nullptr, x = nullptr, y = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
-  bool untried = false;  // made for a sum, which cannot be made twice
 
   Plan() = default;
   Plan(const Plan&) = delete;
@@ -105,10 +99,8 @@ const Products::Plan& Products::plan_of(const Projection& p, cudaStream_t stream
                 p.rows,
                 p.inputs,
                 p.outputs,
-                x_stride_of(p),
                 stride_of(p),
                 p.bias != nullptr,
-                p.x_by_inputs,
                 p.weight_by_inputs,
                 aligned[0],
                 aligned[1],
@@ -116,12 +108,7 @@ const Products::Plan& Products::plan_of(const Projection& p, cudaStream_t stream
                 aligned[3]};
   const auto [at, is_new] = plans_.try_emplace(key);
   Plan& plan = at->second;
-  if (!is_new && plan.untried && !p.add) {
-    plans_.erase(at);
-    return plan_of(p, stream);
-  }
   if (!is_new) return plan;
-  plan.untried = p.add;
   try {
     check(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a product");
     const auto set = [&](cublasLtMatmulDescAttributes_t name, const auto& value) {
@@ -129,7 +116,6 @@ const Products::Plan& Products::plan_of(const Projection& p, cudaStream_t stream
             "a product's attribute");
     };
     set(CUBLASLT_MATMUL_DESC_TRANSA, p.weight_by_inputs ? CUBLAS_OP_N : CUBLAS_OP_T);
-    set(CUBLASLT_MATMUL_DESC_TRANSB, p.x_by_inputs ? CUBLAS_OP_T : CUBLAS_OP_N);
     if (p.bias != nullptr) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.y_type));
@@ -146,11 +132,7 @@ const Products::Plan& Products::plan_of(const Projection& p, cudaStream_t stream
     } else {
       layout(&plan.weight, p.type, p.inputs, p.outputs, p.inputs);
     }
-    if (p.x_by_inputs) {
-      layout(&plan.x, p.type, p.rows, p.inputs, x_stride_of(p));
-    } else {
-      layout(&plan.x, p.type, p.inputs, p.rows, x_stride_of(p));
-    }
+    layout(&plan.x, p.type, p.inputs, p.rows, p.inputs);
     layout(&plan.y, p.y_type, p.outputs, p.rows, stride_of(p));
     if (choose_tried(key, p, plan)) return plan;
 
@@ -186,7 +168,6 @@ const Products::Plan& Products::plan_of(const Projection& p, cudaStream_t stream
         in_order.push_back(candidate.algo);
       }
     }
-    if (in_order.empty() && p.x_by_inputs && !found.empty()) in_order.push_back(found[0].algo);
     if (in_order.empty()) {
       throw Error(fmt::format(
           "cuBLASLt has no algorithm for a product of [{}, {}] and [{}, {}] that keeps the order "
@@ -206,8 +187,8 @@ namespace {
 
 // The same key for all rows that share a trial.
 template <class Key>
-Key key_of_trial(Key key, bool x_by_inputs) {
-  auto& rows = x_by_inputs ? std::get<3>(key) : std::get<2>(key);
+Key key_of_trial(Key key) {
+  auto& rows = std::get<2>(key);
   rows = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows)));
   return key;
 }
@@ -215,26 +196,24 @@ Key key_of_trial(Key key, bool x_by_inputs) {
 }  // namespace
 
 bool Products::choose_tried(const Key& key, const Projection& p, Plan& plan) {
-  const auto known = tried_.find(key_of_trial(key, p.x_by_inputs));
-  if (known == tried_.end() || batch_rows(p) < kTriedRows) return false;
+  const auto known = tried_.find(key_of_trial(key));
+  if (known == tried_.end() || p.rows < kTriedRows) return false;
   cublasLtMatmulHeuristicResult_t result{};
   const cublasStatus_t status = cublasLtMatmulAlgoCheck(
       handle_, plan.operation, plan.weight, plan.x, plan.y, plan.y, &known->second, &result);
   if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > kWorkspaceBytes) return false;
   plan.algorithm = known->second;
-  plan.untried = false;
   return true;
 }
 
-// Each of them makes the product, with the same bits. Not while a graph is captured, and not of
-// what is added.
+// Each of them makes the product, with the same bits. Not while a graph is captured.
 void Products::try_algorithms(const Key& key, const std::vector<cublasLtMatmulAlgo_t>& algorithms,
                               const Projection& p, Plan& plan, cudaStream_t stream) {
   constexpr int kRounds = 2;
   constexpr float kGain = 0.98f;  // less is noise
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(stream, &capture), "a stream");
-  if (batch_rows(p) < kTriedRows || p.add || capture != cudaStreamCaptureStatusNone) return;
+  if (p.rows < kTriedRows || capture != cudaStreamCaptureStatusNone) return;
   const Event begin, end;
   float least = 0.0f;
   for (size_t i = 0; i < std::min(kMostTried, algorithms.size()); ++i) {
@@ -249,13 +228,12 @@ void Products::try_algorithms(const Key& key, const std::vector<cublasLtMatmulAl
     least = time;
     plan.algorithm = algorithms[i];
   }
-  tried_[key_of_trial(key, p.x_by_inputs)] = plan.algorithm;
+  tried_[key_of_trial(key)] = plan.algorithm;
 }
 
 // For a single row cuBLAS may sum in another order than for more, so it is computed as one of two.
 void Products::project(const Projection& p, cudaStream_t stream) {
   if (p.rows == 0 || p.outputs == 0) return;
-  if (p.x_by_inputs) return multiply(p, stream);
   if (has_few_row_kernel(p)) return project_few_rows(p, stream);
   if (p.rows > 1) return multiply(p, stream);
   const auto x_bytes = static_cast<size_t>(p.inputs * bytes_of(p.type));
@@ -290,9 +268,9 @@ void Products::run(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, cons
                                          sizeof p.bias),
           "a bias");
   }
-  const float one = 1.0f, beta = p.add ? 1.0f : 0.0f;
+  const float one = 1.0f, zero = 0.0f;
   const cublasStatus_t status =
-      cublasLtMatmul(handle_, plan.operation, &one, p.weight, plan.weight, p.x, plan.x, &beta, p.y,
+      cublasLtMatmul(handle_, plan.operation, &one, p.weight, plan.weight, p.x, plan.x, &zero, p.y,
                      plan.y, p.y, plan.y, &algorithm, workspace_, kWorkspaceBytes, stream);
   if (status != CUBLAS_STATUS_SUCCESS) {
     throw Error(fmt::format("cuBLASLt: a product of [{}, {}] and [{}, {}]: {}", p.rows, p.inputs,

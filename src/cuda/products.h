@@ -6,8 +6,6 @@
 // Among the algorithms that are left, all of which give the same bits, the fastest of a few is
 // taken for large products, by a trial before the first of a size.
 //
-// Gradients of weights are such products too, of two matrices that lie by the rows that are summed.
-//
 // An instance belongs to one thread at a time and to one stream, which its workspace is ordered by.
 #pragma once
 
@@ -23,19 +21,16 @@
 
 namespace leeway::cuda {
 
-// y [rows, outputs] = x [rows, inputs] weight^T + bias, or with `add` y plus that. x and weight are
-// of `type`, bias of y's.
+// y [rows, outputs] = x [rows, inputs] weight^T + bias. x and weight are of `type`, bias of y's.
 struct Projection {
   Dtype type = Dtype::bf16, y_type = Dtype::bf16;
   int64_t rows = 0, inputs = 0, outputs = 0;
-  const void* x = nullptr;       // [rows, inputs]; [inputs, rows] if x_by_inputs
+  const void* x = nullptr;
   const void* weight = nullptr;  // [outputs, inputs]; [inputs, outputs] if weight_by_inputs
-  bool x_by_inputs = false, weight_by_inputs = false;
-  int64_t x_stride = 0;        // numbers from row to row of x as it lies; 0: they are adjacent
+  bool weight_by_inputs = false;
   const void* bias = nullptr;  // [outputs]; may be null
   void* y = nullptr;
   int64_t y_stride = 0;  // numbers from row to row; 0: `outputs`
-  bool add = false;      // no bias then
 };
 
 class Products {
@@ -45,18 +40,16 @@ class Products {
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
 
-  // Throws Error if cuBLASLt has no algorithm that does not split the inputs. Gradients, which have
-  // x_by_inputs, may be summed by one that does where there is no other.
+  // Throws Error if cuBLASLt has no algorithm that does not split the inputs.
   void project(const Projection& projection, cudaStream_t stream);
 
  private:
   struct Plan;
   void multiply(const Projection& projection, cudaStream_t stream);
-  // Types, sizes, strides of x and y, whether there is a bias, whether x and weight lie by inputs,
-  // and the alignment of the four arrays. Algorithms are tried once for rows, or rows that are
-  // summed, up to a power of two.
-  using Key = std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, bool,
-                         int, int, int, int>;
+  // Types, sizes, y's stride, whether there is a bias, the weight's layout, and the alignment of
+  // the four arrays. Algorithms are tried once for rows up to a power of two.
+  using Key =
+      std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, bool, bool, int, int, int, int>;
   const Plan& plan_of(const Projection& projection, cudaStream_t stream);
   void run(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Projection& projection,
            cudaStream_t stream);

@@ -154,49 +154,6 @@ TEST(Products, GatedRowsHaveTheBitsOfAProductAndSwiGlu) {
   }
 }
 
-// d_y^T x, both with a row for each row that is summed, and the rows of d_y apart.
-TEST(Products, OfWhatLiesByInputsAreGradientsOfWeightsAndAreAdded) {
-  LEEWAY_NEEDS_GPU();
-  Products products;
-  constexpr int64_t kOutputs = 24, kInputs = 40, kStride = 32;
-  for (const int64_t rows : {1, 5, 301, 2048, 3000}) {
-    Rng rng(4);
-    const Numbers d_y = random_numbers(rows * kStride, rng),
-                  x = random_numbers(rows * kInputs, rng);
-    const DeviceArray<__nv_bfloat16> d_y_there(d_y), x_there(x);
-    const DeviceArray<float> gradient(static_cast<size_t>(kOutputs * kInputs));
-    Projection p;
-    p.y_type = Dtype::float32;
-    p.rows = kOutputs, p.inputs = rows, p.outputs = kInputs;
-    p.x = d_y_there.data(), p.x_by_inputs = true, p.x_stride = kStride;
-    p.weight = x_there.data(), p.weight_by_inputs = true;
-    p.y = gradient.data();
-    const auto expect = [&](double times) {
-      const std::vector<float> got = gradient.values();
-      for (int64_t o = 0; o < kOutputs; ++o) {
-        for (int64_t i = 0; i < kInputs; ++i) {
-          double sum = 0.0;
-          for (int64_t row = 0; row < rows; ++row) {
-            sum += double{__bfloat162float(d_y[static_cast<size_t>(row * kStride + o)])} *
-                   double{__bfloat162float(x[static_cast<size_t>(row * kInputs + i)])};
-          }
-          // Sums of up to 3000 products below one, in float32.
-          EXPECT_NEAR(got[static_cast<size_t>(o * kInputs + i)], times * sum, 1e-3)
-              << rows << " rows, " << o << ", " << i;
-        }
-      }
-    };
-    products.project(p, nullptr);
-    expect(1.0);
-    p.add = true;
-    products.project(p, nullptr);
-    expect(2.0);
-    p.add = false;
-    products.project(p, nullptr);
-    expect(1.0);
-  }
-}
-
 TEST(Products, EqualADotProductInDouble) {
   LEEWAY_NEEDS_GPU();
   Products products;

@@ -9,7 +9,7 @@ namespace leeway::cuda {
 
 // Arrays of a batch that is filled up to `count` sequences with empty ones behind the last.
 struct RaggedOffsets {
-  static constexpr int kKinds = 5;
+  static constexpr int kKinds = 4;
   int64_t widths[kKinds] = {};  // numbers of a row
   int64_t* starts = nullptr;    // [kKinds, count + 1]: the first number of each sequence
   int32_t* lengths = nullptr;   // [count]

@@ -71,7 +71,7 @@ HeadGradients plain_attention_backward(const PackedSequences& sequences, const T
   const int64_t heads = q.size(1);
   const double scale = 1.0 / std::sqrt(static_cast<double>(q.size(2)));
   const HeadGradients d{at::empty(q.sizes(), q.options()), at::empty(k.sizes(), k.options()),
-                        at::empty(v.sizes(), k.options()), Tensor()};
+                        at::empty(v.sizes(), k.options())};
   for_sequences(sequences, [&](int64_t first, int64_t rows) {
     const auto part = [&](const Tensor& x) { return expanded(x.narrow(0, first, rows), heads); };
     // The sum over the query heads that read a key/value head.
@@ -162,23 +162,19 @@ HeadGradients grouped_attention_backward(const PackedSequences& sequences, const
     const Tensor all = parts.size() == 1 ? parts[0] : at::cat(parts);
     return at_places(all.contiguous(), sequences.padded_places);
   };
-  return {packed(d_q), packed(d_k), packed(d_v), Tensor()};
+  return {packed(d_q), packed(d_k), packed(d_v)};
 }
 
 #ifdef LEEWAY_CUDNN
 
-bool of_one_length(const PackedSequences& sequences) {
-  return sequences.groups.size() == 1 && !sequences.padded_rows.defined();
-}
-
-// Whether cuDNN itself pays: for uneven lengths not where sequences are so short that what it does
-// to each row takes longer than the faster kernel saves.
+// Whether cuDNN itself pays: not for one length, which PyTorch hands to it better, and not where
+// sequences are so short that what it does to each row takes longer than the faster kernel saves.
 bool by_cudnn_itself(const PackedSequences& sequences, const Tensor& q) {
   constexpr int64_t kLeastLength = 512;  // of a row's sequence, on average
+  if (sequences.groups.size() == 1 && !sequences.padded_rows.defined()) return false;
   int64_t squares = 0;
   for (const int64_t length : sequences.lengths) squares += length * length;
-  return pays_to_prepare(sequences, q) &&
-         (of_one_length(sequences) || squares >= kLeastLength * q.size(0));
+  return pays_to_prepare(sequences, q) && squares >= kLeastLength * q.size(0);
 }
 
 // Nothing where cuDNN has no plan for such sizes.
@@ -187,20 +183,16 @@ std::optional<HeadGradients> attention_backward_by(cuda::AttentionGradients& pre
                                                    const Tensor& q, const Tensor& k,
                                                    const Tensor& v, const Attended& attended,
                                                    const Tensor& d_out) {
-  const int64_t heads = q.size(1), kv_heads = k.size(1), head_dim = q.size(2);
   cuda::AttentionGradient problem;
-  problem.sizes = {heads, kv_heads, head_dim};
+  problem.sizes = {q.size(1), k.size(1), q.size(2)};
   problem.rows = q.size(0), problem.longest = sequences.longest;
   problem.sequences = static_cast<int64_t>(sequences.lengths.size());
-  problem.one_length = of_one_length(sequences);
-  problem.v_stride = v.stride(0), problem.d_stride = (heads + 2 * kv_heads) * head_dim;
+  problem.v_stride = v.stride(0);
   const std::optional<int64_t> bytes = prepared.workspace_bytes(problem);
   if (!bytes) return std::nullopt;
-  const Tensor all = at::empty({q.size(0), heads + 2 * kv_heads, head_dim}, q.options());
-  const HeadGradients d{all.narrow(1, 0, heads), all.narrow(1, heads, kv_heads),
-                        all.narrow(1, heads + kv_heads, kv_heads), all.flatten(1)};
+  const HeadGradients d{at::empty_like(q), at::empty_like(k), at::empty_like(k)};
   const Tensor workspace = at::empty({*bytes}, q.options().dtype(at::kByte));
-  const Tensor lse = problem.one_length ? attended.lse : attended.lse.t().contiguous();
+  const Tensor lse = attended.lse.t().contiguous();
   problem.first_rows = sequences.longest_first.data_ptr<int32_t>();
   problem.lengths = problem.first_rows + problem.sequences;
   problem.q = data_of(q), problem.k = data_of(k), problem.v = data_of(v);
@@ -263,7 +255,7 @@ HeadGradients attention_backward([[maybe_unused]] cuda::AttentionGradients* prep
   }
   const auto [d_q, d_k, d_v] = packed_attention_backward(d_out, q, k, v, attended.out, attended.lse,
                                                          sequences.offsets, sequences.longest);
-  return {d_q, d_k, d_v, Tensor()};
+  return {d_q, d_k, d_v};
 }
 
 }  // namespace leeway

@@ -403,7 +403,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   std::optional<PolicyNetwork> reference_, teacher_;
   std::optional<LearningState> learning_;
   std::optional<PolicyGradients> gradients_;  // views of the learning state's
-  bool gradients_are_old_ = true;             // to be taken for zeros
+  bool gradients_are_old_ = false;            // to be taken for zeros
   bool gradients_are_summed_ = false;         // over ranks
   std::optional<TorchMomentShard> shard_;     // of a rank among others
   int64_t steps_ = 0;

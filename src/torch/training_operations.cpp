@@ -11,7 +11,6 @@
 #include <ATen/cuda/CUDAContext.h>
 
 #include "cuda/layer_gradients.h"
-#include "cuda/products.h"
 #include "torch/cuda_tensors.h"
 #endif
 
@@ -165,17 +164,14 @@ Tensor heads_backward(const HeadWeights& heads, const Tensor& positions, const T
                       const Tensor& d_key_norm) {
 #ifdef LEEWAY_CUDA
   if (qkv.is_cuda()) {
-    const Tensor d_qkv = d_heads.all.defined() ? d_heads.all : at::empty_like(qkv);
+    const Tensor d_qkv = at::empty_like(qkv);
     const Tensor workspace = row_sum_workspace(qkv, 2 * heads.counts.head_dim);
-    const auto side_by_side = [&](const Tensor& x) {
-      return d_heads.all.defined() ? x : x.contiguous();
-    };
-    const Tensor d_q = side_by_side(d_heads.q), d_k = side_by_side(d_heads.k);
-    const Tensor d_v = side_by_side(d_heads.v);
+    const Tensor d_q = d_heads.q.contiguous(), d_k = d_heads.k.contiguous();
+    const Tensor d_v = d_heads.v.contiguous();
     cuda::HeadsBackward step;
     step.forward = packed_heads(heads, positions, qkv);
     step.d_q = data_of(d_q), step.d_k = data_of(d_k), step.d_v = data_of(d_v);
-    step.d_qkv = data_of(d_qkv), step.in_place = d_heads.all.defined();
+    step.d_qkv = data_of(d_qkv);
     step.d_query_norm = floats_of(d_query_norm), step.d_key_norm = floats_of(d_key_norm);
     step.workspace = floats_of(workspace);
     cuda::heads_backward(dtype_of(qkv), step, stream_of(qkv));
@@ -230,18 +226,8 @@ void embed_backward(const Tensor& ids, const Tensor& d_x, const Tensor& d_table)
   d_table.index_add_(0, ids, d_x.to(d_table.scalar_type()));
 }
 
-void weight_gradient(const Tensor& d_y, const Tensor& x, const Tensor& d_weight, bool is_new,
-                     [[maybe_unused]] cuda::Products* products) {
+void weight_gradient(const Tensor& d_y, const Tensor& x, const Tensor& d_weight, bool is_new) {
 #ifdef LEEWAY_CUDA
-  if (products != nullptr && d_y.scalar_type() == at::kBFloat16) {
-    cuda::Projection p;
-    p.y_type = cuda::Dtype::float32;
-    p.rows = d_y.size(1), p.inputs = d_y.size(0), p.outputs = x.size(1);
-    p.x = data_of(d_y), p.x_by_inputs = true;
-    p.weight = data_of(x), p.weight_by_inputs = true;
-    p.y = data_of(d_weight), p.add = !is_new;
-    return products->project(p, stream_of(d_y));
-  }
   if (d_y.is_cuda()) return add_product(d_y, x, d_weight, is_new);
 #endif
   const at::ScalarType type = d_weight.scalar_type();

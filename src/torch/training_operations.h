@@ -19,8 +19,7 @@ namespace leeway {
 
 namespace cuda {
 class AttentionGradients;
-class Products;
-}  // namespace cuda
+}
 
 // Whether there are kernels for a model's sizes, in this type.
 bool has_training_kernels(const ModelConfig& config, at::Device device, at::ScalarType type);
@@ -46,10 +45,9 @@ at::Tensor values_of(const HeadWeights& heads, const at::Tensor& qkv);
 
 struct HeadGradients {
   at::Tensor q, k, v;  // [N, heads, D]
-  at::Tensor all;      // as qkv, where the three are its parts; else undefined
 };
-// Returns the gradient of qkv, which may have the memory of d_heads; adds to those of the norms,
-// which are undefined where there are none or they are not wanted.
+// Returns the gradient of qkv; adds to those of the norms, which are undefined where there are
+// none or they are not wanted.
 at::Tensor heads_backward(const HeadWeights& heads, const at::Tensor& positions,
                           const at::Tensor& qkv, const HeadGradients& d_heads,
                           const at::Tensor& d_query_norm, const at::Tensor& d_key_norm);
@@ -78,9 +76,9 @@ SwigluGradient swiglu_backward(const at::Tensor& gate_up, const at::Tensor& d_s)
 // d_table[id] += the rows of d_x whose id it is; ids int32 [N].
 void embed_backward(const at::Tensor& ids, const at::Tensor& d_x, const at::Tensor& d_table);
 
-// d_weight [outputs, inputs] += d_y^T x, or = with `is_new`. By `products` where it is not null.
+// d_weight [outputs, inputs] += d_y^T x, or = with `is_new`.
 void weight_gradient(const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& d_weight,
-                     bool is_new, cuda::Products* products = nullptr);
+                     bool is_new);
 // d_bias [outputs] += the sum of rows, unless it is undefined.
 void bias_gradient(const at::Tensor& d_y, const at::Tensor& d_bias);
 

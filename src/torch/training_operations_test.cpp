@@ -23,7 +23,7 @@ Tensor wide(const Tensor& x) { return x.to(at::kFloat).cpu(); }
 TEST(TrainingOperations, GradientsOfNormsAreThoseOfTheFormula) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   for (const int64_t width : {8, 64, 256, 264, 576, 896, 1024, 1032, 2048}) {
-    for (const int64_t rows : {1, 7, 300, 5000}) {
+    for (const int64_t rows : {1, 7, 3001}) {
       at::manual_seed(1);
       const Tensor x = random({rows, width}), weight = random({width}), d_y = random({rows, width});
       const Tensor add = random({rows, width});
@@ -59,7 +59,7 @@ TEST(TrainingOperations, NormsOfManyRowsHaveTheBitsOfFew) {
   }
 }
 
-TEST(TrainingOperations, GradientsOfHeadsAreThoseOfTheFormulaInPlaceToo) {
+TEST(TrainingOperations, GradientsOfHeadsAreThoseOfTheFormula) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   struct Sizes {
     int64_t query_heads, kv_heads, head_dim;
@@ -68,7 +68,9 @@ TEST(TrainingOperations, GradientsOfHeadsAreThoseOfTheFormulaInPlaceToo) {
   for (const Sizes& s : {Sizes{16, 8, 128, true}, Sizes{9, 3, 64, true}, Sizes{4, 2, 64, false},
                          Sizes{5, 1, 40, true}, Sizes{3, 3, 16, true}, Sizes{2, 1, 256, true}}) {
     at::manual_seed(3);
-    const int64_t rows = 3001, heads = s.query_heads + 2 * s.kv_heads, half = s.head_dim / 2;
+    // A warp of the kernel has more than one row of the first.
+    const int64_t rows = s.head_dim == 128 ? 3001 : 301;
+    const int64_t heads = s.query_heads + 2 * s.kv_heads, half = s.head_dim / 2;
     const Tensor angles = at::randn({64, half}, at::TensorOptions(kGpu));
     const Tensor positions = at::randint(64, {rows}, at::TensorOptions(kGpu).dtype(at::kInt));
     HeadWeights on_device{{s.query_heads, s.kv_heads, s.head_dim}, {}, {}, 1e-6, {}};
@@ -76,19 +78,19 @@ TEST(TrainingOperations, GradientsOfHeadsAreThoseOfTheFormulaInPlaceToo) {
     HeadWeights on_host = on_device;
     on_host.rope.cosines = on_device.rope.cosines.cpu();
     on_host.rope.sines = on_device.rope.sines.cpu();
-    Tensor d_norms = at::ones({2, s.head_dim}, at::TensorOptions(kGpu)), in_place_norms, host_norms;
+    const Tensor d_norms = at::ones({2, s.head_dim}, at::TensorOptions(kGpu));
+    const Tensor host_norms = wide(d_norms);
     if (s.normed) {
       on_device.query_norm = random({s.head_dim}), on_device.key_norm = random({s.head_dim});
       on_host.query_norm = wide(on_device.query_norm);
       on_host.key_norm = wide(on_device.key_norm);
     }
-    in_place_norms = d_norms.clone(), host_norms = wide(d_norms);
     const Tensor qkv = random({rows, heads * s.head_dim}),
                  d_all = random({rows, heads, s.head_dim});
     const auto parts = [&](const Tensor& all) {
       return HeadGradients{all.narrow(1, 0, s.query_heads),
                            all.narrow(1, s.query_heads, s.kv_heads),
-                           all.narrow(1, s.query_heads + s.kv_heads, s.kv_heads), Tensor()};
+                           all.narrow(1, s.query_heads + s.kv_heads, s.kv_heads)};
     };
     const auto backward = [&](const HeadWeights& weights, const Tensor& at_positions,
                               const Tensor& from, const HeadGradients& d, const Tensor& norms) {
@@ -97,18 +99,11 @@ TEST(TrainingOperations, GradientsOfHeadsAreThoseOfTheFormulaInPlaceToo) {
     };
     const Tensor expected =
         backward(on_host, positions.cpu(), wide(qkv), parts(wide(d_all)), host_norms);
-    const Tensor beside = backward(on_device, positions, qkv, parts(d_all), d_norms);
-    const Tensor own = d_all.clone();
-    HeadGradients inside = parts(own);
-    inside.all = own.flatten(1);
-    const Tensor in_place = backward(on_device, positions, qkv, inside, in_place_norms);
+    const Tensor got = backward(on_device, positions, qkv, parts(d_all), d_norms);
     const auto where = std::to_string(s.query_heads) + " heads of " + std::to_string(s.head_dim);
     // Rounded to bf16 once.
-    EXPECT_LT(relative_difference(wide(beside), expected), 0.005) << where;
+    EXPECT_LT(relative_difference(wide(got), expected), 0.005) << where;
     EXPECT_LT(relative_difference(wide(d_norms), host_norms), 1e-4) << where;
-    EXPECT_EQ(in_place.data_ptr(), own.data_ptr()) << where;
-    EXPECT_TRUE(at::equal(in_place, beside)) << where;
-    EXPECT_TRUE(at::equal(in_place_norms, d_norms)) << where;
   }
 }
 

@@ -82,8 +82,8 @@ Tensor Trunk::layer_backward(size_t number, const PackedSequences& sequences,
                              const LayerGradients& layer_gradients) const {
   const LayerTensors& layer = weights_.layers[number];
   const auto& [gradients, adapter, are_new] = layer_gradients;
-  const auto weigh = [&, are_new = are_new](const Tensor& d_y, const Tensor& x, const Tensor& d_w) {
-    if (d_w.defined()) weight_gradient(d_y, x, d_w, are_new, products_.get());
+  const auto weigh = [are_new = are_new](const Tensor& d_y, const Tensor& x, const Tensor& d_w) {
+    if (d_w.defined()) weight_gradient(d_y, x, d_w, are_new);
   };
   // The adapter's share of a product's gradients: that of its input first, where d_y is at hand and
   // x is not yet.
