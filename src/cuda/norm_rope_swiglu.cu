@@ -351,6 +351,10 @@ void rope(Dtype dtype, const void* x, int64_t rows, int64_t heads, int64_t head_
 
 void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream) {
   if (step.places.rows == 0) return;
+  if (packs_side_by_side(step.sizes.head_dim)) {
+    store_heads_side_by_side(dtype, step, stream);
+    return check_launch("store_heads");
+  }
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
     const HeadSizes& sizes = step.sizes;

@@ -100,7 +100,7 @@ class TorchSampling final : public SamplingBackend {
   // as needed; graphs are captured on them and on `integers_`, and are discarded when these move.
   int64_t rows_room_ = 0, draws_room_ = 0;
   Tensor x_, h_, qkv_, q_, attention_, delta_, gate_up_, s_, low_;
-  Tensor last_, logits_, draw_space_, sampled_;
+  Tensor last_x_, last_, logits_, draw_space_, sampled_;
   Tensor host_sampled_;  // pinned where the device is CUDA
   PassIntegers integers_;
 
@@ -155,7 +155,8 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
   check_device(device, compute, config);
 #ifdef LEEWAY_CUDA
   if (device_.is_cuda()) {
-    stream_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_.index());
+    // Its kernels are small and wait for each other: beside a trainer's large ones they go first.
+    stream_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index());
   }
 #endif
   const Scope scope(*this);
@@ -229,7 +230,8 @@ void TorchSampling::reserve(const PassShape& shape) {
   const int64_t draws = std::max(shape.draws, shape.logit_rows);
   if (draws > draws_room_) {
     draws_room_ = room(draws_room_, draws, most_draws_);
-    last_ = logits_ = draw_space_ = sampled_ = host_sampled_ = Tensor();
+    last_x_ = last_ = logits_ = draw_space_ = sampled_ = host_sampled_ = Tensor();
+    last_x_ = at::empty({draws_room_, config_.hidden_size}, of_type(compute_));
     last_ = at::empty({draws_room_, config_.hidden_size}, of_type(compute_));
     // Rows are aligned as those of a trainer's head.
     logits_ = at::empty({draws_room_, (config_.vocab_size + 63) / 64 * 64}, of_type(at::kFloat))
@@ -263,22 +265,33 @@ void TorchSampling::forward(const PassShape& shape) {
     if (adapter.layers.empty()) return;
     const LowRankStack& stack = adapter.layers[layer].*of;
     if (!stack.a.defined()) return;
-    Tensor low = low_.view({-1}).narrow(0, 0, shape.rows * stack.a.size(0));
-    low = low.view({shape.rows, stack.a.size(0)});
+    Tensor low = low_.view({-1}).narrow(0, 0, from.size(0) * stack.a.size(0));
+    low = low.view({from.size(0), stack.a.size(0)});
     add_low_rank(products_.get(), stack, adapter.scale, from, low, y);
   };
+  // Prompts: of their last layer most rows are keys and values alone.
+  const bool trims = 2 * shape.logit_rows <= shape.rows;
 
   // x is the residual stream without `delta`, which the next norm adds.
   embed(weights_->embedding, rows, x);
   for (size_t i = 0; i < weights_->layers.size(); ++i) {
     const SamplingLayer& layer = weights_->layers[i];
+    const bool last = i + 1 == weights_->layers.size();
     Tensor &keys = pages_[2 * i], &values = pages_[2 * i + 1];
     add_norm(x, i == 0 ? Tensor() : delta, layer.input_norm, eps, h);
     project(products_.get(), h, layer.qkv_t, layer.qkv_bias, qkv);
     add_update(i, &LayerAdapter::qkv, h, qkv);
     store_heads(layer.heads, rows, qkv, q, keys, values);
+    if (last && shape.logit_rows == 0) return;
     attend(counts_, rows, config_.max_position_embeddings, q, keys, values, attention_space_,
            attention);
+    if (last && trims) {
+      Tensor few = first(q_, shape.logit_rows), few_x = first(last_x_, shape.logit_rows);
+      at::index_select_out(few, attention, 0, rows.logit_rows);
+      at::index_select_out(few_x, x, 0, rows.logit_rows);
+      attention = few, x = few_x;
+      for (Tensor* of_row : {&h, &delta, &gate_up, &s}) *of_row = first(*of_row, shape.logit_rows);
+    }
     project(products_.get(), attention, layer.o_t, layer.o_bias, delta);
     add_update(i, &LayerAdapter::o, attention, delta);
     add_norm(x, delta, layer.post_norm, eps, h);
@@ -292,10 +305,13 @@ void TorchSampling::forward(const PassShape& shape) {
     project(products_.get(), s, layer.down_t, Tensor(), delta);
     add_update(i, &LayerAdapter::down, s, delta);
   }
-  if (shape.logit_rows == 0) return;
   Tensor last = first(last_, shape.logit_rows), logits = first(logits_, shape.logit_rows);
   Tensor sampled = first(sampled_, shape.draws);
-  add_norm_of_logit_rows(x, delta, rows, weights_->final_norm, eps, last);
+  if (trims) {
+    add_norm(x, delta, weights_->final_norm, eps, last);
+  } else {
+    add_norm_of_logit_rows(x, delta, rows, weights_->final_norm, eps, last);
+  }
   project_wide(products_.get(), last, weights_->head_t, logits);
   const DrawnHead head = compute_ == at::kBFloat16 ? DrawnHead{last, weights_->head} : DrawnHead{};
   draw_rows(logits, head, rows, draw_space_, sampled);

@@ -167,7 +167,7 @@ TEST(Exact, TheSamplersLogprobsAreTheTrainers) {
   int64_t tokens = 0;
   for (const auto& [name, config] : shapes()) {
     const Parameters weights = random_weights(config, 1);
-    for (const int64_t rows : {37, 700}) {  // prompts in many pieces, and in few
+    for (const int64_t rows : {37, 700, 3000}) {  // prompts in many pieces, in few, and whole
       Engine engine(weights, 0, engine_options(rows));
       const std::vector<Recorded> all = sample_all(engine, config, 60, 5);
       const std::string where = std::string(name) + ", " + std::to_string(rows) + " rows a step";

@@ -88,9 +88,9 @@ struct LossPlan {
 // extensions are computed from the spec itself there, so lists may be cut at what a plan holds.
 LossPlan make_loss_plan(const LossSpec& spec);
 
-// Whether a spec is computed from its plan alone, as GPUs do: none of its corrections is a function,
-// and it has no more gates, weights or penalties than a plan holds. The loss of another one is
-// computed on the host.
+// Whether a spec is computed from its plan alone, as GPUs do: none of its corrections is a
+// function, and it has no more gates, weights or penalties than a plan holds. The loss of another
+// one is computed on the host.
 bool has_complete_plan(const LossSpec& spec);
 
 // That plan. Throws Error for a spec that has none.
