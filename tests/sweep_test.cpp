@@ -220,6 +220,21 @@ TEST_F(SweepTest, OnlyWhatChangedIsRunAgain) {
   EXPECT_FALSE(contains(sweep({"--dry-run"}).out, "finished"));
 }
 
+TEST_F(SweepTest, FinishedRunsLeaveNoWeightsWhereTheFileSaysSo) {
+  write(std::string("keep_weights = false\n") + kTop + kReuse);
+  const RunResult first = sweep({"--jobs", "2", "--json"});
+  ASSERT_EQ(first.code, 0) << first;
+  EXPECT_EQ(times().size(), 4u);
+  for (const auto& [run, time] : times()) {
+    EXPECT_FALSE(fs::exists(path("out/" + run + "/weights"))) << run;
+    EXPECT_FALSE(fs::exists(path("out/" + run + "/checkpoints"))) << run;
+  }
+  // They still count as finished, and their numbers are there.
+  const RunResult again = sweep({"--json"});
+  EXPECT_TRUE(contains(again.err, "4 of 4 runs are finished")) << again.err;
+  EXPECT_EQ(again.out, first.out);
+}
+
 TEST_F(SweepTest, OnlySomeRowsAreRunOnRequest) {
   write(std::string(kTop) + kReuse + kStale);
   ASSERT_EQ(sweep({"--only", "reuse/none", "two"}).code, 0);
