@@ -142,15 +142,12 @@ def write_demonstrations(tasks, count, path, system):
 
 
 def write_questions(tasks, counts, paths, system):
-    """Lines of `prompt`, `answer`, and the answer as `completion` for [sft]. A question is there
-    once, and in training only if evaluation does not have it."""
+    """Lines of `prompt`, `answer`, and the answer as `completion` for [sft], as often as the dataset
+    has them: easy questions may come up many times."""
     for split, count, path in zip(("train", "eval"), counts, paths):
-        entries = {}
+        lines = []
         for index in range(count):
             entry = tasks.entry_now(split, index)
-            entries.setdefault(entry["question"], entry)
-        lines = []
-        for entry in entries.values():
             answer = str(entry["answer"])
             lines.append(json.dumps({"prompt": question(entry, system), "answer": answer,
                                      "completion": answer}) + "\n")

@@ -186,11 +186,9 @@ class ReasoningGym(unittest.TestCase):
                     self.assertEqual(line["prompt"][0], {"role": "system", "content": "Be brief."})
                     self.assertEqual(line["answer"], answers[line["prompt"][-1]["content"]])
                     self.assertEqual(line["completion"], line["answer"])
-        for questions in seen:
-            self.assertEqual(len(questions), len(set(questions)))
         self.assertFalse(set(seen[0]) & set(seen[1]))
-        self.assertEqual(set(seen[1]),
-                         {dataset[260 + index]["question"] for index in range(40)})
+        self.assertEqual(len(seen[0]), 260)
+        self.assertEqual(seen[1], [dataset[260 + index]["question"] for index in range(40)])
 
     def test_mistakes_are_named_and_end_with_2(self):
         for arguments, words in (
