@@ -2,8 +2,8 @@
 
     python3 examples/08_smollm2/tables.py examples/08_smollm2/corrections.toml
 
-For each table of the sweep: the share of held-out prompts that are right, before and after, and what
-the correction did to the tokens meanwhile. A row whose runs are not finished is left out, and said so
+For each table of the sweep two: the share of held-out prompts that are right, with the 95 % interval
+of all seeds' prompts together, and what the correction did to the tokens meanwhile. A row whose runs are not finished is left out, and said so
 on stderr. Needs Python 3.11 or later and nothing else.
 """
 import json
@@ -65,22 +65,34 @@ def number(value):
     return f"{value:.2g}" if value < 100 else f"{value:.0f}"
 
 
-def cells(title, runs):
-    over = {name: mean([getattr(run, name) for run in runs]) for name in vars(runs[0])}
+def outcome(runs):
     count = sum(run.prompts for run in runs)
     low, high = wilson(sum(run.after * run.prompts for run in runs), count)
-    return [title, f"{over['after']:.3f} [{low:.3f}, {high:.3f}]",
+    return [f"{mean([run.after for run in runs]):.3f} [{low:.3f}, {high:.3f}]",
             ", ".join(f"{run.after:.3f}" for run in runs), f"{max(run.best for run in runs):.3f}",
-            f"{over['reward']:.3f}", f"{number(over['mismatch'])} ({number(over['worst_mismatch'])})",
+            f"{mean([run.reward for run in runs]):.3f}"]
+
+
+def effect(runs):
+    over = {name: mean([getattr(run, name) for run in runs]) for name in vars(runs[0])}
+    return [f"{number(over['mismatch'])}, {number(over['worst_mismatch'])}",
             f"{100 * over['masked']:.2f} %", f"{100 * over['cut']:.2f} %",
-            f"{over['sample_size']:.3f} ({over['least_sample_size']:.3f})",
+            f"{over['sample_size']:.3f}, {over['least_sample_size']:.3f}",
             f"{over['update_sample_size']:.3f}", number(max(run.ratio for run in runs)),
-            f"{over['entropy']:.2f}", f"{over['seconds']:.0f}"]
+            f"{over['entropy']:.2f}", f"{max(run.lag for run in runs):.0f}", f"{over['seconds']:.0f}"]
 
 
-HEADER = ["loss", "right after", "each seed", "best", "reward while training", "mismatch KL (worst step)",
-          "masked", "masked or clipped", "ESS (worst step)", "ESS of the update", "largest ratio",
-          "entropy at the end", "seconds"]
+OUTCOME = ["loss", "right after", "each seed", "best on the way", "reward while training"]
+EFFECT = ["loss", "mismatch KL: mean, worst step", "masked", "masked or clipped", "ESS: mean, worst step",
+          "ESS of the update", "largest ratio", "entropy at the end", "lag", "seconds"]
+
+
+def show(header, lines):
+    for line in [header, *lines]:
+        print("| " + " | ".join(line) + " |")
+        if line is header:
+            print("|" + "---|" * len(header))
+    print()
 
 
 def main():
@@ -97,7 +109,7 @@ def main():
                 print(f"{table['name']}/{row['name']}: {len(runs)} of {len(folders)} runs are finished",
                       file=sys.stderr)
             if runs:
-                lines.append(cells(row.get("title", row["name"]), runs))
+                lines.append((row.get("title", row["name"]), runs))
                 before += [(run.before, run.prompts) for run in runs]
         if not lines:
             continue
@@ -105,9 +117,8 @@ def main():
         low, high = wilson(mean(shares) * before[0][1], before[0][1])
         print(f"### {table.get('title', table['name'])}\n")
         print(f"Before: {mean(shares):.3f} [{low:.3f}, {high:.3f}] on {before[0][1]:.0f} held-out prompts.\n")
-        for line in [HEADER, ["---"] * len(HEADER), *lines]:
-            print("| " + " | ".join(line) + " |" if line[0] != "---" else "|" + "|".join(line) + "|")
-        print()
+        show(OUTCOME, [[title, *outcome(runs)] for title, runs in lines])
+        show(EFFECT, [[title, *effect(runs)] for title, runs in lines])
 
 
 if __name__ == "__main__":
