@@ -63,6 +63,21 @@ TEST_F(RanksRunTest, SoHaveLagReuseAndTheSupervisedPhase) {
   expect_same_for_all("int8", {"--set", "rollout.precision=int8"});
 }
 
+// Rank 0 alone speaks to the servers; these answer on vLLM's and SGLang's routes too, whose
+// requests draw other tokens than ours.
+TEST_F(RanksRunTest, SoHasAPoolOfServersInEveryDialect) {
+  start_servers(2);
+  for (const char* dialect : {"leeway", "vllm", "sglang"}) {
+    const std::string one = std::string(dialect) + "_1", two = std::string(dialect) + "_2";
+    const std::vector<std::string> args =
+        with(pool_of(2), {"--set", std::string("inference.dialect=") + dialect});
+    ASSERT_EQ(train(one, args).code, 0) << dialect;
+    const RunResult result = train(two, with(args, {"--ranks", "2"}));
+    ASSERT_EQ(result.code, 0) << result;
+    expect_same_run(one, two);
+  }
+}
+
 TEST_F(RanksRunTest, CheckpointsAreLoadedByAnyNumber) {
   // On-policy: what a longer run has begun to sample when the shorter one ends is no difference.
   const std::vector<std::string> sets = {"--set", "orchestrator.max_off_policy_steps=0"};

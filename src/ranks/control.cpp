@@ -238,7 +238,8 @@ void GroupControl::ended(int rank, const std::string& how) {
   links_[static_cast<size_t>(rank)].socket.close();
   if (stop_) return;
   const bool expected = departures_[static_cast<size_t>(rank)].has_value();
-  // Without rank 0 nobody would say who else is lost.
+  // A rank that said goodbye is no loss. Rank 0 is, while others are still there: it is the one
+  // that tells them about further losses.
   if (expected && (rank != 0 || all_left())) return;
   fail(fmt::format("{}: {}", name(rank), expected ? "left the group" : how), rank);
 }

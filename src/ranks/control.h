@@ -16,7 +16,8 @@
 
 namespace leeway {
 
-// What a rank had done when it left: nobody waits for more.
+// How many collectives and messages a rank had made when it left. Calls that wait for a later one
+// throw Lost.
 struct Departure {
   uint64_t collectives = 0;
   std::vector<uint64_t> messages;  // sent by it, [to * channels + channel]

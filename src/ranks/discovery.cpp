@@ -72,7 +72,8 @@ RanksOptions who(const Variables& variables, const Names& names) {
   return options;
 }
 
-// Another launcher's variables that do not say the same are a mistake of whoever set these by hand.
+// Throws Error if another launcher's variables are set too and name another rank or size: then one
+// of the two sets was written by hand, and it is not known which is right.
 void check_against(const Variables& variables, const RanksOptions& options, const Names& own,
                    const char* rank, const char* size) {
   const auto differs = [&](const char* ours, int number, const char* theirs) {

@@ -37,7 +37,8 @@ inline std::vector<size_t> made_up_bounds(uint64_t seed, int size, size_t length
   return bounds;
 }
 
-// Whether `rank` has something to add in round `seed`; in each eighth round nobody has.
+// Whether `rank` has something to add in round `seed`: about 7 of 10 do, and no rank in every
+// eighth round.
 inline bool adds_something(uint64_t seed, int rank) {
   return seed % 8 != 7 && Rng(seed * 64 + static_cast<uint64_t>(rank)).uniform() < 0.7;
 }

@@ -274,8 +274,8 @@ class Reception {
     fail(FrameKind::refusal, why);
   }
 
-  // Before all have come nobody has anything to say, so that the end of a connection is the end of
-  // its process.
+  // Ranks send nothing until all have arrived, so a connection can only become readable because its
+  // process has ended.
   void listen_to_members() {
     for (int r = 1; r < options_.size; ++r) {
       FrameSocket& link = party_.links[static_cast<size_t>(r)];

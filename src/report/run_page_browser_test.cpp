@@ -31,12 +31,16 @@ Check check_page(const std::string& file, const std::string& options = "") {
 // 77: no browser; 127: no node.
 bool can_check(const Check& check) { return check.code != 77 && check.code != 127; }
 
-void check_in_browser(const std::string& name, const std::vector<std::string>& folders) {
+Check check_folders(const std::string& name, const std::vector<std::string>& folders) {
   const std::string file = LEEWAY_BINARY_DIR "/report_pages/" + name + ".html";
   write_file_atomically(file, run_page(run_folders_json(folders)));
-  const Check check = check_page(file);
+  return check_page(file);
+}
+
+void check_in_browser(const std::string& name, const std::vector<std::string>& folders) {
+  const Check check = check_folders(name, folders);
   if (!can_check(check)) GTEST_SKIP() << "no node or no Chromium on this machine";
-  EXPECT_EQ(check.code, 0) << file << "\n" << check.said;
+  EXPECT_EQ(check.code, 0) << name << "\n" << check.said;
 }
 
 TEST(RunPage, ThatDoesNotWorkIsRefusedWithWhatWasWaitedFor) {
@@ -75,6 +79,16 @@ TEST(RunPage, OfSeveralRunsWorksInABrowser) {
   make_run(folder + "/cispo",
            {.seed = 3, .steps = 140, .preset = "cispo", .speed = 1.2, .has_warm_start = false});
   check_in_browser("several_runs", {folder + "/icepop", folder + "/grpo", folder + "/cispo"});
+}
+
+// 11 charts of every run, 3 of metrics that the reader may choose, and 2 of ranks.
+TEST(RunPage, OfARunWithRanksHasTheirCharts) {
+  const std::string folder = fresh_folder("ranks");
+  make_run(folder, {.steps = 15, .has_warm_start = false, .has_ranks = true});
+  const Check check = check_folders("ranks", {folder});
+  if (!can_check(check)) GTEST_SKIP() << "no node or no Chromium on this machine";
+  EXPECT_EQ(check.code, 0) << check.said;
+  EXPECT_NE(check.said.find(" 15 steps, 16 charts, "), std::string::npos) << check.said;
 }
 
 TEST(RunPage, OfOneStepAndMissingMetricsWorksInABrowser) {

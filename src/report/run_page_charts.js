@@ -44,6 +44,15 @@
              {metric: 'dropped_groups/{env}', name: 'groups dropped'},
              {metric: 'cancelled_rollouts/all', name: 'cancelled'}]},
   ];
+  // Of runs with several ranks alone.
+  const kRankCharts = [
+    {title: 'Balance of ranks', about: 'most of a rank over the mean: 1 is even',
+     lines: [{metric: 'ranks/train_imbalance', name: 'training time'},
+             {metric: 'ranks/sampling_imbalance', name: 'sampled tokens'}]},
+    {title: 'Time between ranks', about: 'seconds of a step', from_zero: true, log: true,
+     lines: [{metric: 'time/ranks_collectives', name: 'sums and weights'},
+             {metric: 'time/ranks_wait', name: 'rank 0 waits'}]},
+  ];
   const kWarmStart = {
     title: 'Warm start', about: 'supervised steps before step 1', table: 'sft', log: true,
     lines: [{metric: 'loss', name: 'loss'},
@@ -557,13 +566,15 @@
     }
     make_own_card(by_id('charts'), definition);
   }
+  const rank_charts = kRankCharts.filter(has_values);
+  rank_charts.forEach((definition) => make_own_card(by_id('charts'), definition));
   if (missing.length > 0) {
     by_id('charts-note').textContent = 'Without a value so far: ' + missing.join(', ') + '.';
   }
 
   // ---- Charts that the reader adds.
 
-  const shown_names = new Set(kCharts.flatMap((each) => each.lines.map(
+  const shown_names = new Set([...kCharts, ...rank_charts].flatMap((each) => each.lines.map(
       (line) => line.metric.replace('{env}', 'all'))));
   const has_bounds = (name) => column_of_any('eval', name + '/low');
   const choices = [

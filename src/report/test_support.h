@@ -43,6 +43,7 @@ struct SyntheticRun {
   int rollouts_every = 10;
   int groups = 2, group_size = 8;
   bool has_warm_start = true;
+  bool has_ranks = false;
 };
 
 namespace synthetic {
@@ -92,6 +93,12 @@ inline std::string metrics_line(const SyntheticRun& run, int step, Rng& rng) {
   put("perf/trained_tokens_per_second", 26500.0 + 700.0 * rng.normal());
   put("perf/sampler_busy", 0.93 + 0.02 * rng.normal());
   put("perf/trainer_busy", 0.71 + 0.03 * rng.normal());
+  if (run.has_ranks) {
+    put("ranks/train_imbalance", 1.0 + 0.1 * rng.uniform());
+    put("ranks/sampling_imbalance", 1.0 + 0.2 * rng.uniform());
+    put("time/ranks_collectives", 0.02 + 0.01 * rng.uniform());
+    put("time/ranks_wait", 0.03 * rng.uniform());
+  }
   put("account/admitted", 256.0 * run.steps);
   put("account/trained", 255.0 * run.steps);
   put("account/cancelled", 1.0 * run.steps);

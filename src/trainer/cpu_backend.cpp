@@ -19,7 +19,7 @@ class CpuBackend : public TrainingBackend {
       : pool_(static_cast<int>(table.threads)),
         evaluator_(1),
         policy_(std::move(weights.policy)),
-        slots_(table.gradient_slots > 0 ? table.gradient_slots : kDefaultSlots),
+        slots_(slots_of(table)),
         tree_(policy_),
         update_(update ? update(policy_) : std::make_unique<WholeUpdate>(policy_)),
         reference_(std::move(weights.reference)),

@@ -9,6 +9,9 @@ namespace leeway {
 // trainer.gradient_slots where it is 0: four processes can share a step, and each slot of a usual
 // batch still fills the cores.
 inline constexpr int64_t kDefaultSlots = 4;
+inline int64_t slots_of(const TrainerTable& table) {
+  return table.gradient_slots > 0 ? table.gradient_slots : kDefaultSlots;
+}
 
 using MakeGradientUpdate = std::function<std::unique_ptr<GradientUpdate>(const Parameters& policy)>;
 

@@ -34,15 +34,7 @@ struct LocalBackend {
   // The slots without the sum over ranks.
   std::vector<SlotResult> run(const PackedBatch& batch, std::span<const GradientSlot> slots,
                               const SlotPass& pass, std::span<const float> g) {
-    std::vector<SlotResult> results;
-    for (const GradientSlot& slot : slots) {
-      const size_t rows = g.empty() ? 0 : rows_of(batch, slot);
-      results.push_back(run_slot(*backend, batch, slot, pass, g.first(rows)));
-      g = g.subspan(rows);
-      if (!results.back().failure.empty()) break;
-      if (pass.kind != PassKind::score) backend->end_slot(!slot.empty());
-    }
-    return results;
+    return run_each_slot(*backend, batch, slots, pass, g);
   }
 
   std::unique_ptr<TrainingBackend> backend;
@@ -77,7 +69,7 @@ class RanksBackend : public TrainingBackend {
     try {
       tell(order(TrainingOrder::drop));
     } catch (const Lost&) {
-      // The group has ended; whoever waits for it next says so.
+      // A destructor must not throw. The next call that needs the group throws the same Lost.
     }
   }
 
@@ -267,7 +259,7 @@ bool serve(Ranks& ranks, const Parameters& like, std::span<const LossSpec* const
 }  // namespace
 
 void check_ranks(int ranks, const TrainerTable& table) {
-  const int64_t slots = table.gradient_slots > 0 ? table.gradient_slots : kDefaultSlots;
+  const int64_t slots = slots_of(table);
   if (slots % ranks == 0) return;
   std::vector<int64_t> fitting;
   for (int64_t n = 1; n <= slots; n *= 2) fitting.push_back(n);

@@ -80,19 +80,26 @@ SlotResult run_slot(TrainingBackend& backend, const PackedBatch& batch, const Gr
   return result;
 }
 
+std::vector<SlotResult> run_each_slot(TrainingBackend& backend, const PackedBatch& batch,
+                                      std::span<const GradientSlot> slots, const SlotPass& pass,
+                                      std::span<const float> g) {
+  std::vector<SlotResult> results;
+  for (const GradientSlot& slot : slots) {
+    const size_t rows = g.empty() ? 0 : rows_of(batch, slot);
+    results.push_back(run_slot(backend, batch, slot, pass, g.first(rows)));
+    g = g.subspan(rows);
+    if (!results.back().failure.empty()) break;
+    if (pass.kind != PassKind::score && backend.slots() > 1) backend.end_slot(!slot.empty());
+  }
+  return results;
+}
+
 std::vector<SlotResult> TrainingBackend::run_slots(const PackedBatch& batch,
                                                    std::span<const GradientSlot> slots,
                                                    const SlotPass& pass, std::span<const float> g) {
-  std::vector<SlotResult> results;
-  const bool joins = pass.kind != PassKind::score && slots.size() > 1;
-  for (const GradientSlot& slot : slots) {
-    const size_t rows = g.empty() ? 0 : rows_of(batch, slot);
-    results.push_back(run_slot(*this, batch, slot, pass, g.first(rows)));
-    g = g.subspan(rows);
-    if (!results.back().failure.empty()) return results;
-    if (joins) end_slot(!slot.empty());
-  }
-  if (joins) end_pass();
+  std::vector<SlotResult> results = run_each_slot(*this, batch, slots, pass, g);
+  const bool failed = !results.empty() && !results.back().failure.empty();
+  if (!failed && pass.kind != PassKind::score && this->slots() > 1) end_pass();
   return results;
 }
 

@@ -64,5 +64,10 @@ struct SlotResult {
 // One slot on one backend. `g` [rows]: d loss / d logprobs, of a gradient pass.
 SlotResult run_slot(TrainingBackend& backend, const PackedBatch& batch, const GradientSlot& slot,
                     const SlotPass& pass, std::span<const float> g);
+// The slots one after the other, each ended if the backend has several; `g` has the rows of all.
+// Ends at the first that fails. The caller ends the pass.
+std::vector<SlotResult> run_each_slot(TrainingBackend& backend, const PackedBatch& batch,
+                                      std::span<const GradientSlot> slots, const SlotPass& pass,
+                                      std::span<const float> g);
 
 }  // namespace leeway

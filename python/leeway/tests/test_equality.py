@@ -3,7 +3,6 @@ in two accumulation steps, with garbage wherever a mask is 0. A row of the table
 docs/integrations.md is a preset here, a column a host."""
 import json
 import math
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 import golden
 import leeway
 from leeway.integrations import prime_rl, slime
+from prime_rl_stand_in import LossInputs, LossOutputs
 
 pytest.importorskip("trl")
 pytest.importorskip("verl")
@@ -106,22 +106,6 @@ def test_the_package(seed, padded):
         preset=leeway.Spec(preset, reduction=reduction, **keys), **rest, **more)
     loss.backward()
     check(seed, loss, pi.grad, metrics)
-
-
-@dataclass
-class LossInputs:
-    trainer_logprobs: torch.Tensor
-    inference_logprobs: torch.Tensor
-    ref_logprobs: "torch.Tensor | None"
-    advantages: torch.Tensor
-    loss_mask: torch.Tensor
-    loss_weights: "torch.Tensor | None" = None
-
-
-@dataclass
-class LossOutputs:
-    loss: torch.Tensor
-    metrics: dict
 
 
 @seeds

@@ -1,7 +1,6 @@
 """prime-rl's custom loss and fused head, with stand-ins of its published signatures."""
 import sys
 import types
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,22 +8,7 @@ import torch
 import golden
 import leeway
 from leeway.integrations import prime_rl
-
-
-@dataclass
-class LossInputs:
-    trainer_logprobs: torch.Tensor
-    inference_logprobs: torch.Tensor
-    ref_logprobs: "torch.Tensor | None"
-    advantages: torch.Tensor
-    loss_mask: torch.Tensor
-    loss_weights: "torch.Tensor | None" = None
-
-
-@dataclass
-class LossOutputs:
-    loss: torch.Tensor
-    metrics: dict
+from prime_rl_stand_in import LossInputs, LossOutputs
 
 
 def compute(advantages, ref=None, weights=None, **kwargs):
