@@ -8,6 +8,7 @@
 
 #include "base/files.h"
 #include "cli_helpers.h"
+#include "python_packages.h"
 #include "tiny_model.h"
 
 namespace leeway {
@@ -218,6 +219,43 @@ TEST_F(SweepTest, OnlyWhatChangedIsRunAgain) {
   // A different base changes every run.
   folder_.write("sweeps/base.toml", std::string(kBase) + "# changed\n");
   EXPECT_FALSE(contains(sweep({"--dry-run"}).out, "finished"));
+}
+
+TEST_F(SweepTest, FinishedRunsLeaveNoWeightsWhereTheFileSaysSo) {
+  write(std::string("keep_weights = false\n") + kTop + kReuse);
+  const RunResult first = sweep({"--jobs", "2", "--json"});
+  ASSERT_EQ(first.code, 0) << first;
+  EXPECT_EQ(times().size(), 4u);
+  for (const auto& [run, time] : times()) {
+    EXPECT_FALSE(fs::exists(path("out/" + run + "/weights"))) << run;
+    EXPECT_FALSE(fs::exists(path("out/" + run + "/checkpoints"))) << run;
+  }
+  // They still count as finished, and their numbers are there.
+  const RunResult again = sweep({"--json"});
+  EXPECT_TRUE(contains(again.err, "4 of 4 runs are finished")) << again.err;
+  EXPECT_EQ(again.out, first.out);
+}
+
+// The script behind docs/which-correction.md.
+TEST_F(SweepTest, TheTablesOfTheExampleAreMadeFromFinishedRuns) {
+  if (!have_python()) GTEST_SKIP() << "there is no python3";
+  write(std::string(kTop) + kReuse + kStale);
+  ASSERT_EQ(sweep({"--jobs", "2", "--only", "reuse"}).code, 0);
+  const RunResult tables =
+      run_program({LEEWAY_SOURCE_DIR "/examples/08_smollm2/tables.py", "sweeps/sweep.toml"},
+                  {.directory = folder_.path().string(), .program = "python3"});
+  ASSERT_EQ(tables.code, 0) << tables;
+  EXPECT_TRUE(contains(tables.out, "### By reuse\n")) << tables.out;
+  EXPECT_TRUE(contains(tables.out, "| loss | right after |")) << tables.out;
+  EXPECT_TRUE(contains(tables.out, "\n| icepop | ")) << tables.out;
+  EXPECT_FALSE(contains(tables.out, "stale")) << tables.out;
+  EXPECT_TRUE(contains(tables.err, "stale/two: 0 of 2 runs are finished")) << tables.err;
+  const RunResult summary = run_program(
+      {LEEWAY_SOURCE_DIR "/examples/08_smollm2/summary.py", "out/reuse/none/seed_1"},
+      {.directory = folder_.path().string(), .program = "python3"});
+  ASSERT_EQ(summary.code, 0) << summary;
+  EXPECT_TRUE(contains(summary.out, "| seed_1 | ")) << summary.out;
+  EXPECT_TRUE(contains(summary.out, "\nreward: ")) << summary.out;
 }
 
 TEST_F(SweepTest, OnlySomeRowsAreRunOnRequest) {

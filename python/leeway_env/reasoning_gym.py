@@ -7,7 +7,9 @@ last <answer>..</answer> of the reply (thinking is not looked at), as the packag
 ask for, else its last line that is not empty. The examples for evaluation follow those for
 training in the same sequence; a training question that evaluation has too is passed over for the
 next one. With --demonstrations N FILE the program writes the first N training examples with the
-dataset's own answers to a file, as [sft] reads them, and ends.
+dataset's own answers to a file, as [sft] reads them, and ends. With --questions TRAIN EVAL it writes
+all questions with their answers as two files for a `jsonl` environment, which needs no Python while
+training and compares answers by its own rules, and ends.
 """
 import argparse
 import asyncio
@@ -83,6 +85,9 @@ def parse(arguments):
                         "<answer> tags; empty: none")
     parser.add_argument("--demonstrations", nargs=2, metavar=("N", "FILE"),
                         help="write N training examples with their answers to FILE, and end")
+    parser.add_argument("--questions", nargs=2, metavar=("TRAIN", "EVAL"),
+                        help="write the questions of both splits with their answers as data and "
+                        "eval_data of a jsonl environment, and end")
     options = parser.parse_args(arguments)
     if options.size < 1 or options.eval < 1:
         fail("--size and --eval must be at least 1")
@@ -124,20 +129,37 @@ def question(entry, system):
 
 
 def write_demonstrations(tasks, count, path, system):
-    """Lines of messages that end with the dataset's answer; in tags if there is a system message,
-    which asks for them."""
+    """Lines of messages that end with the dataset's answer; in tags if the system message asks for
+    them."""
     lines = []
     for index in range(count):
         entry = tasks.entry_now("train", index)
         answer = str(entry["answer"])
-        reply = f"<answer>{answer}</answer>" if system else answer
+        reply = f"<answer>{answer}</answer>" if "<answer>" in system else answer
         lines.append(json.dumps({"messages": question(entry, system) +
                                  [{"role": "assistant", "content": reply}]}) + "\n")
+    write(path, lines, "--demonstrations")
+
+
+def write_questions(tasks, counts, paths, system):
+    """Lines of `prompt`, `answer`, and the answer as `completion` for [sft], as often as the dataset
+    has them: easy questions may come up many times."""
+    for split, count, path in zip(("train", "eval"), counts, paths):
+        lines = []
+        for index in range(count):
+            entry = tasks.entry_now(split, index)
+            answer = str(entry["answer"])
+            lines.append(json.dumps({"prompt": question(entry, system), "answer": answer,
+                                     "completion": answer}) + "\n")
+        write(path, lines, "--questions")
+
+
+def write(path, lines, option):
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.writelines(lines)
     except OSError as error:
-        fail(f"--demonstrations: {error}")
+        fail(f"{option}: {error}")
 
 
 def main(arguments=None):
@@ -150,6 +172,9 @@ def main(arguments=None):
     if options.demonstrations:
         count, path = options.demonstrations
         write_demonstrations(tasks, int(count), path, options.system)
+        return
+    if options.questions:
+        write_questions(tasks, (options.size, options.eval), options.questions, options.system)
         return
 
     async def episode(ctx):

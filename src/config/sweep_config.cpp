@@ -107,6 +107,13 @@ class TableReader {
     return values;
   }
 
+  bool flag_or(const std::string& key, bool otherwise) const {
+    if (!table_.contains(key)) return otherwise;
+    const auto* node = need(key).as_boolean();
+    if (node == nullptr) refuse(key, "must be true or false");
+    return node->get();
+  }
+
   // Assignments. A key that the sweep itself sets is refused, since it would be silently
   // overridden.
   std::vector<std::string> sets(const std::string& key) const {
@@ -226,11 +233,12 @@ SweepConfig parse_sweep(const std::string& name, std::string_view text) {
   const toml::table root = parse_toml(name, text);
   Problems problems;
   const TableReader reader(name, root, "", name, 0, problems);
-  reader.allow({"base", "output_dir", "seeds", "table"});
+  reader.allow({"base", "output_dir", "seeds", "keep_weights", "table"});
   SweepConfig sweep;
   attempt(problems, [&] { sweep.base = reader.text("base"); });
   attempt(problems, [&] { sweep.output_dir = reader.text("output_dir"); });
   attempt(problems, [&] { sweep.seeds = reader.seeds("seeds"); });
+  attempt(problems, [&] { sweep.keep_weights = reader.flag_or("keep_weights", true); });
   std::vector<TableReader> tables;
   attempt(problems, [&] { tables = reader.tables("table"); });
   for (const TableReader& item : tables) {

@@ -4,6 +4,7 @@
 //   base = "base.toml"            # a run configuration, relative to this file
 //   output_dir = "runs/off_policy"
 //   seeds = [1, 2, 3]
+//   keep_weights = false          # optional: true
 //   [[table]]
 //   name = "reuse"
 //   title = "Each batch used eight times"      # optional: the name
@@ -41,6 +42,9 @@ struct SweepConfig {
   std::string base;        // as the file gives it
   std::string output_dir;  // relative to the working directory, like a run's
   std::vector<int64_t> seeds;
+  // Without them a finished run's weights and checkpoints are removed: a sweep of a large model
+  // would fill a disk with what nobody reads.
+  bool keep_weights = true;
   std::vector<SweepTable> tables;  // at least one; names are unique
 };
 

@@ -32,6 +32,10 @@ TEST(SweepConfig, HoldsWhatTheFileSays) {
   EXPECT_EQ(sweep.base, "base.toml");
   EXPECT_EQ(sweep.output_dir, "runs/x");
   EXPECT_EQ(sweep.seeds, (std::vector<int64_t>{1, 2}));
+  EXPECT_TRUE(sweep.keep_weights);
+  EXPECT_FALSE(parse_sweep("sweep.toml", "keep_weights = false\n" + kTop + kTable).keep_weights);
+  EXPECT_EQ(sweep_error("keep_weights = 1\n" + kTop + kTable),
+            "sweep.toml line 1: keep_weights = 1: must be true or false");
   ASSERT_EQ(sweep.tables.size(), 2u);
   ASSERT_EQ(sweep.tables[0].rows.size(), 2u);
   EXPECT_EQ(sweep.tables[0].title, "reuse");

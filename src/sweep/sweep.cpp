@@ -151,6 +151,18 @@ std::string failure_of(const SweepRun& run, int status) {
   return said.empty() ? fmt::format("exit code {}", WEXITSTATUS(status)) : said;
 }
 
+// What a finished run leaves that no table reads. A failure to remove it costs disk space alone.
+void drop_weights(const SweepRun& run, Progress& progress) {
+  for (const char* name : {"/weights", "/checkpoints"}) {
+    std::error_code error;
+    fs::remove_all(run.folder + name, error);
+    if (error) {
+      progress.note(fmt::format("warning: {}{}: cannot remove: {}", run.folder, name,
+                                error.message()));
+    }
+  }
+}
+
 std::vector<std::string> train_arguments(const SweepPlan& plan, const SweepRun& run, int jobs) {
   std::vector<std::string> sets = run.sets;
   if (jobs > 1) sets.insert(sets.end(), run.thread_sets.begin(), run.thread_sets.end());
@@ -246,6 +258,7 @@ SweepResult run_sweep(const SweepPlan& plan, int jobs, const SweepHost& host) {
       const SweepRun& run = plan.runs[ended->run];
       std::string& failure = result.failures[ended->run];
       failure = failure_of(run, ended->status);
+      if (failure.empty() && !plan.config.keep_weights) drop_weights(run, host.progress);
       progress.ended(ended->run, fmt::format("{}: {} after {}", run.name,
                                              failure.empty() ? "finished" : "failed",
                                              duration_text(ended->seconds)));

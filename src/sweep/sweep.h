@@ -7,6 +7,8 @@
 //   seed_N.summary.json    what `train --json` printed, there once the process has succeeded
 //   seed_N.log             its stderr
 //
+// With keep_weights = false a finished run's weights and checkpoints are removed.
+//
 // A run counts as finished where the summary says so and the settings are those of now; everything
 // else is removed and run again. What the base file merely names, such as data, is not looked at.
 #pragma once

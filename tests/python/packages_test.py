@@ -150,7 +150,8 @@ class ReasoningGym(unittest.TestCase):
         dataset = reasoning_gym.create_dataset("spell_backward", seed=0, size=40)
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "demonstrations.jsonl"
-            for system, reply in (("", "{}"), ("Be brief.", "<answer>{}</answer>")):
+            for system, reply in (("", "{}"), ("Be brief.", "{}"),
+                                  ("Use <answer> tags.", "<answer>{}</answer>")):
                 with gym("spell_backward", "--size", "30", "--eval", "10", "--system", system,
                          "--demonstrations", "20", str(path), greet=False) as parent:
                     self.assertEqual(parent.process.wait(300), 0, parent.said())
@@ -166,6 +167,29 @@ class ReasoningGym(unittest.TestCase):
                     self.assertEqual(answer["content"],
                                      reply.format(answers[question["content"]]))
 
+    def test_questions_of_both_splits_are_files_without_a_question_in_common(self):
+        import reasoning_gym
+        dataset = reasoning_gym.create_dataset("chain_sum", seed=0, size=300, min_terms=2,
+                                               max_terms=2, min_digits=1, max_digits=1)
+        answers = {entry["question"]: entry["answer"] for entry in dataset}
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [str(pathlib.Path(folder) / name) for name in ("train.jsonl", "eval.jsonl")]
+            with gym("chain_sum", "--size", "260", "--eval", "40", "--system", "Be brief.",
+                     "--config", "min_terms=2", "max_terms=2", "min_digits=1", "max_digits=1",
+                     "--questions", *paths, greet=False) as parent:
+                self.assertEqual(parent.process.wait(300), 0, parent.said())
+            seen = []
+            for path in paths:
+                lines = [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+                seen.append([line["prompt"][-1]["content"] for line in lines])
+                for line in lines:
+                    self.assertEqual(line["prompt"][0], {"role": "system", "content": "Be brief."})
+                    self.assertEqual(line["answer"], answers[line["prompt"][-1]["content"]])
+                    self.assertEqual(line["completion"], line["answer"])
+        self.assertFalse(set(seen[0]) & set(seen[1]))
+        self.assertEqual(len(seen[0]), 260)
+        self.assertEqual(seen[1], [dataset[260 + index]["question"] for index in range(40)])
+
     def test_mistakes_are_named_and_end_with_2(self):
         for arguments, words in (
                 (["chain_sun"], "near matches: chain_sum"),
@@ -174,6 +198,7 @@ class ReasoningGym(unittest.TestCase):
                 (["chain_sum", "--demonstrations", "none", "x"], "--demonstrations none"),
                 (["chain_sum", "--size", "5", "--demonstrations", "6", "x"], "1 to --size (5)"),
                 (["chain_sum", "--demonstrations", "1", "/nowhere/x"], "/nowhere/x"),
+                (["chain_sum", "--questions", "/nowhere/x", "/nowhere/y"], "/nowhere/x"),
                 (["chain_sum", "--size", "0"], "at least 1")):
             with gym(*arguments, greet=False) as parent:
                 self.assertEqual(parent.process.wait(300), 2)
