@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <sstream>
 #include <string_view>
 
 #include "base/folders.h"
@@ -96,6 +98,36 @@ MakeTrainingBackend training_backend(Device device, TrainingPrecision precision)
 
 MakeTrainingBackend training_backend(const RunConfig& run) {
   return training_backend(run.model.device, run.trainer.precision);
+}
+
+MakeRankBackend rank_backend(const RunConfig& run) {
+  if (run.model.device == Device::cpu) return cpu_rank_backend();
+  const bool half = run.trainer.precision != TrainingPrecision::float32;
+  return [make = cuda_backends().backends->rank_training(half)](
+             Ranks& ranks, TrainingWeights weights, const TrainerTable& table) {
+    if (weights.policy.lora() != nullptr) {
+      throw Error(
+          "[model.lora]: several GPUs train all weights alone; leave --ranks and the launcher out");
+    }
+    return make(ranks, std::move(weights), table);
+  };
+}
+
+void choose_gpu(int local_rank, int local_size) {
+  constexpr const char* kVariable = "CUDA_VISIBLE_DEVICES";
+  const char* const given = std::getenv(kVariable);
+  std::vector<std::string> names;
+  std::istringstream list(given == nullptr ? "" : given);
+  for (std::string name; std::getline(list, name, ',');) names.push_back(name);
+  if (given == nullptr) {
+    ::setenv(kVariable, std::to_string(local_rank).c_str(), 1);
+  } else if (names.size() > 1) {
+    if (names.size() < static_cast<size_t>(local_size)) {
+      throw Error(fmt::format("{}={}: names {} GPUs for {} ranks on this machine", kVariable, given,
+                              names.size(), local_size));
+    }
+    ::setenv(kVariable, names[static_cast<size_t>(local_rank)].c_str(), 1);
+  }
 }
 
 int64_t default_kv_bytes(Device device) {

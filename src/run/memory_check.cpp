@@ -42,6 +42,7 @@ DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
   use.max_tokens = largest_micro_batch(run, model, job.job);
   use.recompute = run.trainer.recompute_activations;
   use.optimizer_state = run.trainer.optimizer_state;
+  use.ranks = job.ranks;
   const LoraTable& lora = run.model.lora;
   if (lora.enabled && lora.path.empty()) {
     use.lora = {lora.rank, lora.alpha, ordered_targets(lora.targets), {}};

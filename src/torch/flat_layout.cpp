@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "cuda/moment_codes.h"
 #include "leeway/error.h"
 
 namespace leeway {
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int64_t kAlignment = 64;  // numbers; kernels load several at once
 
-int64_t aligned(int64_t offset) { return (offset + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t aligned(int64_t offset, int64_t to = kAlignment) { return (offset + to - 1) / to * to; }
 
 bool decays(const ParameterInfo& info) {
   return info.role != ParameterInfo::Role::norm && info.role != ParameterInfo::Role::bias;
@@ -62,11 +63,17 @@ void FlatLayout::place() {
     place_those([](const ParameterInfo& info) { return is_lora_a(info.name); });
     place_those([](const ParameterInfo& info) { return !is_lora_a(info.name); });
     decaying = size;
-    return;
+  } else {
+    place_those(decays);
+    decaying = size;
+    place_those([](const ParameterInfo& info) { return !decays(info); });
   }
-  place_those(decays);
-  decaying = size;
-  place_those([](const ParameterInfo& info) { return !decays(info); });
+  size = aligned(size, int64_t{kMostRanks} * cuda::kMomentBlock);
+}
+
+FlatRange FlatLayout::part_of(int rank, int ranks) const {
+  LEEWAY_CHECK(ranks > 0 && kMostRanks % ranks == 0 && rank < ranks, "a rank of a power of two");
+  return {size / ranks * rank, size / ranks};
 }
 
 std::vector<Tensor> parameter_views(const FlatLayout& layout, const Tensor& flat) {

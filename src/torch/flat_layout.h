@@ -15,10 +15,20 @@
 
 namespace leeway {
 
+// Numbers of a layout, from `begin` on.
+struct FlatRange {
+  int64_t begin = 0, count = 0;
+};
+
 struct FlatLayout {
   explicit FlatLayout(const ModelConfig& config);
   // Of what is trained of `parameters`: an adapter's own matrices, or all.
   explicit FlatLayout(const Parameters& parameters);
+
+  // What one of `size` ranks updates, a power of two of them: parts are of the same length and
+  // begin with a block of moments' codes.
+  static constexpr int kMostRanks = 64;  // ranks_backend.h refuses more
+  FlatRange part_of(int rank, int size) const;
 
   ModelConfig config;
   std::optional<LoraSettings> lora;  // of an adapter

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "leeway/error.h"
@@ -15,7 +16,8 @@ using torch::Tensor;
 
 PolicyNetwork::PolicyNetwork(const Parameters& weights,
                              const std::shared_ptr<const Parameters>& base, torch::Device device,
-                             torch::ScalarType compute, bool trains) {
+                             torch::ScalarType compute, bool trains, RankPlace place)
+    : place_(place) {
   if (base == nullptr) {
     make_whole(weights, device, compute, trains);
   } else {
@@ -32,7 +34,7 @@ void PolicyNetwork::make_whole(const Parameters& weights, torch::Device device,
   trunk_.emplace(weights.config(), network_views(decoder_->layout(), decoder_->flat_weights()),
                  decoder_->rope_table());
   if (!trains) return;
-  low_ = at::zeros_like(decoder_->flat_weights(), at::kShort);
+  low_ = at::zeros({own().count}, decoder_->flat_weights().options().dtype(at::kShort));
   copy_from(weights);
 }
 
@@ -71,10 +73,9 @@ void PolicyNetwork::copy_from(const Parameters& host) {
   if (adapter_) {
     copy_to_flat(adapter_->layout, host, adapter_->copy);
     if (adapter_->masters.defined()) copy_to_flat(adapter_->layout, host, adapter_->masters);
-  } else if (low_.defined()) {
-    copy_to_flat(decoder_->layout(), host, masters());
   } else {
-    decoder_->copy_from(host);
+    if (!low_.defined() || place_.ranks > 1) decoder_->copy_from(host);
+    if (low_.defined()) copy_to_flat(decoder_->layout(), host, masters(), own().begin);
   }
 }
 
@@ -126,17 +127,27 @@ void PolicyNetwork::backward(RecordedPass&& pass, const Tensor& d_hidden,
 }
 
 FlatAdamW PolicyNetwork::weights_to_step() const {
+  const FlatRange range = own();
+  const auto part = [&](const Tensor& flat) { return flat.narrow(0, range.begin, range.count); };
   FlatAdamW step;
-  step.decaying = layout().decaying;
+  step.decaying = std::clamp<int64_t>(layout().decaying - range.begin, 0, range.count);
   if (adapter_) {
-    step.parameters = adapter_->masters, step.copy = adapter_->copy;
+    step.parameters = part(adapter_->masters), step.copy = part(adapter_->copy);
   } else if (low_.defined()) {
-    step.copy = decoder_->flat_weights(), step.low = low_;
+    step.copy = part(decoder_->flat_weights()), step.low = low_;
   } else {
-    step.parameters = decoder_->flat_parameters();
-    if (!decoder_->flat_weights().is_same(step.parameters)) step.copy = decoder_->flat_weights();
+    const Tensor &leaves = decoder_->flat_parameters(), &weights = decoder_->flat_weights();
+    step.parameters = part(leaves);
+    if (!weights.is_same(leaves)) step.copy = part(weights);
   }
   return step;
+}
+
+std::vector<Tensor> PolicyNetwork::weights_to_hand_out() const {
+  if (adapter_) return {adapter_->masters, adapter_->copy};
+  const Tensor &leaves = decoder_->flat_parameters(), &weights = decoder_->flat_weights();
+  if (low_.defined() || weights.is_same(leaves)) return {weights};
+  return {leaves, weights};
 }
 
 Tensor PolicyNetwork::head_weight() const {

@@ -16,8 +16,11 @@
 #include "torch/device_weights.h"
 #include "torch/flat_adamw.h"
 #include "torch/policy_network.h"
+#include "torch/shard_exchange.h"
 #include "torch/tensor_head.h"
 #include "torch/torch_errors.h"
+#include "torch/torch_moment_shard.h"
+#include "trainer/moment_loading.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
 
@@ -33,9 +36,9 @@ using torch::Tensor;
 
 // What training needs besides the weights: zeros in their layout.
 struct LearningState {
-  LearningState(const FlatLayout& layout, torch::Device device, OptimizerState state)
-      : gradients(at::zeros({layout.size}, at::TensorOptions(device).dtype(at::kFloat))),
-        moments(make_moments(layout, device, state)) {}
+  LearningState(const PolicyNetwork& policy, torch::Device device, OptimizerState state)
+      : gradients(at::zeros({policy.layout().size}, at::TensorOptions(device).dtype(at::kFloat))),
+        moments(make_moments(policy.layout(), device, state, policy.own())) {}
   Tensor gradients;
   FlatMoments moments;
 };
@@ -74,17 +77,23 @@ auto in_words(Work&& work) {
                            "trainer.recompute_activations or trainer.optimizer_state");
 }
 
-class TorchTrainingBackend : public TrainingBackend {
+class TorchTrainingBackend : public TrainingBackend, public RankShare {
  public:
+  // `exchange`: null for a trainer that is alone.
   TorchTrainingBackend(TrainingWeights weights, const TrainerTable& table, torch::Device device,
-                       torch::ScalarType compute)
+                       torch::ScalarType compute, std::unique_ptr<ShardExchange> exchange = nullptr)
       : device_(device),
+        exchange_(std::move(exchange)),
         recompute_(table.recompute_activations),
         optimizer_state_(table.optimizer_state),
         pool_(device.is_cpu() ? static_cast<int>(table.threads) : 1),
         evaluator_(1),
         host_(std::move(weights.policy)),
-        policy_(host_, host_.base(), device, compute, true) {
+        policy_(host_, host_.base(), device, compute, true, place()) {
+    if (exchange_) {
+      shard_.emplace(policy_.layout(), exchange_->rank(), exchange_->size(),
+                     [this]() -> const FlatMoments& { return learning().moments; });
+    }
     // Below an adapter a policy's base may be the same, which is on the device once.
     const auto make = [&](const std::shared_ptr<const Parameters>& other) {
       const auto& whole = host_.base() ? other : nullptr;
@@ -95,18 +104,28 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   const Parameters& parameters() override {
-    if (!host_is_current_) policy_.copy_to(host_);
+    if (!host_is_current_) {
+      in_words([&] {
+        if (!is_split()) return policy_.copy_to(host_);
+        collect([&](int64_t begin, const Tensor& numbers) {
+          copy_part_to_host(policy_.layout(), begin, numbers, host_);
+        });
+      });
+    }
     host_is_current_ = true;
     return host_;
   }
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
     return in_words([&] {
-      if (!has_room_for_copy()) {
+      // A rank whose part of the masters is not all of them gives what passes read to its sampler.
+      const bool leads = !is_split() || exchange_->rank() == 0;
+      if (leads && (!has_room_for_copy() || (is_split() && host_is_current_))) {
         return std::make_shared<const PolicySnapshot>(Parameters(parameters()), version);
       }
       return std::make_shared<const PolicySnapshot>(
           config(),
-          std::make_unique<TorchDeviceWeights>(policy_.layout(), policy_.copy(), host_.base()),
+          std::make_unique<TorchDeviceWeights>(
+              policy_.layout(), leads ? copy() : policy_.high().detach().clone(), host_.base()),
           version);
     });
   }
@@ -152,39 +171,51 @@ class TorchTrainingBackend : public TrainingBackend {
     });
   }
 
+  // Ranks add their slots up in place and sum over ranks when the step needs it.
+  int64_t slots() const override { return exchange_ ? exchange_->size() : 1; }
+  void end_slot(bool) override {}
+  void end_pass() override {}
+
   double gradient_norm() override {
     return in_words([&] {
-      fill_old_gradients();
-      return norm_of(learning().gradients);
+      sum_gradients();
+      const double own = norm_of(own_part(learning().gradients));
+      return exchange_ ? exchange_->norm(own) : own;
     });
   }
 
   // The next pass overwrites them.
-  void zero_gradients() override { gradients_are_old_ = true; }
+  void zero_gradients() override { gradients_are_old_ = true, gradients_are_summed_ = false; }
 
   void step(const OptimizerTable& table, double rate, double scale) override {
     in_words([&] {
       const at::NoGradGuard guard;
-      fill_old_gradients();
+      sum_gradients();
       ++steps_;
       FlatAdamW step = policy_.weights_to_step();
-      step.gradients = learning().gradients;
+      step.gradients = own_part(learning().gradients);
       step.moments = learning().moments;
       adamw_step(step, table, steps_, rate, scale);
       host_is_current_ = false;
+      if (!exchange_) return;
+      for (const Tensor& weights : policy_.weights_to_hand_out()) exchange_->hand_out(weights);
     });
   }
   int64_t steps() const override { return steps_; }
 
   TrainingState state() override {
     TrainingState state{parameters(), AdamW(host_)};
-    copy_to_host(policy_.layout(), learning().moments, state.optimizer);
+    if (exchange_) {
+      collect_moments(exchange_->ranks(), *shard_, &state.optimizer);
+    } else {
+      copy_to_host(policy_.layout(), learning().moments, state.optimizer);
+    }
     state.optimizer.set_steps(steps_);
     return state;
   }
 
   std::function<TrainingState()> state_later() override {
-    if (!device_.is_cuda() || !has_room_for_copy(learning().moments.bytes())) {
+    if (exchange_ || !device_.is_cuda() || !has_room_for_copy(learning().moments.bytes())) {
       return TrainingBackend::state_later();
     }
     struct Copies {
@@ -215,6 +246,14 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   void load(const std::string& folder) override {
+    if (exchange_) {
+      const auto steps = load_sharded(exchange_->ranks(), folder, *shard_, host_);
+      if (!steps) return;
+      steps_ = *steps;
+      policy_.copy_from(host_);
+      host_is_current_ = true;
+      return;
+    }
     AdamW state(host_);
     load_state(folder, host_, state);
     policy_.copy_from(host_);
@@ -223,7 +262,42 @@ class TorchTrainingBackend : public TrainingBackend {
     steps_ = state.steps();
   }
 
+  double take_seconds() override { return exchange_->take_seconds(); }
+  MomentShard& moments() override { return *shard_; }
+  bool needs_weights() const override { return is_split() && !host_is_current_; }
+  void bring_weights() override {
+    in_words([&] { collect({}); });
+  }
+
  private:
+  RankPlace place() const {
+    return exchange_ ? RankPlace{exchange_->rank(), exchange_->size()} : RankPlace{};
+  }
+  // Whether other ranks have a part of the masters.
+  bool is_split() const { return exchange_ && policy_.low().defined(); }
+  Tensor own_part(const Tensor& flat) const {
+    return flat.narrow(0, policy_.own().begin, policy_.own().count);
+  }
+  void collect(const std::function<void(int64_t, const Tensor&)>& each) {
+    exchange_->collect(policy_.layout(), policy_.high(), policy_.low(), each);
+  }
+  // Of the weights, in float32.
+  Tensor copy() {
+    if (!is_split()) return policy_.copy();
+    const Tensor full =
+        at::zeros({policy_.layout().size}, at::TensorOptions(device_).dtype(at::kFloat));
+    collect([&](int64_t begin, const Tensor& numbers) {
+      full.narrow(0, begin, numbers.numel()).copy_(numbers);
+    });
+    return full;
+  }
+  // The own part of the gradients becomes that of all ranks.
+  void sum_gradients() {
+    fill_old_gradients();
+    if (exchange_ && !std::exchange(gradients_are_summed_, true))
+      exchange_->sum(learning().gradients);
+  }
+
   // Whether the device has room for another copy of the weights, and `more`, also while passes are
   // at their largest.
   bool has_room_for_copy(int64_t more = 0) const {
@@ -240,7 +314,7 @@ class TorchTrainingBackend : public TrainingBackend {
   // Created on first use: backends that only score do without it.
   LearningState& learning() {
     if (learning_) return *learning_;
-    learning_.emplace(policy_.layout(), device_, optimizer_state_);
+    learning_.emplace(policy_, device_, optimizer_state_);
     gradients_ = policy_.use_gradients(learning_->gradients);
     return *learning_;
   }
@@ -318,6 +392,7 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   torch::Device device_;
+  std::unique_ptr<ShardExchange> exchange_;  // of a rank among others; else null
   Recompute recompute_;
   OptimizerState optimizer_state_;
   ThreadPool pool_;
@@ -329,6 +404,8 @@ class TorchTrainingBackend : public TrainingBackend {
   std::optional<LearningState> learning_;
   std::optional<PolicyGradients> gradients_;  // views of the learning state's
   bool gradients_are_old_ = false;            // to be taken for zeros
+  bool gradients_are_summed_ = false;         // over ranks
+  std::optional<TorchMomentShard> shard_;     // of a rank among others
   int64_t steps_ = 0;
 };
 
@@ -340,6 +417,18 @@ std::unique_ptr<TrainingBackend> make_torch_training(TrainingWeights weights,
                                                      torch::ScalarType compute) {
   return in_words([&] {
     return std::make_unique<TorchTrainingBackend>(std::move(weights), table, device, compute);
+  });
+}
+
+RankBackend make_torch_rank(Ranks& ranks, std::unique_ptr<DeviceGroup> group,
+                            TrainingWeights weights, const TrainerTable& table,
+                            torch::Device device, torch::ScalarType compute) {
+  return in_words([&] {
+    auto backend = std::make_unique<TorchTrainingBackend>(
+        std::move(weights), table, device, compute,
+        std::make_unique<ShardExchange>(ranks, std::move(group)));
+    RankShare* const share = backend.get();
+    return RankBackend{std::move(backend), share};
   });
 }
 

@@ -5,7 +5,8 @@
 
 #include <torch/types.h>
 
-#include "trainer/backend.h"
+#include "torch/device_group.h"
+#include "trainer/rank_backend.h"
 
 namespace leeway {
 
@@ -19,5 +20,13 @@ std::unique_ptr<TrainingBackend> make_torch_training(TrainingWeights weights,
                                                      const TrainerTable& table,
                                                      torch::Device device,
                                                      torch::ScalarType compute);
+
+// The same for one of several ranks, whose devices `group` joins: weights that passes read and
+// gradients are whole on each, moments and what the float32 weights have beside the former are
+// there for the rank's part alone. Sums over ranks have no fixed order. A power of two of them, at
+// most FlatLayout::kMostRanks.
+RankBackend make_torch_rank(Ranks& ranks, std::unique_ptr<DeviceGroup> group,
+                            TrainingWeights weights, const TrainerTable& table,
+                            torch::Device device, torch::ScalarType compute);
 
 }  // namespace leeway

@@ -159,10 +159,17 @@ DeviceMemory device_memory(const DeviceMemoryUse& use) {
   const int64_t number = use.half ? 2 : 4, row = number * use.model.hidden_size;
   const LayerBytes layer = layer_bytes(use);
   DeviceMemory memory;
-  // An adapter has a copy that passes read beside its float32 numbers.
-  memory.weights = use.lora ? number * all + (4 + number) * count : 4 * count;
+  // An adapter has a copy that passes read beside its float32 numbers; else passes read a half of
+  // them, which is whole on every rank.
+  if (use.lora) {
+    memory.weights = number * all + (4 + number) * count;
+  } else {
+    memory.weights = use.half ? 2 * count + 2 * count / use.ranks : 4 * count;
+  }
   memory.gradients = 4 * count;
-  memory.moments = use.optimizer_state == OptimizerState::int8 ? 2 * count + count / 32 : 8 * count;
+  memory.moments =
+      (use.optimizer_state == OptimizerState::int8 ? 2 * count + count / 32 : 8 * count) /
+      use.ranks;
   for (const ModelConfig& other : use.other_policies) {
     memory.other_policies += number * parameters_of(other);
   }

@@ -33,6 +33,7 @@ struct DeviceMemoryUse {
   // Reference and teacher; those that are the shared model with or without an adapter are not
   // counted.
   std::vector<ModelConfig> other_policies;
+  int64_t ranks = 1;  // that share the update: each has a part of masters and moments
   SamplerMemoryUse sampler;
 };
 

@@ -136,6 +136,22 @@ TEST(DeviceMemory, EightBillionParametersTrainOnOneGpuWithMomentsInBytes) {
   EXPECT_EQ(why_it_does_not_fit(use, free), "");
 }
 
+// 6 bytes a parameter, and 10 that ranks share.
+TEST(DeviceMemory, RanksShareMastersAndMoments) {
+  DeviceMemoryUse use = large_use();
+  const DeviceMemory alone = device_memory(use);
+  for (const int64_t ranks : {2, 4, 8, 64}) {
+    use.ranks = ranks;
+    const DeviceMemory each = device_memory(use);
+    EXPECT_EQ(each.gradients, alone.gradients);
+    EXPECT_EQ(each.weights, alone.weights / 2 + alone.weights / 2 / ranks);
+    EXPECT_EQ(each.moments, alone.moments / ranks);
+    EXPECT_EQ(each.activations, alone.activations);
+  }
+  use.ranks = 8, use.recompute = Recompute::layer;
+  EXPECT_EQ(why_it_does_not_fit(use, 80 * kGibi), "");  // an H100
+}
+
 TEST(DeviceMemory, WhereSamplingIsTooMuchServersAreNamed) {
   DeviceMemoryUse use = large_use();
   use.recompute = Recompute::layer, use.optimizer_state = OptimizerState::int8;

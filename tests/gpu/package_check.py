@@ -188,7 +188,7 @@ def mistakes():
     refused(["must have one dtype", "convert one"], lambda: head(weight=weight.bfloat16()))
     refused(["hidden must be float32 or bfloat16"], lambda: head(hidden=hidden.half(), weight=weight.half()))
     refused(["targets must be int64"], lambda: head(targets=targets.int()))
-    refused(["rollout is on cuda", "logprobs on cpu"], lambda: loss(logprobs=logprobs.detach().cpu()))
+    refused(["cu_seqlens is on cuda", "logprobs on cpu"], lambda: loss(logprobs=logprobs.detach().cpu()))
     out = head(hidden=hidden.clone().requires_grad_())
     out.loss.backward(retain_graph=True)
     refused(["second backward"], lambda: out.loss.backward(), RuntimeError)
