@@ -143,6 +143,7 @@ check() {
     rm -rf "$BUILD/quick-start"
     beside quick_start 120 "$BUILD/leeway" train --set model.device=cuda \
       --set output_dir="$BUILD/quick-start"
+    beside lora_check 120 tests/gpu/lora_check.sh "$BUILD/leeway" "$BUILD/lora-check"
   fi
   beside pytorch_loss 60 python3 examples/pytorch_loss.py "$library"
   beside package_check 240 python3 tests/gpu/package_check.py
