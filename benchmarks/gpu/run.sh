@@ -145,6 +145,9 @@ check() {
       --set output_dir="$BUILD/quick-start"
     beside lora_check 120 tests/gpu/lora_check.sh "$BUILD/leeway" "$BUILD/lora-check"
   fi
+  if [ -x "$BUILD/leeway" ] && grep -q '^GLOO_LIBRARY:.*[^D]$' "$BUILD/CMakeCache.txt"; then
+    beside ranks_check 120 tests/gpu/ranks_check.sh "$BUILD/leeway" "$BUILD/ranks-check"
+  fi
   beside pytorch_loss 60 python3 examples/pytorch_loss.py "$library"
   beside package_check 240 python3 tests/gpu/package_check.py
   beside package_tests 240 env LEEWAY_TEST_DEVICE=cuda python3 -m pytest -q -p no:cacheprovider \
