@@ -46,6 +46,9 @@ def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     runs = [pathlib.Path(name) for name in sys.argv[1:]]
+    for run in [run for run in runs if not lines_of(run / "metrics.jsonl")]:
+        print(f"{run}: has no step", file=sys.stderr)
+        runs.remove(run)
     print("| run | right before | right after | greedily | steps | rollouts | seconds | sampled tokens/s | trained tokens/s |")
     print("|---|---|---|---|---|---|---|---|---|")
     for run in runs:
