@@ -228,7 +228,8 @@ TEST_F(LoraRun, MistakesAreNamed) {
   refused({"model.lora.targets=[\"q_proj\", \"q_proj\"]"}, {"model.lora.targets", "twice"});
   refused({"model.lora.targets=[]"}, {"model.lora.targets"});
   refused({"model.lora.layers=3"}, {"model.lora.layers"});
-  refused({"model.device=cuda"}, {"model.device", "[model.lora] trains on the CPU alone"});
+  refused({"model.device=cuda", "model.lora.rank=12"}, {"model.lora.rank (12)", "as 16"});
+  refused({"model.device=cuda", "trainer.precision=float32"}, {"trainer.precision", "bf16"});
   refused({"model.lora.path=nowhere"}, {"nowhere/adapter_config.json"});
   expect_mistake(
       leeway({"train", "run.toml", "--unset", "model.lora", "--set", "trainer.reference=base"}),

@@ -130,6 +130,40 @@ TEST_F(RanksRunTest, AKilledRankEndsTheRunAndAnotherGoesOnWithItsBits) {
   std::cout << "a killed rank ended the run within " << longest << " s\n";
 }
 
+// A checkpoint after each step, so that one is being written when a rank or the leader is killed:
+// the newest whole one is there, and the run goes on from it with any number of ranks.
+TEST_F(RanksRunTest, AKillWhileRanksSaveLeavesAWholeCheckpoint) {
+  const std::vector<std::string> steps = {"--set", "trainer.max_steps=60", "--set",
+                                          "checkpoint.every=1"};
+  ASSERT_EQ(train("whole", steps).code, 0);
+  std::mt19937 random(5);
+  for (int round = 0; round < 6; ++round) {
+    const std::string run = "saving_" + std::to_string(round);
+    LiveProgram program(
+        with(with(live("run.toml", run), steps),
+             {"--ranks", "4", "--set", "environment.data=" + path("letters.jsonl")}),
+        LiveProgram::Streams::pipes);
+    ASSERT_TRUE(program.wait_until([&](const std::string&) {
+      return steps_made(run) >= 3 + random() % 20;
+    })) << program.printed();
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 20000));
+    const std::vector<pid_t> workers = children_of(program.process());
+    ASSERT_EQ(workers.size(), 3u);
+    if (round % 3 == 0) {
+      program.send(SIGKILL);
+    } else {
+      ::kill(workers[random() % 3], SIGKILL);
+    }
+    program.wait();
+    const RunResult more =
+        run_program({"train", "--resume", run, "--ranks", round % 2 == 0 ? "2" : "1"},
+                    {.directory = folder_.path().string()});
+    ASSERT_EQ(more.code, 0) << more;
+    EXPECT_FALSE(contains(more.err, "is skipped")) << more;
+    expect_same_run("whole", run, 60);
+  }
+}
+
 TEST_F(RanksRunTest, RanksEndWithTheirLeader) {
   LiveProgram program(
       with(live("run.toml", "led"), {"--ranks", "2", "--set", "trainer.max_steps=100000", "--set",

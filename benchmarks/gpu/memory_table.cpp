@@ -2,7 +2,9 @@
 // and what src/trainer/device_memory.h computes for it beforehand. The parts of the trainer's
 // backend (src/torch/torch_training.cpp) are made here, with weights that are drawn on the device:
 // on the host those of the largest shape alone would take a minute. Prints one JSON object a line.
-//   gpu_memory_table [--tokens N] [--only 0.6B|1.7B|4B|8B] [--steps N]
+// With --ranks it is rank 0 of so many, without the others: memory and time are those of a rank
+// whose collectives take none.
+//   gpu_memory_table [--tokens N] [--only 0.6B|1.7B|4B|8B] [--steps N] [--ranks N]
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -36,7 +38,7 @@ const at::Device kDevice(at::kCUDA, 0);
 struct Options {
   int64_t tokens = 16384;
   std::string only;
-  int steps = 2;
+  int steps = 2, ranks = 1;
 };
 
 struct Shape {
@@ -98,17 +100,20 @@ MicroBatch batch_of(const ModelConfig& config, int64_t tokens) {
 // The trainer's tensors, and its step.
 class Learner {
  public:
-  Learner(const ModelConfig& config, OptimizerState state, Recompute recompute)
-      : layout_(config), recompute_(recompute), spec_(Catalog().make_spec("reinforce", {})) {
+  Learner(const DeviceMemoryUse& use)
+      : layout_(use.model),
+        own_(layout_.part_of(0, static_cast<int>(use.ranks))),
+        recompute_(use.recompute),
+        spec_(Catalog().make_spec("reinforce", {})) {
     const at::TensorOptions numbers = at::TensorOptions(kDevice).dtype(at::kFloat);
     weights_ = at::empty({layout_.size}, numbers.dtype(at::kBFloat16));
     weights_.normal_(0.0, 0.02);
     weights_.narrow(0, layout_.decaying, layout_.size - layout_.decaying).fill_(1.0);
-    low_ = at::zeros({layout_.size}, numbers.dtype(at::kShort));
+    low_ = at::zeros({own_.count}, numbers.dtype(at::kShort));
     gradients_ = at::zeros({layout_.size}, numbers);
-    moments_ = make_moments(layout_, kDevice, state);
+    moments_ = make_moments(layout_, kDevice, use.optimizer_state, own_);
     views_ = network_views(layout_, gradients_);
-    trunk_.emplace(config, network_views(layout_, weights_), TorchRopeTable(config, kDevice));
+    trunk_.emplace(use.model, network_views(layout_, weights_), TorchRopeTable(use.model, kDevice));
   }
 
   void pass(const MicroBatch& batch) {
@@ -126,14 +131,16 @@ class Learner {
 
   void step() {
     FlatAdamW step;
-    step.copy = weights_, step.low = low_, step.decaying = layout_.decaying;
-    step.gradients = gradients_, step.moments = moments_;
-    const double norm = norm_of(gradients_);
+    step.copy = weights_.narrow(0, 0, own_.count), step.low = low_;
+    step.decaying = std::min(layout_.decaying, own_.count);
+    step.gradients = gradients_.narrow(0, 0, own_.count), step.moments = moments_;
+    const double norm = norm_of(step.gradients);
     adamw_step(step, OptimizerTable(), ++steps_, 1e-6, norm > 1.0 ? 1.0 / norm : 1.0);
   }
 
  private:
   FlatLayout layout_;
+  FlatRange own_;
   Recompute recompute_;
   LossSpec spec_;
   ThreadPool pool_{1};
@@ -151,7 +158,7 @@ struct Row {
 
 void measure(const Options& options, const Row& row, JsonWriter& json) {
   const MicroBatch batch = batch_of(row.use.model, options.tokens);
-  Learner learner(row.use.model, row.use.optimizer_state, row.use.recompute);
+  Learner learner(row.use);
   double pass = 0.0, step = 0.0;
   for (int i = -1; i < options.steps; ++i) {  // one to warm up
     const auto begin = Clock::now();
@@ -179,6 +186,7 @@ void print(const Options& options, const Shape& shape, const Row& row) {
   JsonWriter json;
   json.begin_object().key("model").value(std::string(shape.name));
   json.key("tokens").value(static_cast<double>(options.tokens));
+  json.key("ranks").value(static_cast<double>(options.ranks));
   json.key("optimizer_state").value(std::string(name_of(row.use.optimizer_state)));
   json.key("recompute_activations").value(std::string(name_of(row.use.recompute)));
   json.key("computed_gib").value(gib(need.total()));
@@ -208,11 +216,15 @@ Options parse(int argc, char** argv) {
       options.tokens = std::atoi(value.c_str());
     } else if (name == "--steps" && std::atoi(value.c_str()) > 0) {
       options.steps = std::atoi(value.c_str());
+    } else if (name == "--ranks" &&
+               FlatLayout::kMostRanks % std::max(1, std::atoi(value.c_str())) == 0) {
+      options.ranks = std::atoi(value.c_str());
     } else if (name == "--only" && !value.empty()) {
       options.only = value;
     } else {
       throw Error("gpu_memory_table: " + name + " " + value +
-                  ": unknown option; options are --tokens N, --only 0.6B|1.7B|4B|8B, --steps N");
+                  ": unknown option; options are --tokens N, --only 0.6B|1.7B|4B|8B, --steps N, "
+                  "--ranks N");
     }
   }
   return options;
@@ -230,7 +242,7 @@ void run(const Options& options) {
       for (const Recompute recompute : {Recompute::off, Recompute::selective, Recompute::layer}) {
         Row row;
         row.use.model = config_of(shape);
-        row.use.max_tokens = options.tokens;
+        row.use.max_tokens = options.tokens, row.use.ranks = options.ranks;
         row.use.recompute = recompute, row.use.optimizer_state = state;
         row.used_before = total - free;
         print(options, shape, row);

@@ -3,10 +3,15 @@
 // JSON object a line.
 //   gpu_model_benchmark [--device cuda|cpu] [--model 0.6B|tiny] [--repeats N] [--only train|sample]
 //                       [--recompute off|selective|layer] [--optimizer-state float32|int8]
-//                       [--sequences N] [--prompt TOKENS] [--new TOKENS]
-// The last three are of sampling. The memory in use is the process's: with --only it is that of
-// training or of sampling alone.
+//                       [--sequences N] [--prompt TOKENS] [--new TOKENS] [--cases N:PROMPT:NEW,..]
+// The last four are of sampling; with --cases there is nothing else, and each case has a process of
+// its own. The memory in use is the process's: with --only it is that of training or of sampling
+// alone.
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cinttypes>
 #include <cmath>
 #include <cstdlib>
 
@@ -34,6 +39,7 @@ struct Options {
   Recompute recompute = Recompute::off;
   OptimizerState optimizer_state = OptimizerState::float32;
   int64_t sequences = 0, prompt = 0, fresh = 0;  // of sampling; 0: the workload's
+  std::string cases;
 };
 
 struct Workload {
@@ -315,6 +321,8 @@ Options parse(int argc, char** argv) {
       options.prompt = std::atoi(value.c_str());
     } else if (name == "--new" && std::atoi(value.c_str()) > 0) {
       options.fresh = std::atoi(value.c_str());
+    } else if (name == "--cases" && !value.empty()) {
+      options.cases = value;
     } else if (name == "--only" && (value == "train" || value == "sample")) {
       options.only = value;
     } else {
@@ -322,13 +330,47 @@ Options parse(int argc, char** argv) {
           "gpu_model_benchmark: " + name + " " + value +
           ": unknown option; options are --device cuda|cpu, --model 0.6B|tiny, --repeats N, "
           "--only train|sample, --recompute off|selective|layer, "
-          "--optimizer-state float32|int8, --sequences N, --prompt TOKENS, --new TOKENS");
+          "--optimizer-state float32|int8, --sequences N, --prompt TOKENS, --new TOKENS, "
+          "--cases N:PROMPT:NEW,..");
     }
   }
   return options;
 }
 
+// The weights are made once, before a device is touched: processes share them.
+void sample_cases(const Options& options) {
+  const Parameters weights = weights_of(workload_of(options).config);
+  for (size_t at = 0; at < options.cases.size();) {
+    const size_t end = std::min(options.cases.find(',', at), options.cases.size());
+    const std::string text = options.cases.substr(at, end - at);
+    at = end + 1;
+    Options one = options;
+    if (std::sscanf(text.c_str(), "%" SCNd64 ":%" SCNd64 ":%" SCNd64, &one.sequences, &one.prompt,
+                    &one.fresh) != 3) {
+      throw Error("--cases: " + text + ": a case is SEQUENCES:PROMPT:NEW, such as 32:128:128");
+    }
+    const pid_t child = fork();
+    if (child < 0) throw Error("--cases: no process for " + text);
+    if (child == 0) {
+      int status = 0;
+      try {
+        check_device(one.device, std::string("--device ") + name_of(one.device));
+        sample(one, workload_of(one), weights);
+      } catch (const Error& error) {
+        std::fprintf(stderr, "%s: %s\n", text.c_str(), error.what());
+        status = 2;
+      }
+      std::fflush(nullptr);
+      _exit(status);
+    }
+    int status = 0;
+    if (waitpid(child, &status, 0) != child || status != 0)
+      throw Error("--cases: " + text + " failed");
+  }
+}
+
 void run(const Options& options) {
+  if (!options.cases.empty()) return sample_cases(options);
   check_device(options.device, std::string("--device ") + name_of(options.device));
   const Workload work = workload_of(options);
   const Parameters weights = weights_of(work.config);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds for CUDA, checks and measures on one NVIDIA GPU. Stages, all of them without arguments:
-#   benchmarks/gpu/run.sh [build] [check] [head] [hosts] [loss] [model] [memory] [loop] [swap] [sanitize]
+#   benchmarks/gpu/run.sh [build] [check] [head] [hosts] [loss] [model] [memory] [lora] [loop] [swap] [sanitize]
 #
 #   BUILD   build folder                      (build-gpu)
 #   OUT     where results go, gpu_*.json      (benchmarks/results)
@@ -17,11 +17,11 @@ OUT=${OUT:-benchmarks/results}
 PREFIX=${PREFIX:-}
 export PYTHONUNBUFFERED=1
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(build check head hosts loss model memory loop swap sanitize)
+[ ${#stages[@]} -gt 0 ] || stages=(build check head hosts loss model memory lora loop swap sanitize)
 for stage in "${stages[@]}"; do
   case $stage in
-    build | check | head | hosts | loss | model | memory | loop | swap | sanitize) ;;
-    *) echo "run.sh: $stage: no such stage; there are build check head hosts loss model memory loop swap sanitize" >&2
+    build | check | head | hosts | loss | model | memory | lora | loop | swap | sanitize) ;;
+    *) echo "run.sh: $stage: no such stage; there are build check head hosts loss model memory lora loop swap sanitize" >&2
        exit 2 ;;
   esac
 done
@@ -87,7 +87,7 @@ build() {
   step configure 120 cmake -G Ninja -S "$root" -B "$BUILD" "-DCMAKE_PREFIX_PATH=$paths" \
     "${options[@]}" || return 1
   for target in leeway_ops leeway_cuda_module cuda_core_test leeway gpu_model_benchmark gpu_memory_table \
-    gpu_weight_swap devices_test \
+    gpu_lora_step gpu_weight_swap devices_test \
     torch_decoder_test torch_sampling_test torch_training_test torch_symbols_test; do
     if ninja -C "$BUILD" -t query "$target" > /dev/null 2>&1; then
       targets+=("$target")
@@ -102,30 +102,58 @@ build() {
     "$BUILD/.ninja_log" | sort -rn | awk '!seen[$2]++' | head -n 5
 }
 
+# beside NAME SECONDS COMMAND ..: as step, at the same time as up to three others.
+started=()
+beside() {
+  local name=$1 limit=$2
+  shift 2
+  started+=("$name")
+  while [ "$(jobs -rp | wc -l)" -ge 4 ]; do wait -n; done
+  {
+    local begin=$SECONDS
+    timeout "$limit" "$@" > "$logs/$name.txt" 2>&1
+    echo "$? $((SECONDS - begin))" > "$logs/$name.status"
+  } &
+}
+# Waits for all of them and shows how each ended, with the lines of its log that match a pattern.
+join_all() {
+  local name code seconds
+  wait
+  for name in "${started[@]}"; do
+    read -r code seconds < "$logs/$name.status"
+    echo "== $name: exit $code, $seconds s"
+    if [ "$code" -eq 0 ]; then
+      grep -E "$1" "$logs/$name.txt"
+    else
+      failed+=("$name")
+      tail -n 40 "$logs/$name.txt"
+    fi
+  done
+  started=()
+}
+
 check() {
   [ -x "$BUILD/cuda_core_test" ] || failed+=("cuda_core_test is missing")
+  beside ops_check 240 python3 tests/gpu/ops_check.py "$library"
   for test in "$BUILD"/cuda_*_test "$BUILD"/torch_*_test "$BUILD"/devices_test; do
     [ -x "$test" ] || continue
-    step "$(basename "$test")" 120 "$test" --gtest_brief=1
-    tail -n 2 "$logs/$(basename "$test").txt"
+    beside "$(basename "$test")" 240 "$test" --gtest_brief=1
   done
   if [ -x "$BUILD/leeway" ]; then
     rm -rf "$BUILD/quick-start"
-    step quick_start 120 "$BUILD/leeway" train --set model.device=cuda \
+    beside quick_start 120 "$BUILD/leeway" train --set model.device=cuda \
       --set output_dir="$BUILD/quick-start"
-    grep -E '^held-out|steps, .* rollouts|^rl:' "$logs/quick_start.txt"
   fi
-  step pytorch_loss 60 python3 examples/pytorch_loss.py "$library"
-  step ops_check 240 python3 tests/gpu/ops_check.py "$library"
-  grep -E '^FAILED|cases, .*failed' "$logs/ops_check.txt"
-  step package_check 120 python3 tests/gpu/package_check.py
-  tail -n 1 "$logs/package_check.txt"
+  beside pytorch_loss 60 python3 examples/pytorch_loss.py "$library"
+  beside package_check 240 python3 tests/gpu/package_check.py
+  beside package_tests 240 env LEEWAY_TEST_DEVICE=cuda python3 -m pytest -q -p no:cacheprovider \
+    python/leeway/tests/test_{losses,correction,slime,prime_rl}.py
   if python3 -c 'import transformers' 2> /dev/null; then
-    step transformers_check 120 python3 tests/gpu/transformers_check.py "$BUILD/leeway"
-    tail -n 1 "$logs/transformers_check.txt"
+    beside transformers_check 240 python3 tests/gpu/transformers_check.py "$BUILD/leeway"
   else
     echo "   no transformers: its check is left out"
   fi
+  join_all 'test(s|) from|PASSED|compared|^held-out|steps, .* rollouts|^rl:|cases|passed'
 }
 
 # measure NAME SECONDS ARGUMENTS ..: runs a script of this folder and keeps its table for the end.
@@ -136,11 +164,11 @@ measure() {
   tables+=("$logs/$name.txt")
 }
 
-# Small cases of every kernel: loss and selection, head, attention, products and checksums; AdamW, the
+# Small cases of every kernel: loss and selection, head, attention, low-rank updates, checksums; AdamW, the
 # rows of layers and their gradients; pages, draws and paged attention.
 sanitized_tests=(
-  'cuda_core_test:Attention.*:Crc32c.*:GpuLoss.*:GpuHead.*-*SameBits*:GpuHead.*Every*:*Invariant*'
-  'torch_decoder_test:FlatAdamW.*:LayerRows.*:Trunk.AddsToGradients*:Trunk.Gives*'
+  'cuda_core_test:Attention.*:Crc32c.*:LowRank.*:GpuLoss.*:GpuHead.*-*SameBits*:GpuHead.*Every*:*Invariant*'
+  'torch_decoder_test:FlatAdamW.*:FlatMoments.*:LayerRows.*:TrainingOperations.*'
   'torch_sampling_test:SamplingOperations.*:DrawnLogprobs.AreThose*-*ByItsShare*'
 )
 # sanitized TOOL PROGRAM FILTER [OPTION ..]: one program under one tool, output into a log.
@@ -148,8 +176,9 @@ sanitized() {
   local tool=$1 program=$2 filter=$3
   shift 3
   # Without torch's caching allocator every tensor is an allocation whose bounds are checked.
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 150 "$sanitizer" --tool "$tool" --error-exitcode 9 "$@" \
-    "$BUILD/$program" --gtest_brief=1 "--gtest_filter=$filter" > "$logs/${tool}_$program.txt" 2>&1
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 150 "$sanitizer" --tool "$tool" --error-exitcode 9 \
+    --print-limit 20 "$@" "$BUILD/$program" --gtest_brief=1 "--gtest_filter=$filter" \
+    > "$logs/${tool}_$program.txt" 2>&1
   echo $? > "$logs/${tool}_$program.status"
 }
 
@@ -196,10 +225,14 @@ for stage in "${stages[@]}"; do
   echo "---- $stage"
   case $stage in
     head) measure head 300 "$library" ;;
-    hosts) measure hosts 120 ;;
+    hosts)
+      measure hosts 120
+      if python3 -c 'import trl' 2> /dev/null; then measure trl_step 180; else echo "   no trl: its step is left out"; fi
+      ;;
     loss) measure loss 90 "$library" ;;
     model) measure model 480 --program "$BUILD/gpu_model_benchmark" ;;
     memory) measure memory 120 --program "$BUILD/gpu_memory_table" ;;
+    lora) measure lora 180 --program "$BUILD/gpu_lora_step" ;;
     loop) measure loop 180 --program "$BUILD/leeway" ;;
     swap) step swap 60 "$BUILD/gpu_weight_swap" && tables+=("$logs/swap.txt") ;;
     *) "$stage" ;;

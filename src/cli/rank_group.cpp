@@ -12,6 +12,7 @@
 #include "leeway/error.h"
 #include "ranks/discovery.h"
 #include "ranks/gloo_ranks.h"
+#include "run/devices.h"
 
 namespace leeway {
 namespace {
@@ -49,8 +50,8 @@ void add_ranks_option(CLI::App& command, int64_t& count) {
   command
       .add_option("--ranks", count,
                   "Train with this many processes on this machine, which share each step's work\n"
-                  "and give the bits of one (docs/scaling.md). A launcher's ranks (torchrun,\n"
-                  "Slurm, Open MPI) are found by themselves")
+                  "and on CPUs give the bits of one (docs/scaling.md). A launcher's ranks\n"
+                  "(torchrun, Slurm, Open MPI) are found by themselves")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, kMostRanks));
 }
@@ -65,6 +66,7 @@ RankGroup::RankGroup(int64_t asked) {
   if (!options) return;
   options->version = version_number();
   local_size_ = options->local_size;
+  choose_gpu(options->local_rank, options->local_size);
   ranks_ = join_ranks(*options);
   if (ranks_->rank() == 0) run_.emplace(*ranks_, local_size_);
 }

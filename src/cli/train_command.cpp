@@ -63,8 +63,9 @@ ResumedSummary train(const Catalog& catalog, const Options& options) {
     return start_from_run(catalog, {options.from, options.keep_optimizer}, options, progress,
                           should_stop);
   }
-  RunSetup setup(load_config(catalog, options), true,
-                 fits_memory({.spawn_servers = options.spawn_servers}));
+  RunSetup setup(
+      load_config(catalog, options), true,
+      fits_memory({.spawn_servers = options.spawn_servers, .ranks = ranks_of(options.ranks)}));
   setup.spawn_servers = options.spawn_servers;
   setup.ranks = options.ranks;
   return run_training(setup, catalog, {}, progress, should_stop);

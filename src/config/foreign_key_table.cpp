@@ -9,7 +9,7 @@ constexpr const char* kNoKlInReward =
     "rewards carry no KL term; trainer.loss.ref_kl adds the k3 penalty against ref to the loss";
 constexpr const char* kNoCritic =
     "there is no critic: advantages come from groups (orchestrator.advantage)";
-constexpr const char* kNoGpuLayout = "a run uses one device, model.device";
+constexpr const char* kNoGpuLayout = "a rank has one device, model.device";
 constexpr const char* kNoTracker =
     "a run writes metrics.jsonl and report.html; output.tensorboard adds TensorBoard files";
 constexpr const char* kMicroBatch =

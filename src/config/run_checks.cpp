@@ -50,8 +50,15 @@ class Checks {
       findings_.problems.add(
           0, "[model.lora] needs model.path: an adapter is trained over a given model");
     }
-    require(run_.model.device == Device::cpu, {"model.device"},
-            "[model.lora] trains on the CPU alone; leave model.device out, or train all weights");
+    const bool on_gpu = run_.model.device == Device::cuda;
+    require(!on_gpu || !t.path.empty() || t.rank % 8 == 0, {"model.lora.rank", "model.device"},
+            fmt::format("model.lora.rank ({}) must be a multiple of 8 with model.device = "
+                        "\"cuda\", as {}: there sampling and training give the same bits",
+                        t.rank, (t.rank + 7) / 8 * 8));
+    require(!on_gpu || run_.trainer.precision != TrainingPrecision::float32,
+            {"trainer.precision", "model.device"},
+            "[model.lora] with model.device = \"cuda\" computes in bf16; leave trainer.precision "
+            "out");
     const std::vector<std::string> modules = LoraTable{}.targets;
     require(t.dropout == 0.0, {"model.lora.dropout"},
             "must be 0: with dropout the trainer would compute other log-probabilities than the "

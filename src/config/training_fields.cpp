@@ -100,7 +100,9 @@ std::vector<Field> lora_fields(LoraTable& t) {
       input(text("path", t.path,
                  "An adapter to start from, as PEFT saves it; if empty, a new one: A random, B "
                  "zero.")),
-      of_new(integer("rank", t.rank, 1, 65536, "Rank of the update of each matrix.")),
+      of_new(
+          integer("rank", t.rank, 1, 65536,
+                  "Rank of the update of each matrix; a multiple of 8 with `device` = \"cuda\".")),
       of_new(number("alpha", t.alpha, kPositive, "The update is scaled by `alpha` / `rank`.")),
       of_new(texts("targets", t.targets,
                    "Modules of each layer that get an update: any of `q_proj`, `k_proj`, `v_proj`, "

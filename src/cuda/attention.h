@@ -51,9 +51,10 @@ struct AttentionTile {
 void attend_tiles(const Attention& attention, const AttentionTile* tiles, int64_t count,
                   cudaStream_t stream);
 
-// Rows 0 .. rows - 1, each its own sequence's last, over pages. The grid depends on `rows` alone,
-// so that a captured graph stays valid. `workspace` has decode_workspace floats for the same
-// `most_positions`, the longest that a sequence can be.
+// Rows 0 .. rows - 1, each its own sequence's last, over pages. Keys and values before the rows'
+// own are read while the kernel before this one in the stream may still run: that one writes none
+// of them. The grid depends on `rows` alone, so that a captured graph stays valid. `workspace` has
+// decode_workspace floats for the same `most_positions`, the longest that a sequence can be.
 void attend_decode_rows(const Attention& attention, int64_t rows, int64_t most_positions,
                         float* workspace, cudaStream_t stream);
 int64_t decode_workspace(const HeadSizes& sizes, int64_t most_positions);

@@ -264,8 +264,7 @@ struct Consumer {
     for (int k = 0; k < P::kDim / 16; ++k) {
       load_matrices(queries[k], Layout::place(shared.queries(consumer), row, 2 * k + lane / 16));
     }
-    __syncwarp();
-    if (lane == 0) warpgroup::arrive(shared.queries_read());
+    warpgroup::arrive(shared.queries_read());  // each lane for what it has read itself
   }
   // The scores of the next tile.
   __device__ __forceinline__ void queue_scores(Scores& scores) {
@@ -349,7 +348,7 @@ struct Consumer {
   __device__ __forceinline__ bool attend_item(ChunkTotal& total) {
     wait_for_tile();
     // Branches on what a lane broadcasts are known not to divide the warp; products need that.
-    const Item& stored = shared.item(turn.stage);
+    const Item stored = lane == 0 ? shared.item(turn.stage) : Item{};
     const int item_rows = __shfl_sync(kAllLanes, stored.rows, 0);
     if (item_rows == 0) return false;
     const int item_position = __shfl_sync(kAllLanes, stored.position, 0);
@@ -402,7 +401,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
       warpgroup::make_barrier(shared.filled(stage), warpgroup::kThreads);
       warpgroup::make_barrier(shared.emptied(stage), P::kConsumers * kWarps);
     }
-    warpgroup::make_barrier(shared.queries_read(), P::kConsumers * kWarps);
+    warpgroup::make_barrier(shared.queries_read(), P::kConsumers * warpgroup::kThreads);
   }
   __syncthreads();
   const int which = __shfl_sync(kAllLanes, threadIdx.x / warpgroup::kThreads, 0);

@@ -30,10 +30,18 @@ struct DecodeStep {
   float* workspace;
 };
 
+// Keys and values are read once in a pass, and until the next one all layers go through the cache:
+// they are the first to leave it.
+__device__ __forceinline__ uint64_t read_once() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 // 16 bytes, or zeros.
-__device__ __forceinline__ void copy_piece(uint32_t to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0));
+__device__ __forceinline__ void copy_piece(uint32_t to, const void* from, bool there,
+                                           uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+               "l"(from), "r"(there ? 16 : 0), "l"(policy));
 }
 __device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;"); }
 template <int kLater>
@@ -53,6 +61,7 @@ struct PageCopies {
   int end, my_key, my_piece;
   bool mine;                        // the piece is one of the head's
   int32_t chunk_pages, next_pages;  // a lane's of the chunk's 32, and of the next chunk's
+  uint64_t policy = read_once();
 
   __device__ __forceinline__ PageCopies(const int32_t* of_sequence, int head_dim, int begin,
                                         int after)
@@ -87,7 +96,7 @@ struct PageCopies {
     for (int j = 0; j < kPageKeys / kKeys; ++j) {
       const int key = j * kKeys + my_key;
       const bool there = whole || (mine && first + key < end);
-      copy_piece(Layout::place(to, key, my_piece), there ? row : from, there);
+      copy_piece(Layout::place(to, key, my_piece), there ? row : from, there, policy);
       row += kKeys * stride;
     }
   }
@@ -246,8 +255,9 @@ __device__ __forceinline__ void add_page(ChunkState<kDim>& state, const uint32_t
 
 // ---------------------------------------------------------------------------------------------
 
-// With kRows = 1 a warp has at most 8 heads. Shared memory: a ring of kSlots pages.
-template <int kDim, int kSlots, int kRows>
+// With kRows = 1 a warp has at most 8 heads. kSplit: several warps may share a row's keys, which
+// takes registers. Shared memory: a ring of kSlots pages.
+template <int kDim, int kSlots, int kRows, bool kSplit>
 __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ DecodeStep step) {
   using Layout = TileLayout<kDim>;
   constexpr int kPageBytes = kPageKeys * kDim * static_cast<int>(sizeof(Bf16));
@@ -268,10 +278,13 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
   const int position = attention.places.positions[row];
 
   // A split's keys: whole chunks.
-  const int chunks = position / kChunkKeys + 1, splits = gridDim.z;
-  const int share = (chunks + splits - 1) / splits;
-  const int begin = static_cast<int>(blockIdx.z) * share * kChunkKeys;
-  const int end = min(position + 1, begin + share * kChunkKeys);
+  int begin = 0, end = position + 1;
+  if constexpr (kSplit) {
+    const int chunks = position / kChunkKeys + 1, splits = gridDim.z;
+    const int share = (chunks + splits - 1) / splits;
+    begin = static_cast<int>(blockIdx.z) * share * kChunkKeys;
+    end = min(end, begin + share * kChunkKeys);
+  }
   if (position < 0) {
     wait_for_earlier_kernels();
     auto* out = static_cast<Bf16*>(attention.out) + (row * query_heads + first_head) * head_dim;
@@ -281,7 +294,7 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
     return;
   }
   if (begin >= end) return;
-  const bool whole = begin == 0 && end == position + 1;
+  const bool whole = !kSplit || (begin == 0 && end == position + 1);
 
   const int32_t* pages = attention.places.pages + attention.places.starts[row];
   PageCopies<kDim> copies(pages, head_dim, begin, end);
@@ -303,9 +316,14 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
     }
     end_of_copies();
   };
-  wait_for_earlier_kernels();  // positions and pages are no kernel's
+  // Positions and pages are no kernel's. Keys and values before the row's own are of earlier
+  // passes: copies that are of these alone begin while the kernel before this one still runs.
+  constexpr int kFirstTiles = (kSlots + kTileItems - 1) / kTileItems;
+  const bool early = begin + kFirstTiles * kTileKeys <= position;
+  if (!early) wait_for_earlier_kernels();
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) queue(begin, i, ring + i * kPageBytes);
+  if (early) wait_for_earlier_kernels();
 
   HeldQueries<kDim, kRows> queries;
   queries.hold(
@@ -343,23 +361,25 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
     if (!ends && (first + kTileKeys) % kChunkKeys != 0) continue;
     // A chunk that is written is the first and last of its own.
     total.join(state, !whole || first < kChunkKeys, !whole || ends, step.scale);
-    if (whole) continue;
+    if constexpr (kSplit) {
+      if (whole) continue;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int head = lane / 4 + r * 8;
-      if (head >= count) continue;
-      float* partial = partial_of(step.workspace, attention.sizes, row, first_head + head,
-                                  step.most_chunks, first / kChunkKeys);
+      for (int r = 0; r < kRows; ++r) {
+        const int head = lane / 4 + r * 8;
+        if (head >= count) continue;
+        float* partial = partial_of(step.workspace, attention.sizes, row, first_head + head,
+                                    step.most_chunks, first / kChunkKeys);
 #pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
-        const int at = n * 8 + lane % 4 * 2;
-        if (at >= head_dim) break;
-        partial[at] = state.out[n][2 * r];
-        partial[at + 1] = state.out[n][2 * r + 1];
-      }
-      if (lane % 4 == 0) {
-        partial[head_dim] = state.sum[r];
-        partial[head_dim + 1] = state.most[r];
+        for (int n = 0; n < kDim / 8; ++n) {
+          const int at = n * 8 + lane % 4 * 2;
+          if (at >= head_dim) break;
+          partial[at] = state.out[n][2 * r];
+          partial[at + 1] = state.out[n][2 * r + 1];
+        }
+        if (lane % 4 == 0) {
+          partial[head_dim] = state.sum[r];
+          partial[head_dim + 1] = state.most[r];
+        }
       }
     }
   }
@@ -434,12 +454,13 @@ template <int kDim, int kSlots, int kRows>
 void launch(const DecodeStep& step, int64_t rows, int64_t splits, cudaStream_t stream) {
   const HeadSizes& sizes = step.attention.sizes;
   constexpr int kBytes = kSlots * kPageKeys * kDim * static_cast<int>(sizeof(Bf16));
-  check_cuda(cudaFuncSetAttribute(decode_kernel<kDim, kSlots, kRows>,
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+  auto* kernel = splits > 1 ? decode_kernel<kDim, kSlots, kRows, true>
+                            : decode_kernel<kDim, kSlots, kRows, false>;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "attention of decode rows, shared memory");
   const dim3 grid(static_cast<unsigned>(sizes.kv_heads * step.parts), static_cast<unsigned>(rows),
                   static_cast<unsigned>(splits));
-  launch_early(decode_kernel<kDim, kSlots, kRows>, grid, kWarp, size_t{kBytes}, stream, step);
+  launch_early(kernel, grid, kWarp, size_t{kBytes}, stream, step);
 }
 
 template <int kDim, int kSlots>
@@ -476,7 +497,7 @@ void attend_decode_rows(const Attention& attention, int64_t rows, int64_t most_p
   } else if (sizes.head_dim <= 64) {
     launch<64, 12>(step, rows, at.splits, stream);
   } else if (sizes.head_dim <= 128) {
-    launch<128, 6>(step, rows, at.splits, stream);
+    launch<128, 4>(step, rows, at.splits, stream);
   } else {
     launch<256, 8>(step, rows, at.splits, stream);
   }

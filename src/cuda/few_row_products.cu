@@ -294,11 +294,12 @@ Costs gated_costs_of(const Projection& p) {
 }
 
 // Up to 128 rows cuBLASLt may have nothing good without splitting the inputs (70 us where this
-// takes 9); beyond, it is the faster one of the two for all but small products.
-constexpr int64_t kAlwaysRows = 128, kMostCost = 150'000;
+// takes 9); beyond, it is the faster one of the two for all but small products. Gated ones take as
+// long as cuBLASLt's with swiglu behind it, and the kernels before and after them begin early.
+constexpr int64_t kAlwaysRows = 128, kMostCost = 150'000, kMostGatedCost = 230'000;
 
-bool pays(const Projection& p, const Costs& costs) {
-  return p.rows <= kAlwaysRows || (p.rows <= kMostFewRows && costs.least() * p.inputs <= kMostCost);
+bool pays(const Projection& p, const Costs& costs, int64_t most_cost) {
+  return p.rows <= kAlwaysRows || (p.rows <= kMostFewRows && costs.least() * p.inputs <= most_cost);
 }
 
 bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
@@ -318,9 +319,9 @@ bool takes(const Projection& p) {
 
 }  // namespace
 
-bool has_few_row_kernel(const Projection& p) { return takes(p) && pays(p, costs_of(p)); }
+bool has_few_row_kernel(const Projection& p) { return takes(p) && pays(p, costs_of(p), kMostCost); }
 bool has_gated_few_row_kernel(const Projection& p) {
-  return takes(p) && p.bias == nullptr && pays(p, gated_costs_of(p));
+  return takes(p) && p.bias == nullptr && pays(p, gated_costs_of(p), kMostGatedCost);
 }
 
 void project_few_rows(const Projection& p, cudaStream_t stream) {

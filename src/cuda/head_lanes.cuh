@@ -19,6 +19,17 @@ HeadLanes head_lanes(int64_t head_dim) {
   return found;
 }
 
+// What a lane loads of a head, of either half.
+template <int kCount, class T>
+struct LoadedHeadPart {
+  Loaded<kCount, T> a, b;
+
+  __device__ __forceinline__ void load_halves(const T* first, const T* second) {
+    a.load(first), b.load(second);
+  }
+  __device__ __forceinline__ void forget_floats() { a.forget_floats(), b.forget_floats(); }
+};
+
 // What a lane has of a head: zeros where there is none.
 template <int kCount>
 struct HeadPart {
@@ -27,6 +38,11 @@ struct HeadPart {
   template <class T>
   __device__ __forceinline__ void load_halves(const T* first, const T* second) {
     load<kCount>(first, a), load<kCount>(second, b);
+  }
+  template <class T>
+  __device__ __forceinline__ void take(const LoadedHeadPart<kCount, T>& loaded) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) a[k] = loaded.a.at(k), b[k] = loaded.b.at(k);
   }
   template <class T>
   __device__ __forceinline__ void store_halves(T* first, T* second) const {

@@ -1,8 +1,7 @@
 // A row of 151936 logits in bf16 is 304 KB: more than the shared memory of one multiprocessor, less
 // than that of a cluster. For a gradient each row is given to a cluster of blocks, a part to each:
 // they copy their parts to shared memory once, exchange three numbers, and make the gradient from
-// shared memory. Clusters stay and take one row after the other, the next one's copy under way
-// while this one is computed. Without a gradient a row is read by one block, straight to registers.
+// shared memory. Without a gradient a row is read by one block, straight to registers.
 //
 // Both sum in the order of row_softmax.cuh, so that a proximal forward pass has the bits of the
 // pass that trains.

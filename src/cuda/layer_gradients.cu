@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/head_lanes.cuh"
 #include "cuda/layer_gradients.h"
 
@@ -6,9 +8,14 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-// Blocks that rows are dealt to, each with a sum of its own.
+// Blocks that rows are dealt to, at most, each with a sum of its own.
 constexpr int kParts = 1024;
-constexpr int kHeadParts = 768;
+constexpr int kHeadBlocks = 264;
+constexpr int kHeadPartsAtOnce = 4;  // of a row that a warp has at a time
+constexpr int kHeadCount = 4;        // numbers of half a head that a lane has
+constexpr int kNormBlocks = 264;
+constexpr int kWarpColumns = 8 * kWarp;  // of a row, at a time
+constexpr int kMostPieces = 4;           // of as many columns, where a warp has a row
 
 __host__ __device__ inline int64_t rows_of_part(int64_t rows, int parts) {
   return (rows + parts - 1) / parts;
@@ -83,6 +90,74 @@ __global__ void __launch_bounds__(kMostNormWidth / 8)
   if (there) store<8>(d_weights, norm.workspace + int64_t{blockIdx.x} * width + column);
 }
 
+// The same with a warp for a row of up to kPieces times kWarpColumns: rows wait for nobody.
+template <int kPieces, class T>
+__global__ void __launch_bounds__(kThreads, 2) narrow_norm_backward_kernel(RmsNormBackward norm) {
+  __shared__ float sums[kWarps][kPieces * kWarpColumns];
+  const int width = static_cast<int>(norm.width);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int first = static_cast<int>(threadIdx.x) % kWarp * 8;
+  float d_weights[kPieces][8] = {};
+  Loaded<8, T> weights[kPieces];
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+    const int column = first + p * kWarpColumns;
+    weights[p].clear();
+    if (column < width) weights[p].load(static_cast<const T*>(norm.weight) + column);
+  }
+  const T *all_x = static_cast<const T*>(norm.x), *all_d_y = static_cast<const T*>(norm.d_y);
+  const T* all_add = static_cast<const T*>(norm.add);
+  for (int64_t row = int64_t{blockIdx.x} * kWarps + warp; row < norm.rows;
+       row += int64_t{gridDim.x} * kWarps) {
+    Loaded<8, T> x[kPieces], d_y[kPieces], add[kPieces];
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      const int column = first + p * kWarpColumns;
+      const int64_t at = row * width + column;
+      x[p].clear(), d_y[p].clear(), add[p].clear();
+      if (column >= width) continue;
+      x[p].load(all_x + at), d_y[p].load(all_d_y + at);
+      if (all_add != nullptr) add[p].load(all_add + at);
+    }
+    float squares = 0.0f, products = 0.0f;
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        squares += x[p].at(k) * x[p].at(k);
+        products += d_y[p].at(k) * weights[p].at(k) * x[p].at(k);
+      }
+    }
+    const float inverse = inverse_norm(warp_sum(squares), width, norm.eps);
+    const float mean = warp_sum(products) * inverse / static_cast<float>(width);
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      x[p].forget_floats(), d_y[p].forget_floats(), weights[p].forget_floats();
+      float d_x[8], y[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const float unit = x[p].at(k) * inverse;
+        d_weights[p][k] += d_y[p].at(k) * unit;
+        d_x[k] = add[p].at(k) + inverse * (d_y[p].at(k) * weights[p].at(k) - unit * mean);
+        y[k] = normed<T>(x[p].at(k), inverse, weights[p].at(k));
+      }
+      const int column = first + p * kWarpColumns;
+      if (column >= width) continue;
+      store<8>(d_x, static_cast<T*>(norm.d_x) + row * width + column);
+      if (norm.y != nullptr) store<8>(y, static_cast<T*>(norm.y) + row * width + column);
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) store<8>(d_weights[p], &sums[warp][first + p * kWarpColumns]);
+  __syncthreads();
+  for (int column = static_cast<int>(threadIdx.x); column < width; column += kThreads) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += sums[w][column];
+    norm.workspace[int64_t{blockIdx.x} * width + column] = sum;
+  }
+}
+
 // Where sums over rows go: columns before `width` to the first, as many more to the second.
 struct SummedWeights {
   float *first, *second;  // the second may be null
@@ -126,11 +201,12 @@ struct HeadKind {
   const void *d_out, *norm;
 };
 
-// Adjacent rows are one block's, and as many heads of a row as a warp holds are its warps'. The
-// kind is blockIdx.y.
-template <int kCount, class T>
+// A warp has a row at a time, and of it as many heads as it holds, times kHeadPartsAtOnce: their
+// loads are under way together. The kind is blockIdx.y.
+template <class T>
 __global__ void __launch_bounds__(kThreads, 2)
     heads_backward_kernel(HeadsBackward heads, HeadLanes in_warp) {
+  constexpr int kCount = kHeadCount;
   __shared__ float sums[kWarps][kWarp][2 * kCount + 1];
   const PackedHeads& forward = heads.forward;
   const int head_dim = static_cast<int>(forward.sizes.head_dim), half = head_dim / 2;
@@ -147,50 +223,66 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int i = lane % in_warp.lanes * kCount;
   const bool inside = i < half;
   HeadPart<kCount> d_norm;
+  LoadedHeadPart<kCount, T> weights;
+  if (norm != nullptr && inside) weights.load_halves(norm + i, norm + half + i);
 
-  const int parts = (kind.heads + in_warp.heads - 1) / in_warp.heads;
-  const int64_t rows = rows_of_part(forward.rows, kHeadParts), first = blockIdx.x * rows;
-  const int count = static_cast<int>(first + rows < forward.rows ? rows : forward.rows - first);
-  for (int at = warp; at < count * parts; at += kWarps) {
-    const int64_t row = first + at / parts;
-    const int head = at % parts * in_warp.heads + lane / in_warp.lanes;
-    const bool there = inside && head < kind.heads;
-    const int64_t place = (row * all + kind.first + head) * head_dim + i;
-    HeadPart<kCount> d, x, angles;
-    if (there) {
-      const T* from = static_cast<const T*>(kind.d_out) + (row * kind.heads + head) * head_dim + i;
-      d.load_halves(from, from + half);
+  for (int64_t row = int64_t{blockIdx.x} * kWarps + warp; row < forward.rows;
+       row += int64_t{gridDim.x} * kWarps) {
+    const int64_t angle =
+        turns ? static_cast<int64_t>(forward.positions[row]) * half + i : int64_t{0};
+    HeadPart<kCount> angles;
+    for (int first = lane / in_warp.lanes; first - lane / in_warp.lanes < kind.heads;
+         first += kHeadPartsAtOnce * in_warp.heads) {
+      LoadedHeadPart<kCount, T> d_loaded[kHeadPartsAtOnce], x_loaded[kHeadPartsAtOnce];
+      const T* from = static_cast<const T*>(kind.d_out) + (row * kind.heads + first) * head_dim + i;
+      const int64_t place = (row * all + kind.first + first) * head_dim + i;
       const T* qkv = static_cast<const T*>(forward.qkv) + place;
-      if (norm != nullptr) x.load_halves(qkv, qkv + half);
-    }
-    if (turns && inside) {
-      const int64_t angle = static_cast<int64_t>(forward.positions[row]) * half + i;
-      angles.load_halves(forward.angles.cosines + angle, forward.angles.sines + angle);
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) turn(d.a[k], d.b[k], angles.a[k], -angles.b[k]);
-    }
-    if (norm != nullptr) {
-      HeadPart<kCount> weights;
-      if (inside) weights.load_halves(norm + i, norm + half + i);
-      float squares = 0.0f, products = 0.0f;
-#pragma unroll
-      for (int k = 0; k < kCount; ++k) {
-        squares += x.a[k] * x.a[k] + x.b[k] * x.b[k];
-        products += d.a[k] * weights.a[k] * x.a[k] + d.b[k] * weights.b[k] * x.b[k];
+      for (int n = 0; n < kHeadPartsAtOnce; ++n) {
+        if (!inside || first + n * in_warp.heads >= kind.heads) continue;
+        const int apart = n * in_warp.heads * head_dim;
+        d_loaded[n].load_halves(from + apart, from + apart + half);
+        if (norm != nullptr) x_loaded[n].load_halves(qkv + apart, qkv + apart + half);
       }
-      const float inverse = inverse_norm(lanes_sum(squares, in_warp.lanes), head_dim, forward.eps);
-      const float mean =
-          lanes_sum(products, in_warp.lanes) * inverse / static_cast<float>(head_dim);
+      if (turns && inside && first < in_warp.heads) {
+        angles.load_halves(forward.angles.cosines + angle, forward.angles.sines + angle);
+      }
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) {
-        const float unit_a = x.a[k] * inverse, unit_b = x.b[k] * inverse;
-        d_norm.a[k] += d.a[k] * unit_a, d_norm.b[k] += d.b[k] * unit_b;
-        d.a[k] = inverse * (d.a[k] * weights.a[k] - unit_a * mean);
-        d.b[k] = inverse * (d.b[k] * weights.b[k] - unit_b * mean);
+      for (int n = 0; n < kHeadPartsAtOnce; ++n) {
+        const bool there = inside && first + n * in_warp.heads < kind.heads;
+        HeadPart<kCount> d, x;
+        if (there) d.take(d_loaded[n]);
+        if (there && norm != nullptr) x.take(x_loaded[n]);
+        if (turns) {
+#pragma unroll
+          for (int k = 0; k < kCount; ++k) turn(d.a[k], d.b[k], angles.a[k], -angles.b[k]);
+        }
+        if (norm != nullptr) {
+          HeadPart<kCount> weight;
+          weights.forget_floats();
+          if (inside) weight.take(weights);
+          float squares = 0.0f, products = 0.0f;
+#pragma unroll
+          for (int k = 0; k < kCount; ++k) {
+            squares += x.a[k] * x.a[k] + x.b[k] * x.b[k];
+            products += d.a[k] * weight.a[k] * x.a[k] + d.b[k] * weight.b[k] * x.b[k];
+          }
+          const float inverse =
+              inverse_norm(lanes_sum(squares, in_warp.lanes), head_dim, forward.eps);
+          const float mean =
+              lanes_sum(products, in_warp.lanes) * inverse / static_cast<float>(head_dim);
+#pragma unroll
+          for (int k = 0; k < kCount; ++k) {
+            const float unit_a = x.a[k] * inverse, unit_b = x.b[k] * inverse;
+            d_norm.a[k] += d.a[k] * unit_a, d_norm.b[k] += d.b[k] * unit_b;
+            d.a[k] = inverse * (d.a[k] * weight.a[k] - unit_a * mean);
+            d.b[k] = inverse * (d.b[k] * weight.b[k] - unit_b * mean);
+          }
+        }
+        T* to = static_cast<T*>(heads.d_qkv) + place + n * in_warp.heads * head_dim;
+        if (there) d.store_halves(to, to + half);
       }
     }
-    T* to = static_cast<T*>(heads.d_qkv) + place;
-    if (there) d.store_halves(to, to + half);
   }
   if (norm == nullptr) return;
 #pragma unroll
@@ -263,35 +355,38 @@ int64_t row_sum_workspace(int64_t width) { return kParts * width; }
 void rms_norm_backward(Dtype dtype, const RmsNormBackward& norm, cudaStream_t stream) {
   if (norm.rows == 0) return;
   const int warps = static_cast<int>((norm.width / 8 + kWarp - 1) / kWarp);
-  const unsigned blocks = blocks_for(norm.rows, rows_of_part(norm.rows, kParts));
+  unsigned blocks = blocks_for(norm.rows, rows_of_part(norm.rows, kParts));
+  if (warps <= kMostPieces) blocks = std::min<unsigned>(blocks_for(norm.rows, kWarps), kNormBlocks);
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    norm_backward_kernel<T><<<blocks, warps * kWarp, 0, stream>>>(norm, warps);
+    const auto launch = [&](auto pieces) {
+      narrow_norm_backward_kernel<decltype(pieces)::value, T>
+          <<<blocks, kThreads, 0, stream>>>(norm);
+    };
+    switch (warps) {
+      case 1: return launch(std::integral_constant<int, 1>());
+      case 2: return launch(std::integral_constant<int, 2>());
+      case 3: return launch(std::integral_constant<int, 3>());
+      case 4: return launch(std::integral_constant<int, 4>());
+      default: norm_backward_kernel<T><<<blocks, warps * kWarp, 0, stream>>>(norm, warps);
+    }
   });
   check_launch("rms_norm_backward");
+  if (norm.d_weight == nullptr) return;
   add_parts(norm.workspace, blocks, {norm.d_weight, nullptr, norm.width}, stream);
 }
 
 void heads_backward(Dtype dtype, const HeadsBackward& heads, cudaStream_t stream) {
   const int64_t rows = heads.forward.rows, head_dim = heads.forward.sizes.head_dim;
   if (rows == 0) return;
-  const unsigned blocks = blocks_for(rows, rows_of_part(rows, kHeadParts));
+  const unsigned blocks = std::min<unsigned>(blocks_for(rows, kWarps), kHeadBlocks);
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    // Half a head is a multiple of 4, since the whole is one of 8.
-    const auto launch = [&](auto numbers) {
-      constexpr int kCount = decltype(numbers)::value;
-      heads_backward_kernel<kCount, T>
-          <<<dim3(blocks, 3), kThreads, 0, stream>>>(heads, head_lanes<kCount>(head_dim));
-    };
-    if (head_dim % 16 == 0) {
-      launch(std::integral_constant<int, 8>());
-    } else {
-      launch(std::integral_constant<int, 4>());
-    }
+    heads_backward_kernel<T>
+        <<<dim3(blocks, 3), kThreads, 0, stream>>>(heads, head_lanes<kHeadCount>(head_dim));
   });
   check_launch("heads_backward");
-  if (heads.forward.query_norm == nullptr) return;
+  if (heads.d_query_norm == nullptr) return;
   add_parts(heads.workspace, blocks, {heads.d_query_norm, heads.d_key_norm, head_dim}, stream);
 }
 

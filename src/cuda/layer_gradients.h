@@ -24,13 +24,13 @@ struct RmsNormBackward {
   const void *x = nullptr, *weight = nullptr, *d_y = nullptr, *add = nullptr;
   float eps = 0.0f;
   void *d_x = nullptr, *y = nullptr;
-  float* d_weight = nullptr;   // [width]
+  float* d_weight = nullptr;   // [width]; null: not wanted
   float* workspace = nullptr;  // [row_sum_workspace(width)]
 };
 void rms_norm_backward(Dtype dtype, const RmsNormBackward& norm, cudaStream_t stream);
 
 // From the gradients of queries and keys as pack_heads gives them, and of values: d_qkv, as qkv.
-// The norms' gradients [head_dim] are null where the model has none.
+// The norms' gradients [head_dim] are null where the model has none or they are not wanted.
 struct HeadsBackward {
   PackedHeads forward;  // without q and k
   const void *d_q = nullptr, *d_k = nullptr, *d_v = nullptr;

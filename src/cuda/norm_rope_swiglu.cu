@@ -11,7 +11,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kNormThreads = 128;
-constexpr int kNormTurns = 4;  // of a thread over a row that is held in registers
+constexpr int64_t kManyRows = 4096;  // that fill a device with a warp each
+constexpr int kNormTurns = 4;        // of a thread over a row that is held in registers
 
 // ---------------------------------------------------------------------------------------------
 // Kernels
@@ -102,6 +103,61 @@ __global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(RmsNorm norm) {
       }
       finish(i, values[0], inverse);
     }
+  }
+}
+
+// The same bits, for many rows of up to kPieces times kPieceColumns: a warp for a row, which waits
+// for no other. A piece has what a warp of the block above has.
+constexpr int kPieceColumns = 8 * kWarp;
+template <int kPieces, class T>
+__global__ void __launch_bounds__(kNormThreads) many_norms_kernel(RmsNorm norm) {
+  wait_for_earlier_kernels();
+  let_next_kernel_begin();
+  const int64_t row =
+      static_cast<int64_t>(blockIdx.x) * (kNormThreads / kWarp) + threadIdx.x / kWarp;
+  if (row >= norm.rows) return;
+  const int64_t from = norm.chosen != nullptr ? norm.chosen[row] : row;
+  const int width = static_cast<int>(norm.width);
+  const int first = static_cast<int>(threadIdx.x) % kWarp * 8;
+  const T* x = static_cast<const T*>(norm.x) + from * width;
+  const T* delta = static_cast<const T*>(norm.delta);
+  Loaded<8, T> loaded[kPieces], deltas[kPieces];
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+    const int column = first + p * kPieceColumns;
+    loaded[p].clear(), deltas[p].clear();
+    if (column >= width) continue;
+    loaded[p].load(x + column);
+    if (delta != nullptr) deltas[p].load(delta + from * width + column);
+  }
+  float values[kPieces][8], squares[kPieces];
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      values[p][k] = loaded[p].at(k);
+      if (delta != nullptr) values[p][k] = rounded<T>(values[p][k] + deltas[p].at(k));
+    }
+    const int column = first + p * kPieceColumns;
+    if (norm.sum != nullptr && column < width) {
+      store<8>(values[p], static_cast<T*>(norm.sum) + row * width + column);
+    }
+    squares[p] = add_squares<8>(values[p], 0.0f);
+  }
+  float sum = 0.0f;
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) sum += warp_sum(squares[p]);
+  const float inverse = inverse_norm(sum, width, norm.eps);
+  if (norm.inverse != nullptr && first == 0) norm.inverse[row] = inverse;
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+    const int column = first + p * kPieceColumns;
+    if (column >= width) continue;
+    float weights[8];
+    load<8>(static_cast<const T*>(norm.weight) + column, weights);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) values[p][k] = normed<T>(values[p][k], inverse, weights[k]);
+    store<8>(values[p], static_cast<T*>(norm.y) + row * width + column);
   }
 }
 
@@ -258,7 +314,13 @@ void rms_norm(Dtype dtype, const RmsNorm& norm, cudaStream_t stream) {
         launch_early(kernel, blocks_for(norm.rows * row_threads, kNormThreads), kNormThreads, 0,
                      stream, norm);
       };
-      if (norm.width <= kWarp * kCount) {
+      if (kCount == 8 && norm.rows >= kManyRows && norm.width <= 4 * kPieceColumns) {
+        if (norm.width <= 2 * kPieceColumns) {
+          launch(many_norms_kernel<2, T>, kWarp);
+        } else {
+          launch(many_norms_kernel<4, T>, kWarp);
+        }
+      } else if (norm.width <= kWarp * kCount) {
         launch(rms_norm_kernel<kCount, kWarp, true, T>, kWarp);
       } else if (norm.width <= kNormTurns * kNormThreads * kCount) {
         launch(rms_norm_kernel<kCount, kNormThreads, true, T>, kNormThreads);
@@ -289,6 +351,10 @@ void rope(Dtype dtype, const void* x, int64_t rows, int64_t heads, int64_t head_
 
 void store_heads(Dtype dtype, const HeadStep& step, cudaStream_t stream) {
   if (step.places.rows == 0) return;
+  if (packs_side_by_side(step.sizes.head_dim)) {
+    store_heads_side_by_side(dtype, step, stream);
+    return check_launch("store_heads");
+  }
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
     const HeadSizes& sizes = step.sizes;

@@ -16,7 +16,8 @@ namespace {
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kMostAlignment = 256;  // bytes; more makes no difference
 constexpr int kCandidates = 16;
-constexpr int64_t kTriedRows = 2048;  // the least that algorithms are tried for
+// The least that algorithms are tried for: either of them.
+constexpr int64_t kTriedRows = 2048, kTriedOutputs = 32768;
 constexpr size_t kMostTried = 8;
 
 void check(cublasStatus_t status, const char* what) {
@@ -185,6 +186,8 @@ const Products::Plan& Products::plan_of(const Projection& p, cudaStream_t stream
 
 namespace {
 
+bool is_tried(const Projection& p) { return p.rows >= kTriedRows || p.outputs >= kTriedOutputs; }
+
 // The same key for all rows that share a trial.
 template <class Key>
 Key key_of_trial(Key key) {
@@ -197,7 +200,7 @@ Key key_of_trial(Key key) {
 
 bool Products::choose_tried(const Key& key, const Projection& p, Plan& plan) {
   const auto known = tried_.find(key_of_trial(key));
-  if (known == tried_.end() || p.rows < kTriedRows) return false;
+  if (known == tried_.end() || !is_tried(p)) return false;
   cublasLtMatmulHeuristicResult_t result{};
   const cublasStatus_t status = cublasLtMatmulAlgoCheck(
       handle_, plan.operation, plan.weight, plan.x, plan.y, plan.y, &known->second, &result);
@@ -213,7 +216,7 @@ void Products::try_algorithms(const Key& key, const std::vector<cublasLtMatmulAl
   constexpr float kGain = 0.98f;  // less is noise
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(stream, &capture), "a stream");
-  if (p.rows < kTriedRows || capture != cudaStreamCaptureStatusNone) return;
+  if (!is_tried(p) || capture != cudaStreamCaptureStatusNone) return;
   const Event begin, end;
   float least = 0.0f;
   for (size_t i = 0; i < std::min(kMostTried, algorithms.size()); ++i) {

@@ -32,6 +32,9 @@ const std::vector<Shape> kShapes = {
     {4096, 1024}, {1024, 2048}, {6144, 1024}, {1024, 3072}, {960, 576},   {576, 576},
     {3072, 576},  {576, 1536},  {1000, 200},  {24, 40},     {8192, 1024}, {1152, 896},
     {896, 896},   {4864, 896},  {896, 2432},  {896, 4864},  {5008, 896}};
+// As a low-rank adapter's first matrices.
+const std::vector<Shape> kNarrowShapes = {{48, 1024}, {16, 2048}, {24, 576},  {8, 1536},
+                                          {32, 896},  {48, 4096}, {16, 14336}};
 constexpr int64_t kMostRows = 4096;
 
 template <class T>
@@ -56,7 +59,9 @@ TEST(Products, ARowHasTheSameBitsWithAnyNumberOfRows) {
   LEEWAY_NEEDS_GPU();
   Products products;
   int64_t compared = 0;
-  for (const Shape& shape : kShapes) {
+  std::vector<Shape> shapes = kShapes;
+  shapes.insert(shapes.end(), kNarrowShapes.begin(), kNarrowShapes.end());
+  for (const Shape& shape : shapes) {
     Rng rng(1);
     const Numbers x = random_numbers(kMostRows * shape.inputs, rng);
     const DeviceArray<__nv_bfloat16> weight(random_numbers(shape.outputs * shape.inputs, rng));

@@ -57,6 +57,41 @@ __device__ inline void store(const float* from, T* to) {
   }
 }
 
+// kCount numbers as they lie in memory, for a thread that waits for many: bf16 numbers take half of
+// the registers that floats would. kCount and alignment as in load, 8 or 4.
+template <int kCount, class T>
+struct Loaded {
+  uint32_t words[kCount * sizeof(T) / sizeof(uint32_t)];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (uint32_t& word : words) word = 0;
+  }
+  __device__ __forceinline__ void load(const T* from) {
+    if constexpr (sizeof(words) == sizeof(uint2)) {
+      const uint2 two = *reinterpret_cast<const uint2*>(from);
+      words[0] = two.x, words[1] = two.y;
+    } else {
+#pragma unroll
+      for (unsigned i = 0; i < sizeof(words) / sizeof(uint4); ++i) {
+        const uint4 four = reinterpret_cast<const uint4*>(from)[i];
+        words[4 * i] = four.x, words[4 * i + 1] = four.y;
+        words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+      }
+    }
+  }
+  __device__ __forceinline__ float at(int k) const {
+    if constexpr (sizeof(T) == sizeof(float)) return __uint_as_float(words[k]);
+    const uint32_t word = words[k / 2];
+    return __uint_as_float(k % 2 == 0 ? word << 16 : word & 0xffff0000u);
+  }
+  // Floats that were made of the numbers before are not kept beyond this, but made again.
+  __device__ __forceinline__ void forget_floats() {
+#pragma unroll
+    for (uint32_t& word : words) asm volatile("" : "+r"(word));
+  }
+};
+
 // Calls body(count) with the numbers that one thread takes at a time, a constant.
 template <class Body>
 void with_count(int64_t numbers, Body&& body) {

@@ -188,6 +188,7 @@ __device__ __forceinline__ float logprob_of(const Softmax& all, float logit, flo
 template <class T>
 __device__ __forceinline__ float exact_logit(const T* hidden, const T* weight, int64_t size) {
   float sum = 0.0f;
+#pragma unroll 8  // loads under way at a time
   for (int64_t k = threadIdx.x % kWarp; k < size; k += kWarp) {
     sum = fmaf(wide(hidden[k]), wide(weight[k]), sum);
   }

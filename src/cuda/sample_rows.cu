@@ -75,11 +75,6 @@ __device__ __forceinline__ void load_pack(const float* part, int size, int p, bo
   for (int k = 0; k < kPack; ++k) values[k] = first + k < size ? part[first + k] : -INFINITY;
 }
 
-__device__ __forceinline__ void round_pack(float* values) {
-#pragma unroll
-  for (int k = 0; k < kPack; ++k) values[k] = rounded<__nv_bfloat16>(values[k]);
-}
-
 __device__ inline float warp_max(float x) {
 #pragma unroll
   for (int step = kWarp / 2; step > 0; step /= 2) {
@@ -88,29 +83,97 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
-__device__ __forceinline__ float sum_of_powers(const float* values, float largest, float scale) {
+__device__ __forceinline__ void round_pack(float* values) {
+#pragma unroll
+  for (int k = 0; k < kPack; k += 2) {
+    const unsigned two = two_bf16(values[k], values[k + 1]);
+    values[k] = __uint_as_float(two << 16), values[k + 1] = __uint_as_float(two & 0xffff0000u);
+  }
+}
+
+__device__ __forceinline__ float largest_of_pack(const float* values) {
+  float largest = values[0];
+#pragma unroll
+  for (int k = 1; k < kPack; ++k) largest = larger_or_nan(largest, values[k]);
+  return largest;
+}
+
+// The sum of a Softmax, with its bits.
+struct PowerSum {
+  float largest = -INFINITY, sum = 0.0f;
+
+  // `most` is the largest of the values.
+  __device__ __forceinline__ void add_pack(const float* values, float most, float scale) {
+    if (most > largest) {
+      sum = __fmul_rn(sum, exp2_of((largest - most) * scale));
+      largest = most;
+    }
+    if (largest == -INFINITY) return;
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) sum += exp2_of((values[k] - largest) * scale);
+  }
+};
+
+// Over a warp; valid in lane 0.
+__device__ __forceinline__ PowerSum join_warp(const PowerSum& own, float scale) {
+  Softmax all;
+  all.largest = own.largest, all.sum = own.sum;
+  all = join_warp(all, scale);
+  return {all.largest, all.sum};
+}
+
+__device__ __forceinline__ float sum_of_powers(const float* values, float base, float scale) {
   float sum = 0.0f;
 #pragma unroll
-  for (int k = 0; k < kPack; ++k) sum += exp2_of((values[k] - largest) * scale);
+  for (int k = 0; k < kPack; ++k) sum += exp2_of((values[k] - base) * scale);
   return warp_sum(sum);
 }
 
-__device__ __forceinline__ Segment segment_of(const float* values, bool tempered, float scale) {
-  float largest = values[0];
-  bool bad = false;
+// A thread's packs of a part. A segment's `largest` is that of what its warp has seen so far, which
+// takes no more than a look whether there is a larger one: the first segment with the row's largest
+// logit is the one that has it, and weights that vanish beside it vanish in the row.
+template <bool kExact, bool kTempered>
+__device__ __forceinline__ void scan_part(const float* logits, const PartPlace& part, int rounds,
+                                          float scale, Segment* segments, Rounded* of_warps) {
+  const bool aligned = reinterpret_cast<uint64_t>(logits) % sizeof(float4) == 0;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int packs = (part.size + kPack - 1) / kPack;
+  PowerSum rounded_sum, raw_rounded_sum;
+  float seen = -INFINITY;  // the warp's largest
+  float next[kPack];
+  load_pack(logits, part.size, static_cast<int>(threadIdx.x), aligned, next);
+  for (int round = 0; round < rounds; ++round) {
+    const int p = round * kThreads + static_cast<int>(threadIdx.x);
+    float values[kPack];
 #pragma unroll
-  for (int k = 0; k < kPack; ++k) {
-    bad = bad || !(values[k] <= FLT_MAX);
-    largest = fmaxf(largest, values[k]);
+    for (int k = 0; k < kPack; ++k) values[k] = next[k];
+    load_pack(logits, part.size, p + kThreads, aligned, next);
+    const float most = largest_of_pack(values);
+    if (__any_sync(kAllLanes, !(most <= seen))) {
+      seen = __any_sync(kAllLanes, !(most <= FLT_MAX)) ? NAN : fmaxf(seen, warp_max(most));
+    }
+    Segment segment{seen, 0.0f, 0.0f};
+    if (seen > -INFINITY) {
+      segment.raw_sum = sum_of_powers(values, seen, kLog2e);
+      segment.sum = kTempered ? sum_of_powers(values, seen, scale) : segment.raw_sum;
+    }
+    if (lane == 0) segments[round * kWarps + warp] = segment;
+    if constexpr (kExact) {
+      if (p >= packs) continue;
+      round_pack(values);
+      const float rounded_most = rounded<__nv_bfloat16>(most);
+      raw_rounded_sum.add_pack(values, rounded_most, kLog2e);
+      if constexpr (kTempered) rounded_sum.add_pack(values, rounded_most, scale);
+    }
   }
-  largest = warp_max(largest);
-  if (__any_sync(kAllLanes, bad)) return {NAN, 0.0f, 0.0f};
-  if (largest == -INFINITY) return {largest, 0.0f, 0.0f};
-  Segment segment;
-  segment.largest = largest;
-  segment.raw_sum = sum_of_powers(values, largest, kLog2e);
-  segment.sum = tempered ? sum_of_powers(values, largest, scale) : segment.raw_sum;
-  return segment;
+  if constexpr (kExact) {
+    raw_rounded_sum = join_warp(raw_rounded_sum, kLog2e);
+    if constexpr (kTempered) rounded_sum = join_warp(rounded_sum, scale);
+    if (lane == 0) {
+      of_warps[warp] = {raw_rounded_sum.largest, kTempered ? rounded_sum.sum : raw_rounded_sum.sum,
+                        raw_rounded_sum.sum};
+    }
+  }
 }
 
 template <bool kExact>
@@ -122,40 +185,13 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(SampleRows batch, Layout
   const float inverse = batch.inverse_temperatures[draw];
   const PartPlace part = part_of(layout.vocabulary, layout.part_size, part_number);
   const float* logits = batch.logits + batch.rows[draw] * batch.stride + part.begin;
-  const bool aligned = reinterpret_cast<uint64_t>(logits) % sizeof(float4) == 0;
   const DrawSpace space = space_of(batch, layout, draw);
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int packs = (part.size + kPack - 1) / kPack;
-  const float scale = kLog2e * inverse;
-  const bool tempered = inverse != 1.0f && inverse != 0.0f;
-
-  Softmax softmax, raw_softmax;
-  float next[kPack];
-  load_pack(logits, part.size, static_cast<int>(threadIdx.x), aligned, next);
-  for (int round = 0; round < layout.rounds; ++round) {
-    const int p = round * kThreads + static_cast<int>(threadIdx.x);
-    float values[kPack];
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) values[k] = next[k];
-    load_pack(logits, part.size, p + kThreads, aligned, next);
-    const Segment segment = segment_of(values, tempered, scale);
-    if (lane == 0) {
-      space.segments[(part_number * layout.rounds + round) * kWarps + warp] = segment;
-    }
-    if constexpr (kExact) {
-      if (p >= packs) continue;
-      round_pack(values);
-      add_pack<kPack>(raw_softmax, values, kLog2e);
-      if (tempered) add_pack<kPack>(softmax, values, scale);
-    }
-  }
-  if constexpr (kExact) {
-    raw_softmax = join_warp(raw_softmax, kLog2e);
-    softmax = tempered ? join_warp(softmax, scale) : raw_softmax;
-    if (lane == 0) {
-      space.rounded[part_number * kWarps + warp] = {raw_softmax.largest, softmax.sum,
-                                                    raw_softmax.sum};
-    }
+  Segment* segments = space.segments + part_number * layout.rounds * kWarps;
+  Rounded* of_warps = space.rounded + part_number * kWarps;
+  if (inverse != 1.0f && inverse != 0.0f) {
+    scan_part<kExact, true>(logits, part, layout.rounds, kLog2e * inverse, segments, of_warps);
+  } else {
+    scan_part<kExact, false>(logits, part, layout.rounds, kLog2e, segments, of_warps);
   }
 }
 
@@ -272,15 +308,24 @@ __device__ float rounded_logprob(const float* row, const Layout& layout, const R
   const int own_pack = (id - part_number * layout.part_size) / kPack, own_lane = id % kPack;
   const int own_warp = own_pack % kThreads / kWarp;
   Softmax again;
-  for (int p = own_warp * kWarp + lane; p < packs; p += kThreads) {
-    float values[kPack];
-    load_pack(row + part.begin, part.size, p, aligned, values);
-    round_pack(values);
-    if (p == own_pack) {
+  constexpr int kAhead = 5;  // loads under way at a time
+  for (int first = own_warp * kWarp + lane; first < packs; first += kAhead * kThreads) {
+    float values[kAhead][kPack];
 #pragma unroll
-      for (int k = 0; k < kPack; ++k) values[k] = k == own_lane ? exact : values[k];
+    for (int a = 0; a < kAhead; ++a) {
+      load_pack(row + part.begin, part.size, first + a * kThreads, aligned, values[a]);
     }
-    add_pack<kPack>(again, values, scale);
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int p = first + a * kThreads;
+      if (p >= packs) break;
+      round_pack(values[a]);
+      if (p == own_pack) {
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) values[a][k] = k == own_lane ? exact : values[a][k];
+      }
+      add_pack<kPack>(again, values[a], scale);
+    }
   }
   again = join_warp(again, scale);
   again.largest = __shfl_sync(kAllLanes, again.largest, 0);

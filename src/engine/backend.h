@@ -1,7 +1,7 @@
 // Runs the passes of an engine: a decoder with its weights and KV cache on some device, and the
 // drawing of tokens from its logits. The engine plans passes and is independent of the device.
 //
-// Everything here is called by one thread, the one that steps the engine.
+// Everything here but `check` is called by one thread, the one that steps the engine.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,8 @@ class SamplingBackend {
   virtual int64_t blocks() const = 0;
   virtual int64_t block_bytes() const = 0;
 
+  // Throws Error for weights of the backend's config that `load` does not take. From any thread.
+  virtual void check(const PolicySnapshot&) const {}
   // Copies the weights, from the device's memory where they are there already; called before the
   // first pass and then between passes. They are of the config the backend was made for. The
   // snapshot may go when this returns.

@@ -23,14 +23,6 @@ std::unique_ptr<SamplingBackend> make_backend(const ModelConfig& config,
   return make(config, options, most_blocks(config, options));
 }
 
-// Backends of devices take whole weights.
-void refuse_adapter(const EngineOptions& options, const PolicySnapshot& weights) {
-  if (!options.backend || !weights.has_host() || weights.host().lora() == nullptr) return;
-  throw Error(
-      "adapters run on the CPU alone: use the CPU, or merge the adapter into its base (leeway "
-      "merge)");
-}
-
 }  // namespace
 
 struct Engine::Impl {
@@ -71,7 +63,7 @@ struct Engine::Impl {
         limits(limits_of(config, options, *backend)),
         scheduler(limits.blocks, options.max_sequences, options.max_rows_per_step),
         version(weights.version()) {
-    refuse_adapter(options, weights);
+    backend->check(weights);
     backend->load(weights);
   }
 
@@ -184,7 +176,7 @@ bool Engine::cancel(int64_t request) {
 void Engine::update_weights(std::shared_ptr<const PolicySnapshot> weights) {
   LEEWAY_CHECK(weights != nullptr, "weights must not be null");
   check_same_network(impl_->config, weights->config());
-  refuse_adapter(impl_->options, *weights);
+  impl_->backend->check(*weights);
   const std::lock_guard lock(impl_->mutex);
   impl_->new_weights = std::move(weights);
 }

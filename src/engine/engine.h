@@ -35,7 +35,7 @@ struct EngineOptions {
   int64_t max_rows_per_step = 512;      // prompt and decode rows of one pass
   int64_t max_sequences = 256;          // samples running at a time
   KvAfterSwap kv_after_swap = KvAfterSwap::keep;
-  FrozenWeights frozen = FrozenWeights::packed;  // on the CPU
+  FrozenWeights frozen = FrozenWeights::packed;  // other devices: own memory, or the base's
   MakeSamplingBackend backend;  // empty: the CPU's, which alone follows `precision`
 };
 

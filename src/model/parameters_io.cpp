@@ -1,7 +1,5 @@
 // Loading parameters from Hugging Face folders and saving them.
 #include <fmt/format.h>
-#include <rapidjson/prettywriter.h>
-#include <rapidjson/stringbuffer.h>
 
 #include <algorithm>
 #include <bit>
@@ -46,48 +44,12 @@ std::vector<Shard> shards_of(const Parameters& parameters, int64_t shard_bytes) 
   return shards;
 }
 
-std::string index_json(const std::map<std::string, std::string>& weight_map, int64_t bytes) {
-  rapidjson::StringBuffer buffer;
-  rapidjson::PrettyWriter<rapidjson::StringBuffer> writer(buffer);
-  writer.SetIndent(' ', 2);
-  writer.StartObject();
-  writer.Key("metadata");
-  writer.StartObject();
-  writer.Key("total_size");
-  writer.Int64(bytes);
-  writer.EndObject();
-  writer.Key("weight_map");
-  writer.StartObject();
-  for (const auto& [tensor, shard] : weight_map) {
-    writer.Key(tensor.c_str());
-    writer.String(shard.c_str());
-  }
-  writer.EndObject();
-  writer.EndObject();
-  return std::string(buffer.GetString(), buffer.GetSize()) + "\n";
-}
-
-// "model-00001-of-00007.safetensors"
-bool is_shard_name(std::string_view name) {
-  auto take = [&](std::string_view text) {
-    const bool there = name.starts_with(text);
-    if (there) name.remove_prefix(text.size());
-    return there;
-  };
-  auto take_number = [&] {
-    const size_t digits = std::min(name.find_first_not_of("0123456789"), name.size());
-    name.remove_prefix(digits);
-    return digits >= 5;
-  };
-  return take("model-") && take_number() && take("-of-") && take_number() && name == ".safetensors";
-}
-
 // Removes weight files of an earlier save, which a reader might mistake for this one's.
 void remove_stale(const std::string& folder, const FileSums& written) {
   std::vector<std::string> stale;
   for (const std::string& name : folder_names(folder)) {
     const bool weights =
-        is_shard_name(name) || "/" + name == kSingleFile || "/" + name == kIndexFile;
+        is_stored_part_name("model", name) || "/" + name == kSingleFile || "/" + name == kIndexFile;
     if (weights && !written.contains(name)) stale.push_back(name);
   }
   // The index first: without it no shard is read.
@@ -154,14 +116,13 @@ FileSums save_parameters(const Parameters& parameters, const std::string& folder
     std::map<std::string, std::string> weight_map;
     int64_t total = 0;
     for (size_t i = 0; i < shards.size(); ++i) {
-      const std::string name =
-          fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+      const std::string name = stored_part_name("model", i, shards.size());
       written[name] = write_safetensors(folder + "/" + name, shards[i].tensors);
       total += shards[i].bytes;
       for (const TensorToSave& tensor : shards[i].tensors) weight_map[tensor.name] = name;
     }
     written[kIndexFile + 1] =
-        write_file_atomically(folder + kIndexFile, index_json(weight_map, total));
+        write_file_atomically(folder + kIndexFile, stored_index_json(weight_map, total));
   }
   remove_stale(folder, written);
   written["config.json"] =

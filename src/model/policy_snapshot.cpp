@@ -26,7 +26,7 @@ PolicySnapshot PolicySnapshot::view_of(const Parameters& host, PolicyVersion ver
 std::shared_ptr<const Parameters> PolicySnapshot::shared_host() const {
   const std::lock_guard lock(mutex_);
   if (!host_) {
-    auto host = std::make_shared<Parameters>(config_);
+    auto host = std::make_shared<Parameters>(device_->make_host(config_));
     device_->copy_to(*host);
     host_ = std::move(host);
   }

@@ -23,7 +23,9 @@ namespace leeway {
 class DeviceWeights {
  public:
   virtual ~DeviceWeights() = default;
-  // As float32 on the host; `host` has the weights' config. Throws Error.
+  // Where `copy_to` puts them: all weights of a model, or an adapter over its base.
+  virtual Parameters make_host(const ModelConfig& config) const { return Parameters(config); }
+  // As float32 on the host, in what `make_host` gives. Throws Error.
   virtual void copy_to(Parameters& host) const = 0;
   // As not_finite_text in parameters.h, found on the device. Throws Error.
   virtual std::string not_finite_text() const = 0;

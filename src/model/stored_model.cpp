@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <rapidjson/prettywriter.h>
+#include <rapidjson/stringbuffer.h>
 
 #include <algorithm>
 #include <set>
@@ -119,16 +121,61 @@ std::string coordinates(const std::vector<int64_t>& shape, size_t index) {
   return shape_text(place);
 }
 
-StoredModel open_stored_model(const std::string& folder) {
-  if (path_exists(folder + kSingleFile)) return open_single(folder + kSingleFile);
-  if (path_exists(folder + kIndexFile)) return open_sharded(folder, folder + kIndexFile);
+StoredModel open_stored_tensors(const std::string& folder, const std::string& stem) {
+  const std::string single = fmt::format("{}/{}.safetensors", folder, stem);
+  const std::string index = single + ".index.json";
+  if (path_exists(single)) return open_single(single);
+  if (path_exists(index)) return open_sharded(folder, index);
   throw Error(
-      fmt::format("{}: no weights: neither model.safetensors nor "
-                  "model.safetensors.index.json is there{}",
-                  folder,
-                  path_exists(folder + "/pytorch_model.bin")
+      fmt::format("{}: no {}: neither {}.safetensors nor {}.safetensors.index.json is there{}",
+                  folder, stem == "model" ? "weights" : stem, stem, stem,
+                  stem == "model" && path_exists(folder + "/pytorch_model.bin")
                       ? "; pytorch_model.bin is not read, convert it to safetensors"
                       : ""));
+}
+
+StoredModel open_stored_model(const std::string& folder) {
+  return open_stored_tensors(folder, "model");
+}
+
+std::string stored_index_json(const std::map<std::string, std::string>& files, int64_t bytes) {
+  rapidjson::StringBuffer buffer;
+  rapidjson::PrettyWriter<rapidjson::StringBuffer> writer(buffer);
+  writer.SetIndent(' ', 2);
+  writer.StartObject();
+  writer.Key("metadata");
+  writer.StartObject();
+  writer.Key("total_size");
+  writer.Int64(bytes);
+  writer.EndObject();
+  writer.Key("weight_map");
+  writer.StartObject();
+  for (const auto& [tensor, file] : files) {
+    writer.Key(tensor.c_str());
+    writer.String(file.c_str());
+  }
+  writer.EndObject();
+  writer.EndObject();
+  return std::string(buffer.GetString(), buffer.GetSize()) + "\n";
+}
+
+std::string stored_part_name(const std::string& stem, size_t part, size_t parts) {
+  return fmt::format("{}-{:05}-of-{:05}.safetensors", stem, part + 1, parts);
+}
+
+bool is_stored_part_name(const std::string& stem, std::string_view name) {
+  auto take = [&](std::string_view text) {
+    const bool there = name.starts_with(text);
+    if (there) name.remove_prefix(text.size());
+    return there;
+  };
+  auto take_number = [&] {
+    const size_t digits = std::min(name.find_first_not_of("0123456789"), name.size());
+    name.remove_prefix(digits);
+    return digits >= 5;
+  };
+  return take(stem + "-") && take_number() && take("-of-") && take_number() &&
+         name == ".safetensors";
 }
 
 void check_layout(const StoredModel& model, const ModelConfig& config) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/model_config.h"
@@ -31,6 +32,14 @@ struct StoredModel {
 // model.safetensors, or the shards of model.safetensors.index.json. Throws Error naming file and
 // tensor.
 StoredModel open_stored_model(const std::string& folder);
+
+// The same of STEM.safetensors or STEM.safetensors.index.json.
+StoredModel open_stored_tensors(const std::string& folder, const std::string& stem);
+// Such an index: the file of each tensor, and the bytes of all.
+std::string stored_index_json(const std::map<std::string, std::string>& files, int64_t bytes);
+// "STEM-00001-of-00007.safetensors", the first of seven.
+std::string stored_part_name(const std::string& stem, size_t part, size_t parts);
+bool is_stored_part_name(const std::string& stem, std::string_view name);
 
 // Checks names and shapes against the config, before allocating anything for what the file claims.
 void check_layout(const StoredModel& model, const ModelConfig& config);

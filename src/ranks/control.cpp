@@ -267,7 +267,7 @@ void GroupControl::note_departure(int rank, const std::string& payload) {
   FrameReader reader(payload);
   const uint64_t who = reader.number();
   Departure departure{.collectives = reader.number(), .messages = {}};
-  while (departure.messages.size() < 2 * static_cast<size_t>(size_)) {
+  while (departure.messages.size() < static_cast<size_t>(kChannels * size_)) {
     departure.messages.push_back(reader.number());
   }
   // Rank 0 tells of all, the others of themselves.

@@ -22,8 +22,6 @@
 
 namespace leeway {
 
-inline constexpr int kChannels = 2;
-
 // While it exists a broken connection raises no SIGPIPE in this thread, and threads that it starts
 // never get one: Gloo writes without MSG_NOSIGNAL.
 class WithoutPipeSignal {

@@ -27,8 +27,9 @@ class Lost : public Error {
   using Error::Error;
 };
 
-// Messages of two channels do not wait for each other.
-enum class Channel { training, sampling };
+// Messages of different channels do not wait for each other.
+enum class Channel { training, sampling, saving, devices };
+inline constexpr int kChannels = 4;
 
 class Ranks {
  public:

@@ -5,10 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <sstream>
 #include <string_view>
 
 #include "base/folders.h"
-#include "core/float32/plan.h"
 #include "leeway/error.h"
 #include "torch/cuda_backends.h"
 
@@ -68,7 +69,6 @@ void check_device(Device device, const std::string& where) {
 
 void check_device(const Config& config) {
   const Device device = config.run.model.device;
-  if (device == Device::cuda) make_complete_plan(config.loss_spec);  // throws if unsupported
   check_device(device, fmt::format("model.device = \"{}\"", name_of(device)));
 }
 
@@ -93,19 +93,41 @@ MakeSamplingBackend sampling_backend(const RunConfig& run) {
 
 MakeTrainingBackend training_backend(Device device, TrainingPrecision precision) {
   if (device == Device::cpu) return {};
-  return [make = cuda_backends().backends->training(precision != TrainingPrecision::float32)](
-             TrainingWeights weights, const TrainerTable& table) {
-    if (weights.policy.lora() != nullptr) {
-      throw Error(
-          "adapters run on the CPU alone: use the CPU, or merge the adapter into its base (leeway "
-          "merge)");
-    }
-    return make(std::move(weights), table);
-  };
+  return cuda_backends().backends->training(precision != TrainingPrecision::float32);
 }
 
 MakeTrainingBackend training_backend(const RunConfig& run) {
   return training_backend(run.model.device, run.trainer.precision);
+}
+
+MakeRankBackend rank_backend(const RunConfig& run) {
+  if (run.model.device == Device::cpu) return cpu_rank_backend();
+  const bool half = run.trainer.precision != TrainingPrecision::float32;
+  return [make = cuda_backends().backends->rank_training(half)](
+             Ranks& ranks, TrainingWeights weights, const TrainerTable& table) {
+    if (weights.policy.lora() != nullptr) {
+      throw Error(
+          "[model.lora]: several GPUs train all weights alone; leave --ranks and the launcher out");
+    }
+    return make(ranks, std::move(weights), table);
+  };
+}
+
+void choose_gpu(int local_rank, int local_size) {
+  constexpr const char* kVariable = "CUDA_VISIBLE_DEVICES";
+  const char* const given = std::getenv(kVariable);
+  std::vector<std::string> names;
+  std::istringstream list(given == nullptr ? "" : given);
+  for (std::string name; std::getline(list, name, ',');) names.push_back(name);
+  if (given == nullptr) {
+    ::setenv(kVariable, std::to_string(local_rank).c_str(), 1);
+  } else if (names.size() > 1) {
+    if (names.size() < static_cast<size_t>(local_size)) {
+      throw Error(fmt::format("{}={}: names {} GPUs for {} ranks on this machine", kVariable, given,
+                              names.size(), local_size));
+    }
+    ::setenv(kVariable, names[static_cast<size_t>(local_rank)].c_str(), 1);
+  }
 }
 
 int64_t default_kv_bytes(Device device) {

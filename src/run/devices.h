@@ -9,14 +9,14 @@
 #include "config/config.h"
 #include "engine/backend.h"
 #include "model/shared_weights.h"
-#include "trainer/backend.h"
+#include "trainer/rank_backend.h"
 
 namespace leeway {
 
 // Throws Error for a device that this program or this machine does not have. `where` is the setting
 // that requested it, for the message: `--device cuda`.
 void check_device(Device device, const std::string& where);
-// Also checks that the device supports the loss.
+// The device of a run.
 void check_device(const Config& config);
 
 // For EngineOptions::max_rows_per_step: as many rows as keep the device busy, and not more than a
@@ -37,6 +37,12 @@ MakeSamplingBackend sampling_backend(Device device, Precision precision);
 MakeSamplingBackend sampling_backend(const RunConfig& run);
 MakeTrainingBackend training_backend(Device device, TrainingPrecision precision);
 MakeTrainingBackend training_backend(const RunConfig& run);
+// The same for ranks: each with the backend of its device.
+MakeRankBackend rank_backend(const RunConfig& run);
+// For a rank among `local_size` of this machine, before anything asks for a GPU: it sees one alone,
+// that of its number among those that CUDA_VISIBLE_DEVICES leaves. Where that names one GPU, the
+// launcher has chosen. Throws Error if it names too few.
+void choose_gpu(int local_rank, int local_size);
 // For EngineOptions::kv_bytes where nobody has said it: 1 GiB on the CPU; on cuda 16 GiB, or half
 // of what is free if that is less.
 int64_t default_kv_bytes(Device device);

@@ -1,6 +1,7 @@
 #include "run/devices.h"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include "base/folders.h"
 #include "leeway/error.h"
@@ -52,14 +53,26 @@ TEST(Devices, AnErrorThatTheLibraryForGpusThrowsIsCaughtHere) {
   EXPECT_NE(error.find("head_dim"), std::string::npos) << error;
 }
 
-TEST(Devices, ALossThatOnlyTheCpuComputesIsRefusedBeforeTheRun) {
-  Config config;
-  config.loss_spec = Catalog().make_spec("slime/ppo+mis", {});
-  EXPECT_EQ(error_of([&] { check_device(config); }), "");
-  config.run.model.device = Device::cuda;
-  const std::string error = error_of([&] { check_device(config); });
-  EXPECT_NE(error.find("slime/ppo+mis"), std::string::npos) << error;
-  EXPECT_NE(error.find("on the CPU"), std::string::npos) << error;
+// What a rank sees of the GPUs of its machine.
+TEST(Devices, ARankSeesTheGpuOfItsNumber) {
+  constexpr const char* kVariable = "CUDA_VISIBLE_DEVICES";
+  const char* const before = std::getenv(kVariable);
+  const std::string kept = before == nullptr ? "" : before;
+  const auto seen = [&](const char* given, int rank, int size) {
+    given == nullptr ? ::unsetenv(kVariable) : ::setenv(kVariable, given, 1);
+    choose_gpu(rank, size);
+    return std::string(std::getenv(kVariable));
+  };
+  EXPECT_EQ(seen(nullptr, 0, 4), "0");
+  EXPECT_EQ(seen(nullptr, 3, 4), "3");
+  EXPECT_EQ(seen("4,5,6,7", 2, 4), "6");
+  EXPECT_EQ(seen("GPU-8f1a,GPU-77b0", 1, 2), "GPU-77b0");
+  EXPECT_EQ(seen("5", 1, 2), "5");  // the launcher has chosen
+  EXPECT_EQ(seen("", 1, 2), "");    // there are none
+  const std::string error = error_of([&] { seen("4,5", 1, 4); });
+  EXPECT_NE(error.find("CUDA_VISIBLE_DEVICES=4,5: names 2 GPUs for 4 ranks"), std::string::npos)
+      << error;
+  before == nullptr ? ::unsetenv(kVariable) : ::setenv(kVariable, kept.c_str(), 1);
 }
 
 TEST(Devices, TheCpuSharesNoMemoryAndHasAGibibyteForKeys) {

@@ -59,7 +59,7 @@ RunOrigin origin_of(const std::string& run, bool keep_optimizer) {
   std::vector<std::string> notes;
   const auto checkpoint =
       CheckpointStore(run, {}, identity).newest(notes, [](const Checkpoint& each) {
-        load_state(each.folder);  // numbers that are not finite
+        check_state(each.folder);  // numbers that are not finite
       });
   std::string why;
   for (const std::string& note : notes) why += "\n  " + note;

@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/out_of_memory.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "run/devices.h"
 
 namespace leeway {
@@ -41,15 +42,24 @@ DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
   use.max_tokens = largest_micro_batch(run, model, job.job);
   use.recompute = run.trainer.recompute_activations;
   use.optimizer_state = run.trainer.optimizer_state;
+  use.ranks = job.ranks;
+  const LoraTable& lora = run.model.lora;
+  if (lora.enabled && lora.path.empty()) {
+    use.lora = {lora.rank, lora.alpha, ordered_targets(lora.targets), {}};
+  } else if (lora.enabled) {
+    use.lora = load_lora_settings(lora.path);
+  }
   if (job.job == Job::train && config.loss_spec.reads(Stream::ref)) {
     const std::string& folder = run.trainer.reference;
-    use.other_policies.push_back(folder == "initial" ? model : load_model_config(folder));
+    const bool initial = folder == "initial",
+               shared = lora.enabled && (initial || folder == "base");
+    if (!shared) use.other_policies.push_back(initial ? model : load_model_config(folder));
   }
   if (job.job == Job::train && config.loss_spec.reads(Stream::teacher)) {
     use.other_policies.push_back(load_model_config(run.trainer.teacher));
   }
   use.sampler = {engines_of(run, job), run.rollout.kv_bytes, run.rollout.max_sequences,
-                 rows_per_step(run.model.device)};
+                 rows_per_step(run.model.device), job.spawn_servers == 0};
   return use;
 }
 

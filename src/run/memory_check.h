@@ -12,6 +12,7 @@ enum class Job { train, sft };
 struct MemoryOfJob {
   Job job = Job::train;
   int64_t spawn_servers = 0;  // as RunSetup's
+  int64_t ranks = 1;          // that share the run, with a GPU each
 };
 
 // What the job uses of a GPU's memory. Reads the shapes of reference and teacher; throws Error

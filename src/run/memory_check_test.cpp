@@ -51,6 +51,26 @@ TEST(MemoryCheck, CountsWhatTheJobHasOnTheDevice) {
   EXPECT_THROW(memory_use_of(config, model, {}), Error);
 }
 
+TEST(MemoryCheck, AReferenceBelowAnAdapterIsTheModelThatIsThere) {
+  Config config = small_run();
+  const ModelConfig model = model_of(config);
+  config.loss_spec = Catalog().make_spec("grpo", {{"ref_kl", 0.1}});
+  config.run.model.lora.enabled = true;
+  config.run.model.lora.targets = {"v_proj", "q_proj"};
+  for (const char* reference : {"initial", "base"}) {
+    config.run.trainer.reference = reference;
+    const DeviceMemoryUse use = memory_use_of(config, model, {});
+    ASSERT_TRUE(use.lora.has_value());
+    EXPECT_EQ(use.lora->rank, config.run.model.lora.rank);
+    EXPECT_EQ(use.lora->targets, (std::vector<std::string>{"q_proj", "v_proj"}));
+    EXPECT_TRUE(use.other_policies.empty());
+    EXPECT_TRUE(use.sampler.in_process);
+  }
+  EXPECT_FALSE(memory_use_of(config, model, {.spawn_servers = 1}).sampler.in_process);
+  config.run.model.lora.path = "/no/such/adapter";
+  EXPECT_THROW(memory_use_of(config, model, {}), Error);
+}
+
 TEST(MemoryCheck, SeesTheModelBeforeItsWeightsAndNotTheCpu) {
   Config config = small_run();
   config.run.model.hidden_size = 192;

@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "leeway/error.h"
+#include "run/devices.h"
 #include "run/ranks_sampler.h"
 #include "run/sampling_worker.h"
 
@@ -65,18 +66,12 @@ int cores_of_rank(int local_size) {
 
 void RunRanks::begin(const RunSetup& setup, const Catalog& catalog) {
   const RunConfig& run = setup.config.run;
-  if (run.model.device != Device::cpu) {
-    throw Error(
-        fmt::format("model.device = \"{}\": {} ranks train on CPUs alone; leave --ranks and the "
-                    "launcher out, or set model.device = \"cpu\"",
-                    name_of(run.model.device), size()));
-  }
-  check_ranks(size(), run.trainer);
+  check_ranks(size(), run);
   for (int r = 1; r < size(); ++r) ranks_.send(r, Channel::training, run_message(setup));
   loss_ = setup.config.loss_spec;
   supervised_ = supervised_loss(catalog);
-  training_ =
-      std::make_unique<RanksTraining>(ranks_, std::vector<const LossSpec*>{&*loss_, &*supervised_});
+  training_ = std::make_unique<RanksTraining>(
+      ranks_, std::vector<const LossSpec*>{&*loss_, &*supervised_}, rank_backend(run));
 }
 
 std::string RunRanks::line() const {
@@ -113,6 +108,8 @@ void serve_run(Ranks& ranks, int local_size, const Catalog& catalog) {
   try {
     told = read_run(message, catalog);
     supervised = supervised_loss(catalog);
+    check_device(told->config);
+    choose_device_memory(told->config.run.model.device, false);
   } catch (const std::exception& error) {
     ranks.abort(fmt::format("rank {}: {}", ranks.rank(), error.what()));
     throw;
@@ -125,7 +122,11 @@ void serve_run(Ranks& ranks, int local_size, const Catalog& catalog) {
       {.engine = engine_options(run, threads.sampler),
        .snapshot = [&](PolicyVersion version) { return snapshots.take(version); }});
   try {
-    serve_training(ranks, told->like, {&told->config.loss_spec, &*supervised}, threads.trainer,
+    serve_training(ranks,
+                   {.like = &told->like,
+                    .specs = {&told->config.loss_spec, &*supervised},
+                    .threads = threads.trainer,
+                    .make = rank_backend(run)},
                    snapshots);
   } catch (...) {
     snapshots.end();

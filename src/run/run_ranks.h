@@ -52,6 +52,8 @@ class RunRanks {
   std::unique_ptr<RanksTraining> training_;  // null before `begin`
 };
 
+inline int64_t ranks_of(const RunRanks* ranks) { return ranks == nullptr ? 1 : ranks->size(); }
+
 // The side of another rank: serves rank 0 until the run ends. Throws Lost if it ends otherwise, and
 // Error for what is wrong here, after telling the others.
 void serve_run(Ranks& ranks, int local_size, const Catalog& catalog);

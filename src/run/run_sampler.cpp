@@ -144,7 +144,10 @@ RunSampler::RunSampler(const RunSetup& setup, std::shared_ptr<const PolicySnapsh
     return;
   }
   PoolContext context = context_of(setup);
-  const std::optional<WeightSharing> sharing = weight_sharing(setup.config.run.model.device);
+  // Adapters are small files.
+  const std::optional<WeightSharing> sharing = setup.weights.lora() != nullptr
+                                                   ? std::nullopt
+                                                   : weight_sharing(setup.config.run.model.device);
   auto store = std::make_unique<WeightFolders>(files.folder() + "/broadcast",
                                                sharing ? sharing->share : WeightFolders::Share());
   const PolicyVersion version = weights->version();

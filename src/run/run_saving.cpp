@@ -22,20 +22,19 @@ void RunSaving::save_checkpoint(int64_t step, const Trainer& trainer, const Sche
                                 const RunState& state) {
   wait();
   writer_.start(fmt::format("checkpoint of step {}", step),
-                [this, step, trained = trainer.state_later(), schedule, state] {
-                  write_checkpoint(step, trained(), schedule, state);
+                [this, step, save = trainer.save_later(), schedule, state] {
+                  write_checkpoint(step, save, schedule, state);
                 });
 }
 
 // On the writer's thread: touches nothing that changes.
-void RunSaving::write_checkpoint(int64_t step, const TrainingState& trained,
-                                 const ScheduleState& schedule, const RunState& state) const {
-  if (const std::string bad = not_finite_text(trained); !bad.empty()) throw Error(bad);
+void RunSaving::write_checkpoint(int64_t step, const SaveState& save, const ScheduleState& schedule,
+                                 const RunState& state) const {
   refuse_full_disk(files_.path("checkpoints"),
-                   3 * sizeof(float) * static_cast<uint64_t>(trained.policy.count()));
+                   3 * sizeof(float) * static_cast<uint64_t>(setup_.weights.count()));
   files_.sync();
   checkpoints_.save(Phase::rl, step, [&](const std::string& folder) {
-    FileSums sums = save_state(folder, trained.policy, trained.optimizer);
+    FileSums sums = save(folder);
     sums["leeway.json"] = write_policy_card(folder, setup_.card);
     sums["schedule.json"] = write_file_atomically(
         folder + "/schedule.json", schedule_state_json(schedule, setup_.environment_ids));
@@ -108,8 +107,8 @@ ScheduleState read_schedule(const RunSetup& setup, const Checkpoint& checkpoint,
 void check_checkpoint(const RunSetup& setup, const Checkpoint& checkpoint) {
   if (checkpoint.phase == Phase::sft) return check_sft_checkpoint(checkpoint, &setup.weights);
   read_run_state(checkpoint);
-  const TrainingState trained = load_state_like(setup.weights, checkpoint.folder);
-  read_schedule(setup, checkpoint, trained.policy.config().vocab_size);
+  const Parameters policy = check_state_like(setup.weights, checkpoint.folder);
+  read_schedule(setup, checkpoint, policy.config().vocab_size);
 }
 
 }  // namespace leeway

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -49,7 +50,8 @@ class RunSaving {
 
  private:
   bool has_reference() const;
-  void write_checkpoint(int64_t step, const TrainingState& trained, const ScheduleState& schedule,
+  using SaveState = std::function<FileSums(const std::string& folder)>;
+  void write_checkpoint(int64_t step, const SaveState& save, const ScheduleState& schedule,
                         const RunState& state) const;
 
   const RunSetup& setup_;

@@ -8,6 +8,7 @@
 #include "run/from_run.h"
 #include "run/memory_check.h"
 #include "run/resumed_config.h"
+#include "run/run_ranks.h"
 #include "run/run_saving.h"
 #include "run/sft_phase.h"
 #include "run/training_run.h"
@@ -59,7 +60,9 @@ ResumedSummary resume_run(const Catalog& catalog, const std::string& folder,
     return resume_supervised(config.now, catalog, source.ranks, look_at_supervised(folder),
                              progress, should_stop);
   }
-  RunSetup setup(config.now, true, fits_memory({.spawn_servers = source.spawn_servers}));
+  RunSetup setup(
+      config.now, true,
+      fits_memory({.spawn_servers = source.spawn_servers, .ranks = ranks_of(source.ranks)}));
   setup.spawn_servers = source.spawn_servers;
   setup.ranks = source.ranks;
   Resumption resumption =
@@ -97,8 +100,9 @@ RunSummary start_from_run(const Catalog& catalog, const StartingPoint& from,
                           const StopCondition& should_stop) {
   const RunOrigin origin = origin_of(from.folder, from.keep_optimizer);
   NewRun start{.notes = {}, .optimizer = origin.optimizer, .own_weights = true};
-  RunSetup setup(config_from(catalog, origin, source.file, source.sets, source.unsets, start.notes),
-                 true, fits_memory({.spawn_servers = source.spawn_servers}));
+  RunSetup setup(
+      config_from(catalog, origin, source.file, source.sets, source.unsets, start.notes), true,
+      fits_memory({.spawn_servers = source.spawn_servers, .ranks = ranks_of(source.ranks)}));
   setup.spawn_servers = source.spawn_servers;
   setup.ranks = source.ranks;
   return run_training(setup, catalog, start, progress, should_stop);

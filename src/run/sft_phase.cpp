@@ -89,12 +89,10 @@ TrainerTable trainer_table(const RunConfig& run) {
 void save_checkpoint(const SftRun& run, const Trainer& trainer, const SftState& state) {
   run.files.sync();
   try {
-    const TrainingState trained = trainer.state();
-    if (const std::string bad = not_finite_text(trained); !bad.empty()) throw Error(bad);
     refuse_full_disk(run.files.path("checkpoints"),
-                     3 * sizeof(float) * static_cast<uint64_t>(trained.policy.count()));
+                     3 * sizeof(float) * static_cast<uint64_t>(run.setup.weights.count()));
     run.checkpoints.save(Phase::sft, state.steps, [&](const std::string& folder) {
-      FileSums sums = save_state(folder, trained.policy, trained.optimizer);
+      FileSums sums = trainer.save_later()(folder);
       sums["leeway.json"] = write_policy_card(folder, run.setup.card);
       sums["sft.json"] = write_file_atomically(folder + "/sft.json", sft_state_json(state));
       return sums;
@@ -112,7 +110,7 @@ void save_checkpoint(const SftRun& run, const Trainer& trainer, const SftState& 
 void check_sft_checkpoint(const Checkpoint& checkpoint, const Parameters* like) {
   const std::string name = checkpoint.folder + "/sft.json";
   parse_sft_state(name, read_file(name));
-  like != nullptr ? load_state_like(*like, checkpoint.folder) : load_state(checkpoint.folder);
+  like != nullptr ? check_state_like(*like, checkpoint.folder) : check_state(checkpoint.folder);
 }
 
 SftResult run_sft(const SftRun& run, const Checkpoint* from) {

@@ -23,7 +23,7 @@ constexpr const char* kObjective =
 RunSetup setup_of(const Config& config, RunRanks* ranks) {
   const SftTable& table = config.run.sft;
   RunSetup setup(config, table.data.empty() || table.stop_at_reward > 0.0,
-                 fits_memory({.job = Job::sft}));
+                 fits_memory({.job = Job::sft, .ranks = ranks_of(ranks)}));
   setup.ranks = ranks;
   return setup;
 }

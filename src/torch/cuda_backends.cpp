@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "torch/device_room.h"
+#include "torch/nccl_group.h"
 #include "torch/torch_errors.h"
 #include "torch/torch_sampling.h"
 #include "torch/torch_training.h"
@@ -37,6 +38,15 @@ MakeTrainingBackend cuda_training(bool half) {
   };
 }
 
+MakeRankBackend cuda_rank_training(bool half) {
+  if (const std::string problem = why_no_nccl(); !problem.empty()) throw Error(problem);
+  return [half](Ranks& ranks, TrainingWeights weights, const TrainerTable& table) {
+    auto group = with_plain_errors([&] { return make_nccl_group(ranks, first_gpu()); });
+    return make_torch_rank(ranks, std::move(group), std::move(weights), table, first_gpu(),
+                           type_of(half));
+  };
+}
+
 MakeSamplingBackend cuda_sampling(bool half) {
   return make_torch_sampling(first_gpu(), type_of(half));
 }
@@ -51,7 +61,7 @@ leeway_cuda_backends() {
   static const leeway::CudaBackends backends = {
       LEEWAY_VERSION,        leeway::why_no_cuda,
       leeway::free_memory,   leeway::use_expandable_segments,
-      leeway::cuda_training, leeway::cuda_sampling,
-      leeway::cuda_sharing};
+      leeway::cuda_training, leeway::cuda_rank_training,
+      leeway::cuda_sampling, leeway::cuda_sharing};
   return &backends;
 }

@@ -8,7 +8,7 @@
 
 #include "engine/backend.h"
 #include "model/shared_weights.h"
-#include "trainer/backend.h"
+#include "trainer/rank_backend.h"
 
 namespace leeway {
 
@@ -23,6 +23,8 @@ struct CudaBackends {
   void (*use_expandable_segments)();
   // On the first GPU; `half`: passes in bf16, else in float32.
   MakeTrainingBackend (*training)(bool half);
+  // The same for a rank among others, on its first GPU; Error if the build has no NCCL.
+  MakeRankBackend (*rank_training)(bool half);
   MakeSamplingBackend (*sampling)(bool half);
   // Weights of the first GPU, between processes.
   WeightSharing (*sharing)();

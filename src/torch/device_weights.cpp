@@ -25,8 +25,9 @@ namespace leeway {
 
 using at::Tensor;
 
-TorchDeviceWeights::TorchDeviceWeights(FlatLayout layout, Tensor weights)
-    : layout_(std::move(layout)), flat_(std::move(weights)) {
+TorchDeviceWeights::TorchDeviceWeights(FlatLayout layout, Tensor weights,
+                                       std::shared_ptr<const Parameters> base)
+    : layout_(std::move(layout)), flat_(std::move(weights)), base_(std::move(base)) {
   LEEWAY_CHECK(flat_.numel() == layout_.size, "weights in the layout");
 #ifdef LEEWAY_CUDA
   if (flat_.is_cuda() &&
@@ -41,6 +42,10 @@ TorchDeviceWeights::TorchDeviceWeights(FlatLayout layout, Tensor weights)
 #ifdef LEEWAY_CUDA
   if (flat_.is_cuda()) c10::cuda::getCurrentCUDAStream(flat_.device().index()).synchronize();
 #endif
+}
+
+Parameters TorchDeviceWeights::make_host(const ModelConfig& config) const {
+  return base_ ? Parameters(base_, *layout_.lora) : Parameters(config);
 }
 
 void TorchDeviceWeights::copy_to(Parameters& host) const {
@@ -76,7 +81,7 @@ uint32_t TorchDeviceWeights::checksum() const {
     });
   }
 #endif
-  Parameters host(layout_.config);
+  Parameters host = make_host(layout_.config);
   copy_to(host);
   return leeway::checksum(host);
 }

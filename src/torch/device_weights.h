@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include <memory>
 #include <string>
 
 #include "model/policy_snapshot.h"
@@ -15,12 +16,15 @@ class TorchDeviceWeights final : public DeviceWeights {
  public:
   // `weights` [layout.size] on their device, which nobody else changes. Any stream may read them
   // when this returns; who reads on another stream than the default one waits for that before the
-  // snapshot goes, since torch gives the memory to somebody else then.
-  TorchDeviceWeights(FlatLayout layout, at::Tensor weights);
+  // snapshot goes, since torch gives the memory to somebody else then. `base`: of an adapter.
+  TorchDeviceWeights(FlatLayout layout, at::Tensor weights,
+                     std::shared_ptr<const Parameters> base = nullptr);
 
   const FlatLayout& layout() const { return layout_; }
   const at::Tensor& flat() const { return flat_; }
+  const std::shared_ptr<const Parameters>& base() const { return base_; }
 
+  Parameters make_host(const ModelConfig& config) const override;
   void copy_to(Parameters& host) const override;
   std::string not_finite_text() const override;
   uint32_t checksum() const override;
@@ -28,6 +32,7 @@ class TorchDeviceWeights final : public DeviceWeights {
  private:
   FlatLayout layout_;
   at::Tensor flat_;
+  std::shared_ptr<const Parameters> base_;
   bool known_finite_ = false;  // seen when this was made
 };
 

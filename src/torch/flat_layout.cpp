@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "cuda/moment_codes.h"
 #include "leeway/error.h"
 
 namespace leeway {
@@ -16,14 +17,15 @@ namespace {
 
 constexpr int64_t kAlignment = 64;  // numbers; kernels load several at once
 
-int64_t aligned(int64_t offset) { return (offset + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t aligned(int64_t offset, int64_t to = kAlignment) { return (offset + to - 1) / to * to; }
 
 bool decays(const ParameterInfo& info) {
   return info.role != ParameterInfo::Role::norm && info.role != ParameterInfo::Role::bias;
 }
 
-// Whether a parameter continues the stack that the one before it begins.
+// Whether a parameter continues the stack that the one before it begins. Of an adapter that is A.
 bool continues_stack(const ParameterInfo& info) {
+  if (info.name.ends_with(".lora_B.weight")) return false;
   const auto is = [&](std::string_view projection) {
     return info.name.find(projection) != std::string::npos;
   };
@@ -37,17 +39,41 @@ Tensor host_view(std::span<const float> values, const std::vector<int64_t>& shap
 
 }  // namespace
 
-FlatLayout::FlatLayout(const ModelConfig& model)
-    : config(model), table(parameter_table(model)), offsets(table.size()) {
-  for (const bool matrices : {true, false}) {
+FlatLayout::FlatLayout(const ModelConfig& model) : config(model), table(parameter_table(model)) {
+  place();
+}
+
+FlatLayout::FlatLayout(const Parameters& parameters)
+    : config(parameters.config()), table(parameters.table()) {
+  if (parameters.lora() != nullptr) lora = *parameters.lora();
+  place();
+}
+
+void FlatLayout::place() {
+  offsets.resize(table.size());
+  const auto place_those = [&](const auto& those) {
     for (size_t i = 0; i < table.size(); ++i) {
-      if (decays(table[i]) != matrices) continue;
+      if (!those(table[i])) continue;
       offsets[i] = continues_stack(table[i]) ? size : aligned(size);
       size = offsets[i] + table[i].size();
     }
     size = aligned(size);
-    if (matrices) decaying = size;
+  };
+  if (lora) {  // A of all modules before B of all, so that those of a stack are adjacent
+    place_those([](const ParameterInfo& info) { return is_lora_a(info.name); });
+    place_those([](const ParameterInfo& info) { return !is_lora_a(info.name); });
+    decaying = size;
+  } else {
+    place_those(decays);
+    decaying = size;
+    place_those([](const ParameterInfo& info) { return !decays(info); });
   }
+  size = aligned(size, int64_t{kMostRanks} * cuda::kMomentBlock);
+}
+
+FlatRange FlatLayout::part_of(int rank, int ranks) const {
+  LEEWAY_CHECK(ranks > 0 && kMostRanks % ranks == 0 && rank < ranks, "a rank of a power of two");
+  return {size / ranks * rank, size / ranks};
 }
 
 std::vector<Tensor> parameter_views(const FlatLayout& layout, const Tensor& flat) {
@@ -140,6 +166,58 @@ NetworkTensors network_views(const FlatLayout& layout, const Tensor& flat) {
                           .o_bias = vector(at.o_bias, hidden),
                           .gate_up = matrix(at.gate, 2 * inner, hidden),
                           .down = matrix(at.down, hidden, inner)});
+  }
+  return out;
+}
+
+AdapterTensors adapter_views(const FlatLayout& layout, const Tensor& flat) {
+  LEEWAY_CHECK(layout.lora.has_value(), "the layout of an adapter");
+  const ModelConfig& config = layout.config;
+  const int64_t rank = layout.lora->rank;
+  const auto offset_of = [&](const std::string& name) -> const int64_t* {
+    const auto at = std::find_if(layout.table.begin(), layout.table.end(),
+                                 [&](const ParameterInfo& info) { return info.name == name; });
+    return at == layout.table.end() ? nullptr : &layout.offsets[at - layout.table.begin()];
+  };
+  struct Module {
+    const char* name;
+    int64_t outputs;
+  };
+  const auto matrix = [&](int64_t offset, int64_t height, int64_t width) {
+    return flat.narrow(0, offset, height * width).view({height, width});
+  };
+  // Modules whose results are side by side.
+  const auto stack_of = [&](int64_t layer, int64_t inputs, const std::vector<Module>& modules) {
+    LowRankStack stack;
+    const int64_t* first_a = nullptr;
+    int64_t first = 0;
+    for (const Module& module : modules) {
+      const std::string name = "model.layers." + std::to_string(layer) + "." + module.name;
+      if (const int64_t* a = offset_of(lora_a_name(name))) {
+        if (first_a == nullptr) first_a = a;
+        stack.parts.push_back(
+            {first, module.outputs, matrix(*offset_of(lora_b_name(name)), module.outputs, rank)});
+      }
+      first += module.outputs;
+    }
+    if (first_a != nullptr) {
+      stack.a = matrix(*first_a, static_cast<int64_t>(stack.parts.size()) * rank, inputs);
+    }
+    return stack;
+  };
+  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
+  const int64_t queries = config.num_attention_heads * config.head_dim;
+  const int64_t keys = config.num_key_value_heads * config.head_dim;
+  AdapterTensors out{layout.lora->scale(), {}};
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    out.layers.push_back(
+        {.qkv = stack_of(i, hidden,
+                         {{"self_attn.q_proj", queries},
+                          {"self_attn.k_proj", keys},
+                          {"self_attn.v_proj", keys}}),
+         .o = stack_of(i, queries, {{"self_attn.o_proj", hidden}}),
+         .gate_up = stack_of(i, hidden, {{"mlp.gate_proj", inner}, {"mlp.up_proj", inner}}),
+         .down = stack_of(i, inner, {{"mlp.down_proj", hidden}})});
   }
   return out;
 }

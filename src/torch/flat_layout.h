@@ -8,21 +8,38 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "model/parameters.h"
 
 namespace leeway {
 
+// Numbers of a layout, from `begin` on.
+struct FlatRange {
+  int64_t begin = 0, count = 0;
+};
+
 struct FlatLayout {
   explicit FlatLayout(const ModelConfig& config);
+  // Of what is trained of `parameters`: an adapter's own matrices, or all.
+  explicit FlatLayout(const Parameters& parameters);
+
+  // What one of `size` ranks updates, a power of two of them: parts are of the same length and
+  // begin with a block of moments' codes.
+  static constexpr int kMostRanks = 64;  // ranks_backend.h refuses more
+  FlatRange part_of(int rank, int size) const;
 
   ModelConfig config;
+  std::optional<LoraSettings> lora;  // of an adapter
   std::vector<ParameterInfo> table;
   std::vector<int64_t> offsets;  // beside `table`
   // Numbers, padding included. Those before `decaying` are matrices, which decay; norms and biases
   // follow. What is no parameter's is zero and stays so.
   int64_t decaying = 0, size = 0;
+
+ private:
+  void place();
 };
 
 // The parameters as views of `flat`, a tensor [layout.size], beside layout.table.
@@ -52,5 +69,25 @@ struct NetworkTensors {
   std::vector<LayerTensors> layers;
 };
 NetworkTensors network_views(const FlatLayout& layout, const at::Tensor& flat);
+
+inline constexpr size_t kMostLowRankParts = 3;  // of a stack
+// The low-rank updates of matrices that share an input x: y += scale x a^T b^T, part by part.
+struct LowRankStack {
+  struct Part {
+    int64_t first = 0, outputs = 0;  // columns of y, where the matrices' results are side by side
+    at::Tensor b;                    // [outputs, rank]
+  };
+  at::Tensor a;  // [parts * rank, inputs]; undefined: no matrix has an update
+  std::vector<Part> parts;
+};
+struct LayerAdapter {
+  LowRankStack qkv, o, gate_up, down;
+};
+// The same of an adapter's layout.
+struct AdapterTensors {
+  double scale = 0.0;
+  std::vector<LayerAdapter> layers;  // none: there is no adapter
+};
+AdapterTensors adapter_views(const FlatLayout& layout, const at::Tensor& flat);
 
 }  // namespace leeway

@@ -66,12 +66,15 @@ int64_t FlatMoments::bytes() const {
   return sum;
 }
 
-FlatMoments make_moments(const FlatLayout& layout, at::Device device, OptimizerState state) {
+FlatMoments make_moments(const FlatLayout& layout, at::Device device, OptimizerState state,
+                         std::optional<FlatRange> part) {
+  const FlatRange range = part.value_or(FlatRange{0, layout.size});
   const at::TensorOptions numbers = at::TensorOptions(device).dtype(at::kFloat);
-  const int64_t coded = state == OptimizerState::int8 ? layout.decaying : 0;
+  const int64_t decaying = std::clamp<int64_t>(layout.decaying - range.begin, 0, range.count);
+  const int64_t coded = state == OptimizerState::int8 ? decaying : 0;
   FlatMoments moments;
-  moments.first = at::zeros({layout.size - coded}, numbers);
-  moments.second = at::zeros({layout.size - coded}, numbers);
+  moments.first = at::zeros({range.count - coded}, numbers);
+  moments.second = at::zeros({range.count - coded}, numbers);
   if (coded == 0) return moments;
   moments.first_codes = at::zeros({coded}, numbers.dtype(at::kChar));
   moments.second_codes = at::zeros({coded}, numbers.dtype(at::kByte));
@@ -131,28 +134,30 @@ void encode(const Tensor& first, const Tensor& second, int64_t begin, const Flat
   }
 }
 
-void copy_to_flat(const FlatLayout& layout, const AdamW& host, const FlatMoments& moments) {
+void copy_to_flat(const FlatLayout& layout, const AdamW& host, const FlatMoments& moments,
+                  int64_t first_number) {
   const at::NoGradGuard guard;
   for_parts(moments, [&](int64_t begin, int64_t count) {
     const Tensor first = at::zeros({count}, moments.first.options());
     const Tensor second = at::zeros_like(first);
-    copy_to_flat_part(layout, host.first_moment(), begin, first);
-    copy_to_flat_part(layout, host.second_moment(), begin, second);
+    copy_to_flat_part(layout, host.first_moment(), first_number + begin, first);
+    copy_to_flat_part(layout, host.second_moment(), first_number + begin, second);
     encode(first, second, begin, moments);
   });
-  copy_to_flat_part(layout, host.first_moment(), moments.coded(), moments.first);
-  copy_to_flat_part(layout, host.second_moment(), moments.coded(), moments.second);
+  copy_to_flat_part(layout, host.first_moment(), first_number + moments.coded(), moments.first);
+  copy_to_flat_part(layout, host.second_moment(), first_number + moments.coded(), moments.second);
 }
 
-void copy_to_host(const FlatLayout& layout, const FlatMoments& moments, AdamW& host) {
+void copy_to_host(const FlatLayout& layout, const FlatMoments& moments, AdamW& host,
+                  int64_t first_number) {
   const at::NoGradGuard guard;
   for_parts(moments, [&](int64_t begin, int64_t count) {
     const auto [first, second] = decoded(moments, begin, count);
-    copy_part_to_host(layout, begin, first, host.first_moment());
-    copy_part_to_host(layout, begin, second, host.second_moment());
+    copy_part_to_host(layout, first_number + begin, first, host.first_moment());
+    copy_part_to_host(layout, first_number + begin, second, host.second_moment());
   });
-  copy_part_to_host(layout, moments.coded(), moments.first, host.first_moment());
-  copy_part_to_host(layout, moments.coded(), moments.second, host.second_moment());
+  copy_part_to_host(layout, first_number + moments.coded(), moments.first, host.first_moment());
+  copy_part_to_host(layout, first_number + moments.coded(), moments.second, host.second_moment());
 }
 
 }  // namespace leeway

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "config/settings.h"
@@ -25,8 +26,9 @@ struct FlatMoments {
   int64_t bytes() const;
 };
 
-// Zeros.
-FlatMoments make_moments(const FlatLayout& layout, at::Device device, OptimizerState state);
+// Zeros, of all numbers or of a part that begins with a block.
+FlatMoments make_moments(const FlatLayout& layout, at::Device device, OptimizerState state,
+                         std::optional<FlatRange> part = {});
 
 // The coded moments from number `begin` on, which begins a block, as float32 [count]: first and
 // second. And back: from numbers that were decoded they give the same codes.
@@ -34,8 +36,11 @@ std::pair<at::Tensor, at::Tensor> decoded(const FlatMoments& moments, int64_t be
 void encode(const at::Tensor& first, const at::Tensor& second, int64_t begin,
             const FlatMoments& moments);
 
-// Between the device and the host's float32, without a second copy on the device.
-void copy_to_flat(const FlatLayout& layout, const AdamW& host, const FlatMoments& moments);
-void copy_to_host(const FlatLayout& layout, const FlatMoments& moments, AdamW& host);
+// Between the device and the host's float32, without a second copy on the device. `moments` are of
+// the numbers from `first_number` on.
+void copy_to_flat(const FlatLayout& layout, const AdamW& host, const FlatMoments& moments,
+                  int64_t first_number = 0);
+void copy_to_host(const FlatLayout& layout, const FlatMoments& moments, AdamW& host,
+                  int64_t first_number = 0);
 
 }  // namespace leeway

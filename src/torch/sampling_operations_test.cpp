@@ -362,6 +362,55 @@ TEST(SamplingOperations, StoresHeadsNormedAndTurned) {
   }
 }
 
+// Passes of prompts have a kernel of their own.
+TEST(SamplingOperations, ManyRowsOfHeadsHaveTheBitsOfFew) {
+  constexpr int64_t kRows = 1100, kPiece = 100;
+  for (const at::Device device : devices()) {
+    for (const at::ScalarType type : kTypes) {
+      for (const auto& [counts, normed] : std::vector<std::pair<HeadCounts, bool>>{
+               {{4, 2, 128}, true}, {{9, 3, 64}, false}, {{6, 3, 16}, true}, {{4, 2, 80}, true}}) {
+        SCOPED_TRACE(fmt::format("{} {}", device.str(), counts.head_dim));
+        std::vector<int32_t> positions;
+        for (int32_t i = 0; i < kRows; ++i) positions.push_back(i % 50 == 7 ? -1 : i % 40);
+        const PassRows all = moved(scattered_rows(positions, 3 * kRows, 5), device);
+        const int64_t heads_in_all = counts.query_heads + 2 * counts.kv_heads;
+        const Tensor qkv = random({kRows, heads_in_all * counts.head_dim}, 6).to(device, type);
+        const Tensor angles = random({64, counts.head_dim / 2}, 9, 3.0).to(device);
+        HeadWeights heads{counts, {}, {}, 1e-6, {}};
+        heads.rope.cosines = angles.cos(), heads.rope.sines = angles.sin();
+        if (normed) {
+          heads.query_norm = random({counts.head_dim}, 7).to(device, type);
+          heads.key_norm = random({counts.head_dim}, 8).to(device, type);
+        }
+        struct Stored {
+          Tensor q, keys, values;
+        };
+        const auto stored = [&](int64_t piece) {
+          const auto like = at::device(device).dtype(type);
+          Stored to{at::zeros({kRows, counts.query_heads * counts.head_dim}, like),
+                    at::zeros({3 * kRows, 16, counts.kv_heads, counts.head_dim}, like),
+                    {}};
+          to.values = to.keys.clone();
+          for (int64_t first = 0; first < kRows; first += piece) {
+            PassRows rows = all;
+            rows.positions = all.positions.narrow(0, first, piece);
+            rows.starts = all.starts.narrow(0, first, piece);
+            Tensor q = to.q.narrow(0, first, piece);
+            store_heads(heads, rows, qkv.narrow(0, first, piece), q, to.keys, to.values);
+          }
+          // What padding rows have as queries is nobody's.
+          to.q.index_fill_(0, at::nonzero(all.positions < 0).squeeze(1), 0.0);
+          return to;
+        };
+        const Stored few = stored(kPiece), many = stored(kRows);
+        EXPECT_TRUE(at::equal(few.q, many.q));
+        EXPECT_TRUE(at::equal(few.keys, many.keys));
+        EXPECT_TRUE(at::equal(few.values, many.values));
+      }
+    }
+  }
+}
+
 TEST(SamplingOperations, AddsAndNormsRows) {
   for (const at::Device device : devices()) {
     for (const at::ScalarType type : kTypes) {

@@ -4,12 +4,15 @@
 
 #include <ATen/ATen.h>
 
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "model/parameters.h"
 #include "torch/device_weights.h"
 #include "torch/flat_layout.h"
 #include "torch/sampling_operations.h"
+#include "torch/shared_base.h"
 
 namespace leeway {
 
@@ -24,22 +27,37 @@ struct SamplingLayer {
 
 class SamplingWeights {
  public:
-  // Initializes zeros, and the RoPE table of all positions.
-  SamplingWeights(const ModelConfig& config, at::Device device, at::ScalarType compute);
+  // Initializes zeros, and the RoPE table of all positions. `at_once` false: memory for the weights
+  // is taken when they are loaded, and not for the base of an adapter, which is shared.
+  SamplingWeights(const ModelConfig& config, at::Device device, at::ScalarType compute,
+                  bool at_once = true);
 
-  // Copies into the existing tensors, so that a captured graph uses the new weights. Returns when
-  // everything is copied.
-  void load(const Parameters& weights);
+  // Copies into the existing tensors, so that a captured graph uses the new weights, and returns
+  // when everything is copied. True: tensors are others than before, and graphs are void.
+  bool load(const Parameters& weights);
   // Without the host, and rounded to the same bits; returns when the copies are queued.
-  void load(const TorchDeviceWeights& weights);
+  bool load(const TorchDeviceWeights& weights);
 
   at::Tensor embedding, head, head_t, final_norm;  // tied: head is the embedding
   std::vector<SamplingLayer> layers;
+  AdapterTensors adapter;  // no layers: there is none
+  int64_t low_width = 0;   // of a row between the two matrices of its updates, at most
 
  private:
+  void use(const NetworkTensors& network);
+  bool use_own();
+  bool use_base(const std::shared_ptr<const Parameters>& base, const FlatLayout& layout);
+
+  ModelConfig config_;
+  at::Device device_;
+  at::ScalarType compute_;
+  TorchRopeTable rope_;
   FlatLayout layout_;
-  at::Tensor flat_;    // what all of the above are views of
+  at::Tensor flat_;    // what all of the above are views of, unless they are of `base_`
   at::Tensor staged_;  // on the host; pinned where the device is CUDA
+  std::shared_ptr<const SharedBase> base_;
+  std::optional<FlatLayout> adapter_layout_;
+  at::Tensor adapter_flat_;
 };
 
 }  // namespace leeway

@@ -46,10 +46,11 @@ void split(const Tensor& full, const SplitMasters& masters) {
   });
 }
 
-void copy_to_flat(const FlatLayout& layout, const Parameters& host, const SplitMasters& masters) {
-  for_parts(layout.size, [&](int64_t begin, int64_t count) {
+void copy_to_flat(const FlatLayout& layout, const Parameters& host, const SplitMasters& masters,
+                  int64_t first) {
+  for_parts(masters.high.numel(), [&](int64_t begin, int64_t count) {
     const Tensor full = at::zeros({count}, masters.high.options().dtype(at::kFloat));
-    copy_to_flat_part(layout, host, begin, full);
+    copy_to_flat_part(layout, host, first + begin, full);
     split(full, masters.part(begin, count));
   });
 }

@@ -21,8 +21,10 @@ struct SplitMasters {
 at::Tensor joined(const SplitMasters& masters);
 void split(const at::Tensor& full, const SplitMasters& masters);
 
-// As copy_to_flat and copy_to_host (flat_layout.h), without a float32 copy on the device.
-void copy_to_flat(const FlatLayout& layout, const Parameters& host, const SplitMasters& masters);
+// As copy_to_flat and copy_to_host (flat_layout.h), without a float32 copy on the device. The first
+// also for the part of the layout that begins at number `first`.
+void copy_to_flat(const FlatLayout& layout, const Parameters& host, const SplitMasters& masters,
+                  int64_t first = 0);
 void copy_to_host(const FlatLayout& layout, const SplitMasters& masters, Parameters& host);
 
 }  // namespace leeway

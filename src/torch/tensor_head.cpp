@@ -27,6 +27,7 @@ Tensor vector_on(const std::vector<T>& values, torch::Device device) {
 }
 
 std::span<float> floats_of(const Tensor& tensor) {
+  if (!tensor.defined()) return {};
   return {tensor.data_ptr<float>(), static_cast<size_t>(tensor.numel())};
 }
 
@@ -137,7 +138,7 @@ Tensor head_backward(ThreadPool& pool, const HeadOnDevice& head, std::span<const
     return d_hidden;
   }
 #endif
-  if (is_new) d_weight.zero_();
+  if (is_new && d_weight.defined()) d_weight.zero_();
   const HostHead host(head);
   const Tensor d_hidden = at::empty_like(host.hidden);
   head_backward(pool, host.problem, g, g_entropy, floats_of(d_hidden), floats_of(d_weight));
@@ -152,7 +153,7 @@ HeadLoss head_loss(ThreadPool& pool, const HeadOnDevice& head, const LossSpec& s
     return cuda_head_loss(head, spec, prox_is_pi, denominator, d_weight, is_new);
   }
 #endif
-  if (is_new) d_weight.zero_();
+  if (is_new && d_weight.defined()) d_weight.zero_();
   const HostHead host(head);
   HeadLoss out;
   out.values = {host.row_values(), host.row_values()};

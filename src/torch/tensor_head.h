@@ -47,7 +47,7 @@ struct HeadValues {
 HeadValues head_logprobs(ThreadPool& pool, const HeadOnDevice& head);
 
 // From g (and g_entropy, or empty) [N]: returns d_hidden [N, H] of hidden's type and adds to
-// d_weight, float32 [V, H], or writes it with `is_new`.
+// d_weight, float32 [V, H], or writes it with `is_new`; undefined: the weight is frozen.
 torch::Tensor head_backward(ThreadPool& pool, const HeadOnDevice& head, std::span<const float> g,
                             std::span<const float> g_entropy, const torch::Tensor& d_weight,
                             bool is_new = false);

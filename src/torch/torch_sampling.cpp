@@ -12,6 +12,7 @@
 #include "engine/host_draws.h"
 #include "leeway/error.h"
 #include "torch/device_weights.h"
+#include "torch/low_rank.h"
 #include "torch/sampling_operations.h"
 #include "torch/sampling_pass.h"
 #include "torch/sampling_weights.h"
@@ -43,6 +44,7 @@ class TorchSampling final : public SamplingBackend {
 
   int64_t blocks() const override { return blocks_; }
   int64_t block_bytes() const override { return block_bytes_; }
+  void check(const PolicySnapshot& weights) const override;
   void load(const PolicySnapshot& weights) override;
   void run(const StepRows& pass, std::vector<Drawn>& drawn) override;
   void copy_blocks(std::span<const BlockCopy> copies) override;
@@ -75,6 +77,7 @@ class TorchSampling final : public SamplingBackend {
   const torch::ScalarType compute_;
   const TorchSamplingOptions own_;
   const int threads_;
+  const bool at_once_;                    // memory for all weights is taken before they come
   const int64_t most_rows_, most_draws_;  // of a pass
   const HeadCounts counts_;
   const int64_t block_bytes_, blocks_;
@@ -96,8 +99,8 @@ class TorchSampling final : public SamplingBackend {
   // A pass's tensors have the first dimension `rows_room_`, the last line `draws_room_`. They grow
   // as needed; graphs are captured on them and on `integers_`, and are discarded when these move.
   int64_t rows_room_ = 0, draws_room_ = 0;
-  Tensor x_, h_, qkv_, q_, attention_, delta_, gate_up_, s_;
-  Tensor last_, logits_, draw_space_, sampled_;
+  Tensor x_, h_, qkv_, q_, attention_, delta_, gate_up_, s_, low_;
+  Tensor last_x_, last_, logits_, draw_space_, sampled_;
   Tensor host_sampled_;  // pinned where the device is CUDA
   PassIntegers integers_;
 
@@ -140,6 +143,7 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
       compute_(compute),
       own_(own),
       threads_(options.threads),
+      at_once_(options.frozen == FrozenWeights::packed),
       most_rows_(options.max_rows_per_step),
       most_draws_(options.max_sequences),
       counts_{config.num_attention_heads, config.num_key_value_heads, config.head_dim},
@@ -151,7 +155,8 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
   check_device(device, compute, config);
 #ifdef LEEWAY_CUDA
   if (device_.is_cuda()) {
-    stream_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_.index());
+    // Its kernels are small and wait for each other: beside a trainer's large ones they go first.
+    stream_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index());
   }
 #endif
   const Scope scope(*this);
@@ -166,7 +171,7 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
 }
 
 void TorchSampling::make_tensors() {
-  weights_.emplace(config_, device_, compute_);
+  weights_.emplace(config_, device_, compute_, at_once_);
   kv_ = at::empty(
       {2 * config_.num_hidden_layers, blocks_, kBlockKeys, counts_.kv_heads, counts_.head_dim},
       of_type(compute_));
@@ -176,15 +181,23 @@ void TorchSampling::make_tensors() {
                 of_type(at::kFloat));
 }
 
+void TorchSampling::check(const PolicySnapshot& weights) const {
+  const auto* there = dynamic_cast<const TorchDeviceWeights*>(weights.device());
+  if (there != nullptr) {
+    if (there->layout().lora) check_rank(there->layout().lora->rank, device_);
+  } else if (const LoraSettings* lora = weights.host().lora()) {
+    check_rank(lora->rank, device_);
+  }
+}
+
 void TorchSampling::load(const PolicySnapshot& weights) {
   with_plain_errors([&] {
     const Scope scope(*this);
-    if (const auto* there = dynamic_cast<const TorchDeviceWeights*>(weights.device())) {
-      weights_->load(*there);
-      wait();  // the copies are read from the snapshot's memory, which may go
-    } else {
-      weights_->load(weights.host());
+    const auto* there = dynamic_cast<const TorchDeviceWeights*>(weights.device());
+    if (there != nullptr ? weights_->load(*there) : weights_->load(weights.host())) {
+      rows_room_ = 0;  // other tensors, perhaps of another rank: a pass's are made again
     }
+    if (there != nullptr) wait();  // the copies are read from the snapshot's memory, which may go
   });
 }
 
@@ -211,12 +224,14 @@ void TorchSampling::reserve(const PassShape& shape) {
     make(delta_, config_.hidden_size);
     make(gate_up_, 2 * config_.intermediate_size);
     make(s_, config_.intermediate_size);
+    make(low_, weights_->low_width);
     moved = true;
   }
   const int64_t draws = std::max(shape.draws, shape.logit_rows);
   if (draws > draws_room_) {
     draws_room_ = room(draws_room_, draws, most_draws_);
-    last_ = logits_ = draw_space_ = sampled_ = host_sampled_ = Tensor();
+    last_x_ = last_ = logits_ = draw_space_ = sampled_ = host_sampled_ = Tensor();
+    last_x_ = at::empty({draws_room_, config_.hidden_size}, of_type(compute_));
     last_ = at::empty({draws_room_, config_.hidden_size}, of_type(compute_));
     // Rows are aligned as those of a trainer's head.
     logits_ = at::empty({draws_room_, (config_.vocab_size + 63) / 64 * 64}, of_type(at::kFloat))
@@ -243,26 +258,60 @@ void TorchSampling::forward(const PassShape& shape) {
   Tensor delta = first(delta_, shape.rows), gate_up = first(gate_up_, shape.rows);
   Tensor s = first(s_, shape.rows);
   const double eps = config_.rms_norm_eps;
+  const AdapterTensors& adapter = weights_->adapter;
+  // y += what the adapter makes of `from`, if there is one.
+  const auto add_update = [&](size_t layer, LowRankStack LayerAdapter::*of, const Tensor& from,
+                              Tensor& y) {
+    if (adapter.layers.empty()) return;
+    const LowRankStack& stack = adapter.layers[layer].*of;
+    if (!stack.a.defined()) return;
+    Tensor low = low_.view({-1}).narrow(0, 0, from.size(0) * stack.a.size(0));
+    low = low.view({from.size(0), stack.a.size(0)});
+    add_low_rank(products_.get(), stack, adapter.scale, from, low, y);
+  };
+  // Prompts: of their last layer most rows are keys and values alone.
+  const bool trims = 2 * shape.logit_rows <= shape.rows;
 
   // x is the residual stream without `delta`, which the next norm adds.
   embed(weights_->embedding, rows, x);
   for (size_t i = 0; i < weights_->layers.size(); ++i) {
     const SamplingLayer& layer = weights_->layers[i];
+    const bool last = i + 1 == weights_->layers.size();
     Tensor &keys = pages_[2 * i], &values = pages_[2 * i + 1];
     add_norm(x, i == 0 ? Tensor() : delta, layer.input_norm, eps, h);
     project(products_.get(), h, layer.qkv_t, layer.qkv_bias, qkv);
+    add_update(i, &LayerAdapter::qkv, h, qkv);
     store_heads(layer.heads, rows, qkv, q, keys, values);
+    if (last && shape.logit_rows == 0) return;
     attend(counts_, rows, config_.max_position_embeddings, q, keys, values, attention_space_,
            attention);
+    if (last && trims) {
+      Tensor few = first(q_, shape.logit_rows), few_x = first(last_x_, shape.logit_rows);
+      at::index_select_out(few, attention, 0, rows.logit_rows);
+      at::index_select_out(few_x, x, 0, rows.logit_rows);
+      attention = few, x = few_x;
+      for (Tensor* of_row : {&h, &delta, &gate_up, &s}) *of_row = first(*of_row, shape.logit_rows);
+    }
     project(products_.get(), attention, layer.o_t, layer.o_bias, delta);
+    add_update(i, &LayerAdapter::o, attention, delta);
     add_norm(x, delta, layer.post_norm, eps, h);
-    project_gated(products_.get(), h, layer.gate_up_t, gate_up, s);
+    if (adapter.layers.empty()) {
+      project_gated(products_.get(), h, layer.gate_up_t, gate_up, s);
+    } else {
+      project(products_.get(), h, layer.gate_up_t, Tensor(), gate_up);
+      add_update(i, &LayerAdapter::gate_up, h, gate_up);
+      swiglu_rows(gate_up, s);
+    }
     project(products_.get(), s, layer.down_t, Tensor(), delta);
+    add_update(i, &LayerAdapter::down, s, delta);
   }
-  if (shape.logit_rows == 0) return;
   Tensor last = first(last_, shape.logit_rows), logits = first(logits_, shape.logit_rows);
   Tensor sampled = first(sampled_, shape.draws);
-  add_norm_of_logit_rows(x, delta, rows, weights_->final_norm, eps, last);
+  if (trims) {
+    add_norm(x, delta, weights_->final_norm, eps, last);
+  } else {
+    add_norm_of_logit_rows(x, delta, rows, weights_->final_norm, eps, last);
+  }
   project_wide(products_.get(), last, weights_->head_t, logits);
   const DrawnHead head = compute_ == at::kBFloat16 ? DrawnHead{last, weights_->head} : DrawnHead{};
   draw_rows(logits, head, rows, draw_space_, sampled);

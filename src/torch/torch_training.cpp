@@ -1,7 +1,5 @@
 #include "torch/torch_training.h"
 
-#include <torch/csrc/autograd/autograd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -10,18 +8,19 @@
 #include <string>
 #include <utility>
 
+#include "core/float32/plan.h"
 #include "leeway/error.h"
 #include "leeway/evaluator.h"
 #include "torch/compat.h"
 #include "torch/device_room.h"
 #include "torch/device_weights.h"
 #include "torch/flat_adamw.h"
-#include "torch/split_masters.h"
+#include "torch/policy_network.h"
+#include "torch/shard_exchange.h"
 #include "torch/tensor_head.h"
-#include "torch/torch_decoder.h"
 #include "torch/torch_errors.h"
-#include "torch/training_operations.h"
-#include "torch/trunk.h"
+#include "torch/torch_moment_shard.h"
+#include "trainer/moment_loading.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
 
@@ -37,65 +36,11 @@ using torch::Tensor;
 
 // What training needs besides the weights: zeros in their layout.
 struct LearningState {
-  LearningState(const FlatLayout& layout, torch::Device device, OptimizerState state)
-      : gradients(at::zeros({layout.size}, at::TensorOptions(device).dtype(at::kFloat))),
-        moments(make_moments(layout, device, state)) {}
+  LearningState(const PolicyNetwork& policy, torch::Device device, OptimizerState state)
+      : gradients(at::zeros({policy.layout().size}, at::TensorOptions(device).dtype(at::kFloat))),
+        moments(make_moments(policy.layout(), device, state, policy.own())) {}
   Tensor gradients;
   FlatMoments moments;
-};
-
-// A policy on the device: the trunk where there are kernels for it, else the decoder and autograd.
-// Where it trains, the first has split masters, the second float32 leaves.
-struct Network {
-  Network(const Parameters& weights, torch::Device device, torch::ScalarType compute, bool trains)
-      : Network(weights, device, compute, trains,
-                has_training_kernels(weights.config(), device, compute)) {}
-
-  // As float32 on the host; what passes read follows.
-  void copy_to(Parameters& host) const {
-    if (!low.defined()) return decoder.copy_to(host);
-    copy_to_host(decoder.layout(), masters(), host);
-  }
-  void copy_from(const Parameters& host) {
-    if (!low.defined()) return decoder.copy_from(host);
-    copy_to_flat(decoder.layout(), host, masters());
-  }
-  // A float32 copy on the device.
-  Tensor copy() const {
-    return low.defined() ? joined(masters()) : decoder.flat_parameters().detach().clone();
-  }
-
-  // Without a gradient.
-  Tensor forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens) const {
-    const at::NoGradGuard guard;
-    return trunk ? trunk->forward(tokens, cu_seqlens) : decoder.forward(tokens, cu_seqlens, false);
-  }
-
-  cuda::Products* products() const { return trunk ? trunk->products() : nullptr; }
-
-  TorchDecoder decoder;
-  std::optional<Trunk> trunk;  // views of the decoder's weights
-  Tensor low;                  // of the masters whose other half those are; may be undefined
-
- private:
-  Network(const Parameters& weights, torch::Device device, torch::ScalarType compute, bool trains,
-          bool has_trunk)
-      : decoder(weights, device, compute, trains && !has_trunk) {
-    if (!has_trunk) return;
-    trunk.emplace(weights.config(), network_views(decoder.layout(), decoder.flat_weights()),
-                  decoder.rope_table());
-    if (!trains) return;
-    low = at::zeros_like(decoder.flat_weights(), at::kShort);
-    copy_from(weights);
-  }
-
-  SplitMasters masters() const { return {decoder.flat_weights(), low}; }
-};
-
-// A forward pass that can be gone back: by the trunk's record, or by the graph of `hidden`.
-struct RecordedPass {
-  Tensor hidden;
-  TrunkRecord record;
 };
 
 // While it lives, the calling thread's work is queued beside that of the thread that trains.
@@ -132,33 +77,55 @@ auto in_words(Work&& work) {
                            "trainer.recompute_activations or trainer.optimizer_state");
 }
 
-class TorchTrainingBackend : public TrainingBackend {
+class TorchTrainingBackend : public TrainingBackend, public RankShare {
  public:
+  // `exchange`: null for a trainer that is alone.
   TorchTrainingBackend(TrainingWeights weights, const TrainerTable& table, torch::Device device,
-                       torch::ScalarType compute)
+                       torch::ScalarType compute, std::unique_ptr<ShardExchange> exchange = nullptr)
       : device_(device),
+        exchange_(std::move(exchange)),
         recompute_(table.recompute_activations),
         optimizer_state_(table.optimizer_state),
         pool_(device.is_cpu() ? static_cast<int>(table.threads) : 1),
         evaluator_(1),
         host_(std::move(weights.policy)),
-        policy_(host_, device, compute, true) {
-    if (weights.reference) reference_.emplace(*weights.reference, device, compute, false);
-    if (weights.teacher) teacher_.emplace(*weights.teacher, device, compute, false);
+        policy_(host_, host_.base(), device, compute, true, place()) {
+    if (exchange_) {
+      shard_.emplace(policy_.layout(), exchange_->rank(), exchange_->size(),
+                     [this]() -> const FlatMoments& { return learning().moments; });
+    }
+    // Below an adapter a policy's base may be the same, which is on the device once.
+    const auto make = [&](const std::shared_ptr<const Parameters>& other) {
+      const auto& whole = host_.base() ? other : nullptr;
+      return PolicyNetwork(*other, other->base() ? other->base() : whole, device, compute, false);
+    };
+    if (weights.reference) reference_.emplace(make(weights.reference));
+    if (weights.teacher) teacher_.emplace(make(weights.teacher));
   }
 
   const Parameters& parameters() override {
-    if (!host_is_current_) policy_.copy_to(host_);
+    if (!host_is_current_) {
+      in_words([&] {
+        if (!is_split()) return policy_.copy_to(host_);
+        collect([&](int64_t begin, const Tensor& numbers) {
+          copy_part_to_host(policy_.layout(), begin, numbers, host_);
+        });
+      });
+    }
     host_is_current_ = true;
     return host_;
   }
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
     return in_words([&] {
-      if (!has_room_for_copy()) {
+      // A rank whose part of the masters is not all of them gives what passes read to its sampler.
+      const bool leads = !is_split() || exchange_->rank() == 0;
+      if (leads && (!has_room_for_copy() || (is_split() && host_is_current_))) {
         return std::make_shared<const PolicySnapshot>(Parameters(parameters()), version);
       }
       return std::make_shared<const PolicySnapshot>(
-          config(), std::make_unique<TorchDeviceWeights>(policy_.decoder.layout(), policy_.copy()),
+          config(),
+          std::make_unique<TorchDeviceWeights>(
+              policy_.layout(), leads ? copy() : policy_.high().detach().clone(), host_.base()),
           version);
     });
   }
@@ -167,10 +134,10 @@ class TorchTrainingBackend : public TrainingBackend {
   void score(PolicyKind policy, const MicroBatch& batch, RowValues& values) override {
     in_words([&] {
       const at::NoGradGuard guard;
-      const Network& network = network_of(policy);
+      const PolicyNetwork& network = network_of(policy);
       const BatchOnDevice on(batch, device_, false);
       const Tensor hidden = network.forward(on.tokens, batch.cu_seqlens);
-      const HeadOnDevice head{on, hidden, network.decoder.head_weight(), network.products()};
+      const HeadOnDevice head{on, hidden, network.head_weight(), network.products()};
       values.logprobs = floats_of(fetch({head_logprobs(pool_, head).logprobs}));
       values.entropy.clear();
     });
@@ -179,12 +146,12 @@ class TorchTrainingBackend : public TrainingBackend {
   double loss_pass(const MicroBatch& batch, const LossPass& pass, MetricSums& metrics,
                    RowValues& values) override {
     return in_words([&] {
-      const BatchOnDevice on(batch, device_, pass.entropy_gradient == 0.0);
-      RecordedPass forward = forward_of(on);
+      const bool is_on_device = pass.entropy_gradient == 0.0 && has_complete_plan(*pass.spec);
+      const BatchOnDevice on(batch, device_, is_on_device);
+      RecordedPass forward = policy_.record(on.tokens, batch.cu_seqlens, recompute_);
       const HeadOnDevice head = head_of(on, forward);
-      return pass.entropy_gradient == 0.0
-                 ? loss_on_device(head, std::move(forward), pass, metrics, values)
-                 : loss_on_host(head, std::move(forward), pass, metrics, values);
+      return is_on_device ? loss_on_device(head, std::move(forward), pass, metrics, values)
+                          : loss_on_host(head, std::move(forward), pass, metrics, values);
     });
   }
 
@@ -192,59 +159,63 @@ class TorchTrainingBackend : public TrainingBackend {
                      RowValues& values) override {
     in_words([&] {
       const BatchOnDevice on(batch, device_, false);
-      RecordedPass forward = forward_of(on);
+      RecordedPass forward = policy_.record(on.tokens, batch.cu_seqlens, recompute_);
       const HeadOnDevice head = head_of(on, forward);
       const HeadValues found = head_logprobs(pool_, head);
       const bool are_new = begin_gradients();
-      backward(std::move(forward),
-               head_backward(pool_, head, g, batch.entropy_gradients(entropy_gradient),
-                             gradients_->head, are_new),
-               are_new);
+      policy_.backward(std::move(forward),
+                       head_backward(pool_, head, g, batch.entropy_gradients(entropy_gradient),
+                                     gradients_->network.head, are_new),
+                       *gradients_, are_new);
       set_values(fetch({found.logprobs, found.entropy}), values);
     });
   }
 
+  // Ranks add their slots up in place and sum over ranks when the step needs it.
+  int64_t slots() const override { return exchange_ ? exchange_->size() : 1; }
+  void end_slot(bool) override {}
+  void end_pass() override {}
+
   double gradient_norm() override {
     return in_words([&] {
-      fill_old_gradients();
-      return norm_of(learning().gradients);
+      sum_gradients();
+      const double own = norm_of(own_part(learning().gradients));
+      return exchange_ ? exchange_->norm(own) : own;
     });
   }
 
   // The next pass overwrites them.
-  void zero_gradients() override { gradients_are_old_ = true; }
+  void zero_gradients() override { gradients_are_old_ = true, gradients_are_summed_ = false; }
 
   void step(const OptimizerTable& table, double rate, double scale) override {
     in_words([&] {
       const at::NoGradGuard guard;
-      fill_old_gradients();
+      sum_gradients();
       ++steps_;
-      FlatAdamW step;
-      if (policy_.low.defined()) {
-        step.copy = policy_.decoder.flat_weights(), step.low = policy_.low;
-      } else {
-        step.parameters = policy_.decoder.flat_parameters();
-        if (!policy_.decoder.flat_weights().is_same(step.parameters))
-          step.copy = policy_.decoder.flat_weights();
-      }
-      step.gradients = learning().gradients;
+      FlatAdamW step = policy_.weights_to_step();
+      step.gradients = own_part(learning().gradients);
       step.moments = learning().moments;
-      step.decaying = policy_.decoder.layout().decaying;
       adamw_step(step, table, steps_, rate, scale);
       host_is_current_ = false;
+      if (!exchange_) return;
+      for (const Tensor& weights : policy_.weights_to_hand_out()) exchange_->hand_out(weights);
     });
   }
   int64_t steps() const override { return steps_; }
 
   TrainingState state() override {
-    TrainingState state{parameters(), AdamW(config())};
-    copy_to_host(policy_.decoder.layout(), learning().moments, state.optimizer);
+    TrainingState state{parameters(), AdamW(host_)};
+    if (exchange_) {
+      collect_moments(exchange_->ranks(), *shard_, &state.optimizer);
+    } else {
+      copy_to_host(policy_.layout(), learning().moments, state.optimizer);
+    }
     state.optimizer.set_steps(steps_);
     return state;
   }
 
   std::function<TrainingState()> state_later() override {
-    if (!device_.is_cuda() || !has_room_for_copy(learning().moments.bytes())) {
+    if (exchange_ || !device_.is_cuda() || !has_room_for_copy(learning().moments.bytes())) {
       return TrainingBackend::state_later();
     }
     struct Copies {
@@ -262,9 +233,11 @@ class TorchTrainingBackend : public TrainingBackend {
     return [this, copies, steps = steps_]() mutable {
       return in_words([&] {
         const OtherStream beside(device_);
-        TrainingState state{Parameters(config()), AdamW(config())};
-        copies->policy->device()->copy_to(state.policy);
-        copy_to_host(policy_.decoder.layout(), copies->moments, state.optimizer);
+        Parameters policy = copies->policy->device()->make_host(config());
+        copies->policy->device()->copy_to(policy);
+        AdamW optimizer(policy);
+        TrainingState state{std::move(policy), std::move(optimizer)};
+        copy_to_host(policy_.layout(), copies->moments, state.optimizer);
         state.optimizer.set_steps(steps);
         copies.reset();
         return state;
@@ -273,22 +246,65 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   void load(const std::string& folder) override {
-    AdamW state(config());
+    if (exchange_) {
+      const auto steps = load_sharded(exchange_->ranks(), folder, *shard_, host_);
+      if (!steps) return;
+      steps_ = *steps;
+      policy_.copy_from(host_);
+      host_is_current_ = true;
+      return;
+    }
+    AdamW state(host_);
     load_state(folder, host_, state);
     policy_.copy_from(host_);
     host_is_current_ = true;
-    copy_to_flat(policy_.decoder.layout(), state, learning().moments);
+    copy_to_flat(policy_.layout(), state, learning().moments);
     steps_ = state.steps();
   }
 
+  double take_seconds() override { return exchange_->take_seconds(); }
+  MomentShard& moments() override { return *shard_; }
+  bool needs_weights() const override { return is_split() && !host_is_current_; }
+  void bring_weights() override {
+    in_words([&] { collect({}); });
+  }
+
  private:
+  RankPlace place() const {
+    return exchange_ ? RankPlace{exchange_->rank(), exchange_->size()} : RankPlace{};
+  }
+  // Whether other ranks have a part of the masters.
+  bool is_split() const { return exchange_ && policy_.low().defined(); }
+  Tensor own_part(const Tensor& flat) const {
+    return flat.narrow(0, policy_.own().begin, policy_.own().count);
+  }
+  void collect(const std::function<void(int64_t, const Tensor&)>& each) {
+    exchange_->collect(policy_.layout(), policy_.high(), policy_.low(), each);
+  }
+  // Of the weights, in float32.
+  Tensor copy() {
+    if (!is_split()) return policy_.copy();
+    const Tensor full =
+        at::zeros({policy_.layout().size}, at::TensorOptions(device_).dtype(at::kFloat));
+    collect([&](int64_t begin, const Tensor& numbers) {
+      full.narrow(0, begin, numbers.numel()).copy_(numbers);
+    });
+    return full;
+  }
+  // The own part of the gradients becomes that of all ranks.
+  void sum_gradients() {
+    fill_old_gradients();
+    if (exchange_ && !std::exchange(gradients_are_summed_, true))
+      exchange_->sum(learning().gradients);
+  }
+
   // Whether the device has room for another copy of the weights, and `more`, also while passes are
   // at their largest.
   bool has_room_for_copy(int64_t more = 0) const {
-    return spare_bytes(device_) >= 4 * policy_.decoder.layout().size + more;
+    return spare_bytes(device_) >= 4 * policy_.layout().size + more;
   }
 
-  const Network& network_of(PolicyKind policy) const {
+  const PolicyNetwork& network_of(PolicyKind policy) const {
     if (policy == PolicyKind::current) return policy_;
     const auto& other = policy == PolicyKind::reference ? reference_ : teacher_;
     LEEWAY_CHECK(other.has_value(), "a policy that the backend was made with");
@@ -298,15 +314,8 @@ class TorchTrainingBackend : public TrainingBackend {
   // Created on first use: backends that only score do without it.
   LearningState& learning() {
     if (learning_) return *learning_;
-    learning_.emplace(policy_.decoder.layout(), device_, optimizer_state_);
-    gradients_ = network_views(policy_.decoder.layout(), learning_->gradients);
-    if (policy_.trunk) return *learning_;
-    const std::vector<Tensor> leaves =
-        parameter_views(policy_.decoder.layout(), learning_->gradients);
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      Tensor leaf = policy_.decoder.parameters()[i];
-      leaf.mutable_grad() = leaves[i];
-    }
+    learning_.emplace(policy_, device_, optimizer_state_);
+    gradients_ = policy_.use_gradients(learning_->gradients);
     return *learning_;
   }
 
@@ -317,45 +326,28 @@ class TorchTrainingBackend : public TrainingBackend {
   // to them; the others are zero then.
   bool begin_gradients() {
     const Tensor& flat = learning().gradients;
-    if (!gradients_are_old_ || !policy_.trunk) {
+    if (!gradients_are_old_ || !policy_.can_overwrite_gradients()) {
       fill_old_gradients();
       return false;
     }
     gradients_are_old_ = false;
-    const int64_t decaying = policy_.decoder.layout().decaying;
+    const int64_t decaying = policy_.layout().decaying;
     flat.narrow(0, decaying, flat.numel() - decaying).zero_();
-    if (!config().tie_word_embeddings) gradients_->embedding.zero_();
+    const Tensor& embedding = gradients_->network.embedding;
+    if (embedding.defined() && !config().tie_word_embeddings) embedding.zero_();
     return true;
   }
 
-  RecordedPass forward_of(const BatchOnDevice& on) const {
-    RecordedPass pass;
-    const std::vector<int64_t>& cu_seqlens = on.batch.cu_seqlens;
-    pass.hidden =
-        policy_.trunk
-            ? policy_.trunk->forward(on.tokens, cu_seqlens, recompute_, &pass.record)
-            : policy_.decoder.forward(on.tokens, cu_seqlens, recompute_ != Recompute::off);
-    return pass;
-  }
-
-  void backward(RecordedPass&& pass, const Tensor& d_hidden, bool are_new) const {
-    if (policy_.trunk) {
-      policy_.trunk->backward(std::move(pass.record), d_hidden, *gradients_, are_new);
-    } else {
-      torch::autograd::backward({pass.hidden}, {d_hidden});
-    }
-  }
-
   HeadOnDevice head_of(const BatchOnDevice& on, const RecordedPass& pass) const {
-    return {on, pass.hidden.detach(), policy_.decoder.head_weight().detach(), policy_.products()};
+    return {on, pass.hidden.detach(), policy_.head_weight(), policy_.products()};
   }
 
   double loss_on_device(const HeadOnDevice& head, RecordedPass&& forward, const LossPass& pass,
                         MetricSums& metrics, RowValues& values) {
     const bool are_new = begin_gradients();
     const HeadLoss found = head_loss(pool_, head, *pass.spec, pass.prox_is_pi, pass.denominator,
-                                     gradients_->head, are_new);
-    backward(std::move(forward), found.d_hidden, are_new);
+                                     gradients_->network.head, are_new);
+    policy_.backward(std::move(forward), found.d_hidden, *gradients_, are_new);
     const std::vector<double> numbers =
         fetch({found.loss, found.metrics, found.values.logprobs, found.values.entropy, found.kept});
     const std::span<const double> all = numbers;
@@ -373,8 +365,8 @@ class TorchTrainingBackend : public TrainingBackend {
     return numbers[0];
   }
 
-  // The loss in between is computed on the host: its gradient and that of the entropy go back
-  // together.
+  // The loss in between is computed on the host, where corrections that are functions run: its
+  // gradient and that of the entropy go back together.
   double loss_on_host(const HeadOnDevice& head, RecordedPass&& forward, const LossPass& pass,
                       MetricSums& metrics, RowValues& values) {
     const MicroBatch& batch = head.on.batch;
@@ -386,10 +378,10 @@ class TorchTrainingBackend : public TrainingBackend {
         evaluator_.evaluate(*pass.spec, batch.view(values.logprobs, pass.prox_is_pi), g,
                             pass.denominator, &metrics, values.kept);
     const bool are_new = begin_gradients();
-    backward(std::move(forward),
-             head_backward(pool_, head, g, batch.entropy_gradients(pass.entropy_gradient),
-                           gradients_->head, are_new),
-             are_new);
+    policy_.backward(std::move(forward),
+                     head_backward(pool_, head, g, batch.entropy_gradients(pass.entropy_gradient),
+                                   gradients_->network.head, are_new),
+                     *gradients_, are_new);
     return loss;
   }
 
@@ -400,17 +392,20 @@ class TorchTrainingBackend : public TrainingBackend {
   }
 
   torch::Device device_;
+  std::unique_ptr<ShardExchange> exchange_;  // of a rank among others; else null
   Recompute recompute_;
   OptimizerState optimizer_state_;
   ThreadPool pool_;
   Evaluator evaluator_;
   Parameters host_;  // older than the device's weights after a step, until requested
   bool host_is_current_ = true;
-  Network policy_;
-  std::optional<Network> reference_, teacher_;
+  PolicyNetwork policy_;
+  std::optional<PolicyNetwork> reference_, teacher_;
   std::optional<LearningState> learning_;
-  std::optional<NetworkTensors> gradients_;  // views of the learning state's
-  bool gradients_are_old_ = false;           // to be taken for zeros
+  std::optional<PolicyGradients> gradients_;  // views of the learning state's
+  bool gradients_are_old_ = false;            // to be taken for zeros
+  bool gradients_are_summed_ = false;         // over ranks
+  std::optional<TorchMomentShard> shard_;     // of a rank among others
   int64_t steps_ = 0;
 };
 
@@ -422,6 +417,18 @@ std::unique_ptr<TrainingBackend> make_torch_training(TrainingWeights weights,
                                                      torch::ScalarType compute) {
   return in_words([&] {
     return std::make_unique<TorchTrainingBackend>(std::move(weights), table, device, compute);
+  });
+}
+
+RankBackend make_torch_rank(Ranks& ranks, std::unique_ptr<DeviceGroup> group,
+                            TrainingWeights weights, const TrainerTable& table,
+                            torch::Device device, torch::ScalarType compute) {
+  return in_words([&] {
+    auto backend = std::make_unique<TorchTrainingBackend>(
+        std::move(weights), table, device, compute,
+        std::make_unique<ShardExchange>(ranks, std::move(group)));
+    RankShare* const share = backend.get();
+    return RankBackend{std::move(backend), share};
   });
 }
 

@@ -167,7 +167,7 @@ TEST(Exact, TheSamplersLogprobsAreTheTrainers) {
   int64_t tokens = 0;
   for (const auto& [name, config] : shapes()) {
     const Parameters weights = random_weights(config, 1);
-    for (const int64_t rows : {37, 700}) {  // prompts in many pieces, and in few
+    for (const int64_t rows : {37, 700, 3000}) {  // prompts in many pieces, in few, and whole
       Engine engine(weights, 0, engine_options(rows));
       const std::vector<Recorded> all = sample_all(engine, config, 60, 5);
       const std::string where = std::string(name) + ", " + std::to_string(rows) + " rows a step";
@@ -203,6 +203,44 @@ TEST(Exact, HoldsAcrossASwapOfWeights) {
   EXPECT_GT(of_version[1], 100);
   std::printf("%lld and %lld log-probabilities compared\n", static_cast<long long>(of_version[0]),
               static_cast<long long>(of_version[1]));
+}
+
+// The base is one copy on the device; the engine takes adapters from the trainer's memory, the
+// second in the middle of its sequences.
+TEST(Exact, HoldsForAdaptersOverASharedBase) {
+  LEEWAY_NEEDS_CUDA();
+  const std::vector<std::string> all(kLoraTargets.begin(), kLoraTargets.end());
+  const std::vector<LoraSettings> adapters = {
+      {.rank = 16, .alpha = 32.0, .targets = all, .base_path = ""},
+      {.rank = 8, .alpha = 12.0, .targets = all, .base_path = ""},
+      {.rank = 40, .alpha = 40.0, .targets = {"q_proj", "v_proj", "down_proj"}, .base_path = ""}};
+  int64_t tokens = 0, after_swap = 0;
+  for (size_t i = 0; i < adapters.size(); ++i) {
+    const auto [name, config] = shapes()[i];
+    const auto base = std::make_shared<const Parameters>(random_weights(config, 1));
+    Parameters before(base, adapters[i]), after = before;
+    Rng rng(4);
+    for (float& value : before.flat()) value = static_cast<float>(0.02 * rng.normal());
+    for (float& value : after.flat()) value = static_cast<float>(0.02 * rng.normal());
+    EngineOptions options = engine_options(200);
+    options.frozen = FrozenWeights::in_place;
+    options.kv_after_swap = KvAfterSwap::recompute;
+    const Trainer first = trainer_of(before, 4000), second = trainer_of(after, 4000);
+    Engine engine(*first.snapshot(0), options);
+    const std::vector<Recorded> sampled = sample_all(engine, config, 60, 5, [&](int step) {
+      if (step == 25) engine.update_weights(second.snapshot(1));
+    });
+    for (const bool processed : {false, true}) {
+      for (const int64_t max_tokens : {1500, 20000}) {
+        tokens += expect_same_bits(before, 0, sampled, processed, max_tokens, name);
+        after_swap += expect_same_bits(after, 1, sampled, processed, max_tokens, name);
+      }
+    }
+  }
+  EXPECT_GT(tokens, 100);
+  EXPECT_GT(after_swap, 100);
+  std::printf("%lld and %lld log-probabilities compared\n", static_cast<long long>(tokens),
+              static_cast<long long>(after_swap));
 }
 
 }  // namespace

@@ -58,6 +58,22 @@ struct Case {
   bool tied = false;
 };
 
+// REINFORCE with a clipped current/rollout weight that is a function: CISPO, as in
+// examples/09_plugin.
+LossSpec reinforce_with_a_function(double high) {
+  LossSpec spec = spec_of("reinforce");
+  spec.corrections.push_back(
+      make_correction("mine", "min(pi/rollout, high)", {Stream::rollout},
+                      [high](const auto& sequence, auto effect) {
+                        for (size_t t = 0; t < sequence.mask.size(); ++t) {
+                          if (!sequence.mask[t]) continue;
+                          const auto ratio = std::exp(sequence.pi[t] - sequence.rollout[t]);
+                          effect.weights[t] = std::min(ratio, static_cast<decltype(ratio)>(high));
+                        }
+                      }));
+  return spec;
+}
+
 std::vector<Case> cases() {
   TrainerTable plain = small_table(), steps = plain, bonus = plain, recomputed = plain;
   steps.minibatches = 2;
@@ -77,6 +93,8 @@ std::vector<Case> cases() {
       {"across the batch", spec_of("m2po"), plain},
       {"across the batch, with a bonus", spec_of("m2po"), bonus},
       {"reference", spec_of(testing::with("grpo", {{"ref_kl", 0.1}})), plain},
+      {"a function of the host", reinforce_with_a_function(1.02), plain},
+      {"a function of the host, with a bonus", reinforce_with_a_function(1.02), bonus, true},
   };
 }
 
@@ -106,6 +124,22 @@ void expect_native_steps(const Case& c, const torch::Device& device) {
 TEST(TorchTraining, TakesTheStepsOfTheNativeBackend) {
   for (const torch::Device& device : devices()) {
     for (const Case& c : cases()) expect_native_steps(c, device);
+  }
+}
+
+TEST(TorchTraining, ACorrectionThatIsAFunctionActsAsTheBuiltInLossDoes) {
+  const LossSpec mine = reinforce_with_a_function(1.02);
+  const LossSpec cispo = spec_of(testing::with("cispo", {{"ratio_high", 1.02}}));
+  const Parameters policy = make_policy(2);
+  const std::vector<Sample> samples = rolled_out(policy, 5, 9, 0.05);
+  for (const torch::Device& device : devices()) {
+    Trainer a(policy, mine, testing::gradient_table(), on(device));
+    Trainer b(policy, cispo, testing::gradient_table(), on(device));
+    const PassResult got = a.forward_backward(samples, {}),
+                     expected = b.forward_backward(samples, {});
+    EXPECT_NEAR(got.loss, expected.loss, 1e-5 * (1.0 + std::abs(expected.loss))) << device;
+    // One device makes both: only the loss in between is computed in another place.
+    testing::expect_near(testing::take_gradient(a), testing::take_gradient(b), 1e-5, device.str());
   }
 }
 

@@ -65,7 +65,7 @@ void add_product(const Tensor& a, const Tensor& b, const Tensor& c, bool is_new)
   const cudaDataType_t type = a.scalar_type() == at::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F;
   const cublasStatus_t status = cublasGemmEx_64(
       at::cuda::getCurrentCUDABlasHandle(), CUBLAS_OP_N, CUBLAS_OP_T, b.size(1), a.size(1),
-      a.size(0), &alpha, data_of(b), type, b.size(1), data_of(a), type, a.size(1), &beta,
+      a.size(0), &alpha, data_of(b), type, b.stride(0), data_of(a), type, a.stride(0), &beta,
       data_of(c), CUDA_R_32F, b.size(1), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
   if (status != CUBLAS_STATUS_SUCCESS) {
     throw Error(std::string("cuBLAS: the gradient of a weight: ") + cublasGetStatusString(status));
@@ -125,7 +125,7 @@ Tensor norm_backward(const Tensor& x, const Tensor& weight, double eps, const Te
   }
 #endif
   const NormGradient gradient = plain_norm_backward(x, weight, eps, d_y);
-  d_weight.add_(gradient.d_weight);
+  if (d_weight.defined()) d_weight.add_(gradient.d_weight);
   if (h.defined()) h.copy_(plain_rms_norm(x, weight, eps));
   const Tensor d_x = gradient.d_x.to(x.scalar_type());
   return add.defined() ? add + d_x : d_x;
@@ -188,7 +188,9 @@ Tensor heads_backward(const HeadWeights& heads, const Tensor& positions, const T
         plain_norm_backward(all.narrow(1, 0, query_heads), heads.query_norm, heads.eps, d_q);
     const NormGradient by_k =
         plain_norm_backward(all.narrow(1, query_heads, kv_heads), heads.key_norm, heads.eps, d_k);
-    d_query_norm.add_(by_q.d_weight), d_key_norm.add_(by_k.d_weight);
+    if (d_query_norm.defined()) {
+      d_query_norm.add_(by_q.d_weight), d_key_norm.add_(by_k.d_weight);
+    }
     d_q = by_q.d_x.to(qkv.scalar_type()), d_k = by_k.d_x.to(qkv.scalar_type());
   }
   return at::cat({d_q, d_k, d_heads.v}, 1).flatten(1);

@@ -28,8 +28,8 @@ bool has_training_kernels(const ModelConfig& config, at::Device device, at::Scal
 at::Tensor sum_and_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight,
                         double eps, at::Tensor& h);
 // From the gradient d_y of the norm: returns `add`, which may be undefined, plus that of x, and
-// adds to d_weight. The memory of `add` may be the result's. Where it is defined h receives the
-// norm again; it may be d_y.
+// adds to d_weight unless it is undefined. The memory of `add` may be the result's. Where it is
+// defined h receives the norm again; it may be d_y.
 at::Tensor norm_backward(const at::Tensor& x, const at::Tensor& weight, double eps,
                          const at::Tensor& d_y, const at::Tensor& add, const at::Tensor& d_weight,
                          const at::Tensor& h = {});
@@ -47,7 +47,7 @@ struct HeadGradients {
   at::Tensor q, k, v;  // [N, heads, D]
 };
 // Returns the gradient of qkv; adds to those of the norms, which are undefined where there are
-// none.
+// none or they are not wanted.
 at::Tensor heads_backward(const HeadWeights& heads, const at::Tensor& positions,
                           const at::Tensor& qkv, const HeadGradients& d_heads,
                           const at::Tensor& d_query_norm, const at::Tensor& d_key_norm);

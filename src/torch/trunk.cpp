@@ -5,15 +5,18 @@
 #include <utility>
 
 #include "leeway/error.h"
+#include "torch/low_rank.h"
 #include "torch/training_operations.h"
 
 namespace leeway {
 
 using at::Tensor;
 
-Trunk::Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope)
+Trunk::Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope,
+             AdapterTensors adapter)
     : config_(config),
       weights_(std::move(weights)),
+      adapter_(std::move(adapter)),
       rope_(rope),
       products_(make_products(weights_.embedding.device())),
       attention_gradients_(make_attention_gradients(weights_.embedding.device())) {}
@@ -33,9 +36,22 @@ HeadWeights Trunk::heads_of(const LayerTensors& layer) const {
           rope_};
 }
 
+void Trunk::add_update(size_t layer, LowRankStack LayerAdapter::*stack, const Tensor& x,
+                       Tensor& y) const {
+  if (adapter_.layers.empty()) return;
+  add_low_rank(products_.get(), adapter_.layers[layer].*stack, adapter_.scale, x, y);
+}
+
+Tensor Trunk::gate_up_of(size_t layer, const Tensor& h) const {
+  Tensor gate_up = product(h, weights_.layers[layer].gate_up);
+  add_update(layer, &LayerAdapter::gate_up, h, gate_up);
+  return gate_up;
+}
+
 // The residual stream is x + delta: a norm adds what the product before it gave.
-Trunk::LayerPass Trunk::layer_forward(const LayerTensors& layer, const PackedSequences& sequences,
+Trunk::LayerPass Trunk::layer_forward(size_t number, const PackedSequences& sequences,
                                       const Tensor& x, const Tensor& delta, bool until_mlp) const {
+  const LayerTensors& layer = weights_.layers[number];
   const double eps = config_.rms_norm_eps;
   const HeadWeights heads = heads_of(layer);
   LayerPass pass;
@@ -43,49 +59,81 @@ Trunk::LayerPass Trunk::layer_forward(const LayerTensors& layer, const PackedSeq
   Tensor h = at::empty_like(x);
   kept.x = sum_and_norm(x, delta, layer.input_norm, eps, h);
   kept.qkv = product(h, layer.qkv, layer.qkv_bias);
+  add_update(number, &LayerAdapter::qkv, h, kept.qkv);
   const auto [q, k] = pack_heads(heads, sequences.positions, kept.qkv);
   Attended attended = attention(sequences, q, k, values_of(heads, kept.qkv));
   kept.attended = std::move(attended.out), kept.lse = std::move(attended.lse);
-  const Tensor from_attention = product(kept.attended.flatten(1), layer.o, layer.o_bias);
+  Tensor from_attention = product(kept.attended.flatten(1), layer.o, layer.o_bias);
+  add_update(number, &LayerAdapter::o, kept.attended.flatten(1), from_attention);
   kept.y = sum_and_norm(kept.x, from_attention, layer.post_norm, eps, h);
   if (until_mlp) return pass;
-  kept.gate_up = product(h, layer.gate_up);
+  kept.gate_up = gate_up_of(number, h);
   Tensor s = at::empty({x.size(0), config_.intermediate_size}, x.options());
   swiglu_rows(kept.gate_up, s);
   pass.delta = product(s, layer.down);
+  add_update(number, &LayerAdapter::down, s, pass.delta);
   return pass;
 }
 
 // d is the gradient of the layer's output, and what is returned that of its input: the residual
 // stream carries it past the norms.
-Tensor Trunk::layer_backward(const LayerTensors& layer, const PackedSequences& sequences,
-                             TrunkRecord::Layer&& kept, Tensor d, const LayerTensors& gradients,
-                             bool are_new) const {
+Tensor Trunk::layer_backward(size_t number, const PackedSequences& sequences,
+                             TrunkRecord::Layer&& kept, Tensor d,
+                             const LayerGradients& layer_gradients) const {
+  const LayerTensors& layer = weights_.layers[number];
+  const auto& [gradients, adapter, are_new] = layer_gradients;
+  const auto weigh = [are_new = are_new](const Tensor& d_y, const Tensor& x, const Tensor& d_w) {
+    if (d_w.defined()) weight_gradient(d_y, x, d_w, are_new);
+  };
+  // The adapter's share of a product's gradients: that of its input first, where d_y is at hand and
+  // x is not yet.
+  const auto update_backward = [&](LowRankStack LayerAdapter::*stack, const Tensor& d_y,
+                                   Tensor& d_x) {
+    if (adapter_.layers.empty()) return Tensor();
+    return low_rank_backward(adapter_.layers[number].*stack, adapter_.scale, d_y, d_x);
+  };
+  const auto update_gradients = [&, adapter = adapter, are_new = are_new](
+                                    LowRankStack LayerAdapter::*stack, const Tensor& d_y,
+                                    const Tensor& x, const Tensor& d_low) {
+    if (adapter == nullptr) return;
+    low_rank_gradients(products_.get(), adapter_.layers[number].*stack, adapter_.scale, x, d_y,
+                       d_low, adapter->*stack, are_new);
+  };
   const double eps = config_.rms_norm_eps;
   const HeadWeights heads = heads_of(layer);
   {  // The MLP.
-    const auto [d_gate_up, s] = swiglu_backward(kept.gate_up, product(d, layer.down.t()));
+    Tensor d_s = product(d, layer.down.t());
+    Tensor d_low = update_backward(&LayerAdapter::down, d, d_s);
+    const auto [d_gate_up, s] = swiglu_backward(kept.gate_up, d_s);
     kept.gate_up = Tensor();
-    weight_gradient(d, s, gradients.down, are_new);
-    const Tensor h = product(d_gate_up, layer.gate_up.t());  // its gradient, at first
+    weigh(d, s, gradients.down);
+    update_gradients(&LayerAdapter::down, d, s, d_low);
+    Tensor h = product(d_gate_up, layer.gate_up.t());  // its gradient, at first
+    d_low = update_backward(&LayerAdapter::gate_up, d_gate_up, h);
     d = norm_backward(kept.y, layer.post_norm, eps, h, d, gradients.post_norm, h);
-    weight_gradient(d_gate_up, h, gradients.gate_up, are_new);
+    weigh(d_gate_up, h, gradients.gate_up);
+    update_gradients(&LayerAdapter::gate_up, d_gate_up, h, d_low);
     kept.y = Tensor();
   }
   // Attention.
   const Tensor attended = kept.attended.flatten(1);
-  weight_gradient(d, attended, gradients.o, are_new);
+  weigh(d, attended, gradients.o);
   bias_gradient(d, gradients.o_bias);
-  const Tensor d_attended = product(d, layer.o.t()).view(kept.attended.sizes());
+  Tensor d_rows = product(d, layer.o.t());
+  Tensor d_low = update_backward(&LayerAdapter::o, d, d_rows);
+  update_gradients(&LayerAdapter::o, d, attended, d_low);
+  const Tensor d_attended = d_rows.view(kept.attended.sizes());
   const auto [q, k] = pack_heads(heads, sequences.positions, kept.qkv);
   const HeadGradients d_heads =
       attention_backward(attention_gradients_.get(), sequences, q, k, values_of(heads, kept.qkv),
                          {kept.attended, kept.lse}, d_attended);
   const Tensor d_qkv = heads_backward(heads, sequences.positions, kept.qkv, d_heads,
                                       gradients.q_norm, gradients.k_norm);
-  const Tensor h = product(d_qkv, layer.qkv.t());  // its gradient, at first
+  Tensor h = product(d_qkv, layer.qkv.t());  // its gradient, at first
+  d_low = update_backward(&LayerAdapter::qkv, d_qkv, h);
   d = norm_backward(kept.x, layer.input_norm, eps, h, d, gradients.input_norm, h);
-  weight_gradient(d_qkv, h, gradients.qkv, are_new);
+  weigh(d_qkv, h, gradients.qkv);
+  update_gradients(&LayerAdapter::qkv, d_qkv, h, d_low);
   bias_gradient(d_qkv, gradients.qkv_bias);
   return d;
 }
@@ -99,8 +147,8 @@ Tensor Trunk::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
   Tensor x = at::empty({tokens.size(0), config_.hidden_size}, weights_.embedding.options());
   Tensor delta;
   embed(weights_.embedding, rows, x);
-  for (const LayerTensors& layer : weights_.layers) {
-    LayerPass pass = layer_forward(layer, sequences, x, delta);
+  for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    LayerPass pass = layer_forward(i, sequences, x, delta);
     x = pass.kept.y, delta = std::move(pass.delta);
     if (record == nullptr) continue;
     TrunkRecord::Layer& kept = record->layers.emplace_back();
@@ -122,7 +170,7 @@ Tensor Trunk::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
 }
 
 void Trunk::backward(TrunkRecord&& record, const Tensor& d_hidden, const NetworkTensors& gradients,
-                     bool are_new) const {
+                     bool are_new, const AdapterTensors& adapter) const {
   const at::NoGradGuard guard;
   LEEWAY_CHECK(record.layers.size() == weights_.layers.size(), "the record of a pass");
   Tensor d = norm_backward(record.last, weights_.final_norm, config_.rms_norm_eps,
@@ -132,18 +180,18 @@ void Trunk::backward(TrunkRecord&& record, const Tensor& d_hidden, const Network
     TrunkRecord::Layer kept = std::move(record.layers[i]);
     record.layers[i] = {};
     if (!kept.qkv.defined()) {
-      kept = layer_forward(weights_.layers[i], *record.sequences, kept.x, Tensor(), true).kept;
+      kept = layer_forward(i, *record.sequences, kept.x, Tensor(), true).kept;
     }
     if (!kept.gate_up.defined()) {
-      const LayerTensors& layer = weights_.layers[i];
       Tensor h = at::empty_like(kept.y);
-      sum_and_norm(kept.y, Tensor(), layer.post_norm, config_.rms_norm_eps, h);
-      kept.gate_up = product(h, layer.gate_up);
+      sum_and_norm(kept.y, Tensor(), weights_.layers[i].post_norm, config_.rms_norm_eps, h);
+      kept.gate_up = gate_up_of(i, h);
     }
-    d = layer_backward(weights_.layers[i], *record.sequences, std::move(kept), std::move(d),
-                       gradients.layers[i], are_new);
+    const LayerAdapter* of_adapter = adapter.layers.empty() ? nullptr : &adapter.layers[i];
+    d = layer_backward(i, *record.sequences, std::move(kept), std::move(d),
+                       {gradients.layers[i], of_adapter, are_new});
   }
-  embed_backward(record.tokens, d, gradients.embedding);
+  if (gradients.embedding.defined()) embed_backward(record.tokens, d, gradients.embedding);
 }
 
 }  // namespace leeway

@@ -43,7 +43,8 @@ struct TrunkRecord {
 class Trunk {
  public:
   // Weights in the compute type, views of memory that is read at every pass.
-  Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope);
+  Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope,
+        AdapterTensors adapter = {});
 
   // hidden [N, hidden_size], after the final norm. Tokens, sequences and errors as in
   // TorchDecoder::forward. With `record` the pass can be gone back; `recompute` says what the
@@ -53,9 +54,10 @@ class Trunk {
 
   // From d_hidden, the gradient of what the recorded pass returned, adds to `gradients`, float32
   // views beside the weights; those of the layers' matrices are written instead with `are_new`. The
-  // head's is left alone, unless it is the embedding's. Takes the record apart.
+  // head's is left alone, unless it is the embedding's. Undefined ones are not computed: those of a
+  // base below an adapter, whose own are `adapter`. Takes the record apart.
   void backward(TrunkRecord&& record, const at::Tensor& d_hidden, const NetworkTensors& gradients,
-                bool are_new = false) const;
+                bool are_new = false, const AdapterTensors& adapter = {}) const;
 
   const at::Tensor& head_weight() const { return weights_.head; }
   cuda::Products* products() const { return products_.get(); }
@@ -68,16 +70,25 @@ class Trunk {
   at::Tensor product(const at::Tensor& x, const at::Tensor& weight,
                      const at::Tensor& bias = {}) const;
   HeadWeights heads_of(const LayerTensors& layer) const;
+  // y += what the adapter makes of x, if there is one.
+  void add_update(size_t layer, LowRankStack LayerAdapter::*stack, const at::Tensor& x,
+                  at::Tensor& y) const;
+  at::Tensor gate_up_of(size_t layer, const at::Tensor& h) const;
   // `until_mlp`: what comes before gate_up alone.
-  LayerPass layer_forward(const LayerTensors& layer, const PackedSequences& sequences,
-                          const at::Tensor& x, const at::Tensor& delta,
-                          bool until_mlp = false) const;
-  at::Tensor layer_backward(const LayerTensors& layer, const PackedSequences& sequences,
-                            TrunkRecord::Layer&& kept, at::Tensor d, const LayerTensors& gradients,
-                            bool are_new) const;
+  LayerPass layer_forward(size_t layer, const PackedSequences& sequences, const at::Tensor& x,
+                          const at::Tensor& delta, bool until_mlp = false) const;
+  struct LayerGradients {
+    const LayerTensors& weights;
+    const LayerAdapter* adapter;  // null: there is none
+    bool are_new;
+  };
+  at::Tensor layer_backward(size_t layer, const PackedSequences& sequences,
+                            TrunkRecord::Layer&& kept, at::Tensor d,
+                            const LayerGradients& gradients) const;
 
   ModelConfig config_;
   NetworkTensors weights_;
+  AdapterTensors adapter_;
   TorchRopeTable rope_;
   std::shared_ptr<cuda::Products> products_;
   std::shared_ptr<cuda::AttentionGradients> attention_gradients_;

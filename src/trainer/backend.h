@@ -16,7 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/checked_files.h"
 #include "config/run_config.h"
+#include "leeway/error.h"
 #include "leeway/loss.h"
 #include "leeway/metrics.h"
 #include "model/policy_snapshot.h"
@@ -82,6 +84,15 @@ class TrainingBackend {
   virtual std::function<TrainingState()> state_later() {
     auto now = std::make_shared<TrainingState>(state());
     return [now] { return std::move(*now); };
+  }
+  // The same to a folder, which the function is called with once: writes the files of state_files.h
+  // and returns their sums. Throws Error, for numbers that are not finite too.
+  virtual std::function<FileSums(const std::string& folder)> save_later() {
+    return [later = state_later()](const std::string& folder) {
+      const TrainingState now = later();
+      if (const std::string bad = not_finite_text(now); !bad.empty()) throw Error(bad);
+      return save_state(folder, now.policy, now.optimizer);
+    };
   }
   virtual void load(const std::string& folder) = 0;
 

@@ -25,6 +25,12 @@ int64_t parameters_of(const ModelConfig& model) {
   return count;
 }
 
+int64_t adapter_of(const DeviceMemoryUse& use) {
+  int64_t count = 0;
+  for (const ParameterInfo& info : lora_table(use.model, *use.lora)) count += info.size();
+  return count;
+}
+
 // Widths of a token's rows.
 struct Widths {
   explicit Widths(const ModelConfig& model)
@@ -79,8 +85,10 @@ int64_t sampler_bytes(const DeviceMemoryUse& use) {
   const int64_t number = use.half ? 2 : 4;
   const int64_t row = number * (3 * w.hidden + w.qkv() + 2 * w.queries + 3 * w.inner);
   const int64_t draw = number * w.hidden + 4 * w.vocabulary;
-  return sampler.engines * (number * parameters_of(use.model) + sampler.kv_bytes +
-                            sampler.max_rows * row + sampler.max_sequences * draw);
+  int64_t own = use.lora ? adapter_of(use) : 0;
+  if (!use.lora || !sampler.in_process) own += parameters_of(use.model);
+  return sampler.engines *
+         (number * own + sampler.kv_bytes + sampler.max_rows * row + sampler.max_sequences * draw);
 }
 
 struct Choice {
@@ -146,13 +154,22 @@ std::string fitting_lines(const DeviceMemoryUse& use, int64_t free) {
 }  // namespace
 
 DeviceMemory device_memory(const DeviceMemoryUse& use) {
-  const int64_t count = parameters_of(use.model), tokens = use.max_tokens;
+  const int64_t all = parameters_of(use.model), tokens = use.max_tokens;
+  const int64_t count = use.lora ? adapter_of(use) : all;  // that is trained
   const int64_t number = use.half ? 2 : 4, row = number * use.model.hidden_size;
   const LayerBytes layer = layer_bytes(use);
   DeviceMemory memory;
-  memory.weights = 4 * count;
+  // An adapter has a copy that passes read beside its float32 numbers; else passes read a half of
+  // them, which is whole on every rank.
+  if (use.lora) {
+    memory.weights = number * all + (4 + number) * count;
+  } else {
+    memory.weights = use.half ? 2 * count + 2 * count / use.ranks : 4 * count;
+  }
   memory.gradients = 4 * count;
-  memory.moments = use.optimizer_state == OptimizerState::int8 ? 2 * count + count / 32 : 8 * count;
+  memory.moments =
+      (use.optimizer_state == OptimizerState::int8 ? 2 * count + count / 32 : 8 * count) /
+      use.ranks;
   for (const ModelConfig& other : use.other_policies) {
     memory.other_policies += number * parameters_of(other);
   }
@@ -202,8 +219,9 @@ std::string why_it_does_not_fit(const DeviceMemoryUse& use, int64_t free) {
   least.max_tokens = std::min(kLeastTokens, use.max_tokens);
   return text + fmt::format(
                     "\nNo settings make it fit: the least, without sampling, is {} GiB. "
-                    "Train a smaller model",
-                    gib(device_memory(least).total()));
+                    "Train a smaller model{}",
+                    gib(device_memory(least).total()),
+                    use.lora ? "" : ", or an adapter ([model.lora])");
 }
 
 }  // namespace leeway

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "config/run_config.h"
+#include "model/lora.h"
 #include "model/model_config.h"
 
 namespace leeway {
@@ -16,22 +18,28 @@ namespace leeway {
 struct SamplerMemoryUse {
   int64_t engines = 0;                                    // 0: others sample
   int64_t kv_bytes = 0, max_sequences = 0, max_rows = 0;  // of each
+  bool in_process = true;  // with the model below an adapter that the trainer has
 };
 
 struct DeviceMemoryUse {
   ModelConfig model;
+  // An adapter over the model is trained: the model is there once, for all, in the type of passes.
+  std::optional<LoraSettings> lora;
   // Passes in bf16. In float32, or where the trunk has no kernels, activations are a lower bound.
   bool half = true;
   int64_t max_tokens = 0;  // of the largest micro-batch
   Recompute recompute = Recompute::off;
   OptimizerState optimizer_state = OptimizerState::float32;
-  std::vector<ModelConfig> other_policies;  // reference and teacher
+  // Reference and teacher; those that are the shared model with or without an adapter are not
+  // counted.
+  std::vector<ModelConfig> other_policies;
+  int64_t ranks = 1;  // that share the update: each has a part of masters and moments
   SamplerMemoryUse sampler;
 };
 
 // Bytes.
 struct DeviceMemory {
-  int64_t weights = 0;    // float32, of which passes in bf16 read a half
+  int64_t weights = 0;  // float32, of which passes in bf16 read a half; below an adapter that half
   int64_t gradients = 0;  // float32
   int64_t moments = 0;    // of AdamW
   int64_t other_policies = 0;

@@ -60,6 +60,23 @@ TEST(DeviceMemory, IsTheSumThatIsMadeByHand) {
                              all.workspace + all.libraries);
 }
 
+TEST(DeviceMemory, HasTheModelOnceBelowAnAdapter) {
+  DeviceMemoryUse use = small_use();
+  const int64_t all = device_memory(use).weights / 4;
+  use.lora = {16, 32.0, {"q_proj", "down_proj"}, ""};
+  const int64_t adapter = 28 * 16 * ((1024 + 2048) + (3072 + 1024));
+  EXPECT_EQ(device_memory(use).weights, 2 * all + 6 * adapter);
+  EXPECT_EQ(device_memory(use).gradients, 4 * adapter);
+  EXPECT_EQ(device_memory(use).moments, 8 * adapter);
+  use.sampler = {.engines = 1, .kv_bytes = kGibi, .max_sequences = 0, .max_rows = 0};
+  EXPECT_EQ(device_memory(use).sampler, 2 * adapter + kGibi);
+  use.sampler.in_process = false;
+  EXPECT_EQ(device_memory(use).sampler, 2 * (adapter + all) + kGibi);
+  DeviceMemoryUse large = large_use();
+  large.lora = {16, 32.0, {kLoraTargets.begin(), kLoraTargets.end()}, ""};
+  EXPECT_EQ(why_it_does_not_fit(large, 80 * kGibi), "");
+}
+
 TEST(DeviceMemory, CountsOtherPoliciesAndEngines) {
   DeviceMemoryUse use = small_use();
   const DeviceMemory alone = device_memory(use);
@@ -117,6 +134,22 @@ TEST(DeviceMemory, EightBillionParametersTrainOnOneGpuWithMomentsInBytes) {
   DeviceMemoryUse use = large_use();
   use.recompute = Recompute::layer, use.optimizer_state = OptimizerState::int8;
   EXPECT_EQ(why_it_does_not_fit(use, free), "");
+}
+
+// 6 bytes a parameter, and 10 that ranks share.
+TEST(DeviceMemory, RanksShareMastersAndMoments) {
+  DeviceMemoryUse use = large_use();
+  const DeviceMemory alone = device_memory(use);
+  for (const int64_t ranks : {2, 4, 8, 64}) {
+    use.ranks = ranks;
+    const DeviceMemory each = device_memory(use);
+    EXPECT_EQ(each.gradients, alone.gradients);
+    EXPECT_EQ(each.weights, alone.weights / 2 + alone.weights / 2 / ranks);
+    EXPECT_EQ(each.moments, alone.moments / ranks);
+    EXPECT_EQ(each.activations, alone.activations);
+  }
+  use.ranks = 8, use.recompute = Recompute::layer;
+  EXPECT_EQ(why_it_does_not_fit(use, 80 * kGibi), "");  // an H100
 }
 
 TEST(DeviceMemory, WhereSamplingIsTooMuchServersAreNamed) {

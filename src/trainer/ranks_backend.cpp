@@ -11,7 +11,7 @@
 #include "core/explain_text.h"
 #include "leeway/error.h"
 #include "trainer/cpu_backend.h"
-#include "trainer/sharded_update.h"
+#include "trainer/moment_saving.h"
 #include "trainer/training_messages.h"
 
 namespace leeway {
@@ -20,26 +20,6 @@ namespace {
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-
-// A backend with its part of the update.
-struct LocalBackend {
-  LocalBackend(Ranks& ranks, TrainingWeights weights, const TrainerTable& table) {
-    backend = make_cpu_training(std::move(weights), table, [&](const Parameters& policy) {
-      auto made = std::make_unique<ShardedUpdate>(ranks, policy);
-      update = made.get();
-      return made;
-    });
-  }
-
-  // The slots without the sum over ranks.
-  std::vector<SlotResult> run(const PackedBatch& batch, std::span<const GradientSlot> slots,
-                              const SlotPass& pass, std::span<const float> g) {
-    return run_each_slot(*backend, batch, slots, pass, g);
-  }
-
-  std::unique_ptr<TrainingBackend> backend;
-  ShardedUpdate* update = nullptr;
-};
 
 std::string order(TrainingOrder kind) {
   ByteWriter message;
@@ -53,7 +33,6 @@ class RanksBackend : public TrainingBackend {
  public:
   RanksBackend(RanksTraining& group, TrainingWeights weights, const TrainerTable& table)
       : group_(group), ranks_(group.ranks_) {
-    check_ranks(ranks_.size(), table);
     for (const LossSpec* spec : group.specs_) specs_.push_back(explain_text(*spec));
     {
       const std::lock_guard lock(group_.mutex_);
@@ -63,7 +42,7 @@ class RanksBackend : public TrainingBackend {
     message.put(TrainingOrder::make);
     put_weights(message, weights, table);
     tell(message.take());
-    local_.emplace(ranks_, std::move(weights), table);
+    local_ = group.make_(ranks_, std::move(weights), table);
   }
   ~RanksBackend() override {
     try {
@@ -73,16 +52,21 @@ class RanksBackend : public TrainingBackend {
     }
   }
 
-  const Parameters& parameters() override { return here().parameters(); }
-  const ModelConfig& config() const override { return local_->backend->config(); }
+  const Parameters& parameters() override {
+    if (local_.share->needs_weights()) tell(order(TrainingOrder::weights));
+    return here().parameters();
+  }
+  const ModelConfig& config() const override { return local_.backend->config(); }
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
+    if (local_.share->needs_weights()) tell(order(TrainingOrder::weights));
+    auto snapshot = here().snapshot(version);
     if (group_.keep(version)) {
       ByteWriter message;
       message.put(TrainingOrder::snapshot);
       message.put(version);
       tell(message.take());
     }
-    return here().snapshot(version);
+    return snapshot;
   }
 
   // Single passes are the leader's own: the trainer gives slots.
@@ -96,7 +80,7 @@ class RanksBackend : public TrainingBackend {
     LEEWAY_CHECK(false, "gradients of ranks come from slots");
   }
 
-  int64_t slots() const override { return local_->backend->slots(); }
+  int64_t slots() const override { return local_.backend->slots(); }
   std::vector<SlotResult> run_slots(const PackedBatch& batch, std::span<const GradientSlot> slots,
                                     const SlotPass& pass, std::span<const float> g) override {
     const size_t share = slots.size() / static_cast<size_t>(ranks_.size());
@@ -118,7 +102,8 @@ class RanksBackend : public TrainingBackend {
       ranks_.send(r, Channel::training, message.take());
     }
     const double begin = now_seconds();
-    std::vector<SlotResult> results = local_->run(batch, slots.first(share), pass, rows[0]);
+    std::vector<SlotResult> results =
+        run_each_slot(here(), batch, slots.first(share), pass, rows[0]);
     const double waits = now_seconds();
     std::vector<double> taken = {waits - begin};
     for (int r = 1; r < ranks_.size(); ++r) {
@@ -135,7 +120,7 @@ class RanksBackend : public TrainingBackend {
     const std::lock_guard lock(group_.mutex_);
     for (size_t r = 0; r < taken.size(); ++r) group_.pass_seconds_[r] += taken[r];
     group_.wait_seconds_ += waited;
-    group_.collective_seconds_ += local_->update->take_seconds();
+    group_.collective_seconds_ += local_.share->take_seconds();
     return results;
   }
 
@@ -157,13 +142,27 @@ class RanksBackend : public TrainingBackend {
     tell(message.take());
     here().step(table, rate, scale);
     const std::lock_guard lock(group_.mutex_);
-    group_.collective_seconds_ += local_->update->take_seconds();
+    group_.collective_seconds_ += local_.share->take_seconds();
   }
-  int64_t steps() const override { return local_->backend->steps(); }
+  int64_t steps() const override { return local_.backend->steps(); }
 
   TrainingState state() override {
-    tell(order(TrainingOrder::moments));
+    parameters();  // what they are in the state
+    tell(order(TrainingOrder::state));
     return here().state();
+  }
+  std::function<FileSums(const std::string&)> save_later() override {
+    auto policy = std::make_shared<const Parameters>(parameters());
+    tell(order(TrainingOrder::save));
+    auto moments = std::make_shared<MomentSave>(ranks_, local_.share->moments());
+    return [policy, moments, steps = steps()](const std::string& folder) {
+      if (const std::string bad = not_finite_text(*policy); !bad.empty()) throw Error(bad);
+      FileSums sums = save_parameters(*policy, folder);
+      sums.merge(moments->write(folder));
+      remove_other_moments(folder, sums);
+      sums["trainer.json"] = write_steps(folder, steps);
+      return sums;
+    };
   }
   void load(const std::string& folder) override {
     tell(order(TrainingOrder::load));
@@ -171,7 +170,7 @@ class RanksBackend : public TrainingBackend {
   }
 
  private:
-  TrainingBackend& here() { return *local_->backend; }
+  TrainingBackend& here() { return *local_.backend; }
 
   void tell(const std::string& message) {
     for (int r = 1; r < ranks_.size(); ++r) ranks_.send(r, Channel::training, message);
@@ -193,7 +192,7 @@ class RanksBackend : public TrainingBackend {
   std::vector<std::string> specs_;  // as text, which has all that makes a loss what it is
   const LossSpec* known_ = nullptr;
   uint8_t known_number_ = 0;
-  std::optional<LocalBackend> local_;
+  RankBackend local_;
 };
 
 namespace {
@@ -208,48 +207,50 @@ OptimizerTable read_step(ByteReader& from, double& rate, double& scale) {
 }
 
 // One order; false at the end.
-bool serve(Ranks& ranks, const Parameters& like, std::span<const LossSpec* const> specs,
-           int threads, KeptSnapshots& snapshots, std::optional<LocalBackend>& local) {
+bool serve(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots,
+           MomentWriter& writer, RankBackend& local) {
   const std::string message = ranks.receive(0, Channel::training);
   ByteReader from(message);
   const auto kind = from.get_enum(TrainingOrder::end);
   const bool needs_backend =
       kind != TrainingOrder::make && kind != TrainingOrder::drop && kind != TrainingOrder::end;
-  if (needs_backend && !local) throw Error("an order for a trainer that was not made");
+  if (needs_backend && !local.backend) throw Error("an order for a trainer that was not made");
   switch (kind) {
     case TrainingOrder::make: {
       TrainerTable table;
-      table.threads = threads;
-      TrainingWeights weights = get_weights(from, like, table);
-      local.reset();
-      local.emplace(ranks, std::move(weights), table);
+      table.threads = options.threads;
+      TrainingWeights weights = get_weights(from, *options.like, table);
+      local = {};
+      local = options.make(ranks, std::move(weights), table);
       snapshots.clear();
       break;
     }
-    case TrainingOrder::drop: local.reset(); break;
+    case TrainingOrder::drop: local = {}; break;
     case TrainingOrder::pass: {
       PassOrder pass = get_pass(from);
-      if (pass.spec >= specs.size()) throw Error("an order with a loss that is not known");
-      pass.pass.loss.spec = specs[pass.spec];
+      if (pass.spec >= options.specs.size()) throw Error("an order with a loss that is not known");
+      pass.pass.loss.spec = options.specs[pass.spec];
       const double begin = now_seconds();
-      const auto results = local->run(pass.batch, pass.slots, pass.pass, pass.g);
+      const auto results = run_each_slot(*local.backend, pass.batch, pass.slots, pass.pass, pass.g);
       ranks.send(0, Channel::training, results_message(results, now_seconds() - begin));
       break;
     }
-    case TrainingOrder::join: local->backend->end_pass(); break;
-    case TrainingOrder::zero: local->backend->zero_gradients(); break;
-    case TrainingOrder::norm: local->backend->gradient_norm(); break;
+    case TrainingOrder::join: local.backend->end_pass(); break;
+    case TrainingOrder::zero: local.backend->zero_gradients(); break;
+    case TrainingOrder::norm: local.backend->gradient_norm(); break;
     case TrainingOrder::step: {
       double rate = 0.0, scale = 0.0;
       const OptimizerTable table = read_step(from, rate, scale);
-      local->backend->step(table, rate, scale);
+      local.backend->step(table, rate, scale);
       break;
     }
     case TrainingOrder::snapshot:
-      snapshots.add(local->backend->snapshot(from.get<PolicyVersion>()));
+      snapshots.add(local.backend->snapshot(from.get<PolicyVersion>()));
       break;
-    case TrainingOrder::moments: local->update->send_moments(); break;
-    case TrainingOrder::load: local->backend->load(""); break;
+    case TrainingOrder::state: collect_moments(ranks, local.share->moments(), nullptr); break;
+    case TrainingOrder::save: writer.begin(local.share->moments()); break;
+    case TrainingOrder::weights: local.share->bring_weights(); break;
+    case TrainingOrder::load: local.backend->load(""); break;
     case TrainingOrder::end: return false;
   }
   from.end();
@@ -258,8 +259,14 @@ bool serve(Ranks& ranks, const Parameters& like, std::span<const LossSpec* const
 
 }  // namespace
 
-void check_ranks(int ranks, const TrainerTable& table) {
-  const int64_t slots = slots_of(table);
+void check_ranks(int ranks, const RunConfig& run) {
+  if (run.model.device == Device::cuda) {
+    if (kMostGpuRanks % ranks == 0) return;
+    throw Error(
+        fmt::format("{} ranks with a GPU each cannot share a step: use a power of two, at most {}",
+                    ranks, kMostGpuRanks));
+  }
+  const int64_t slots = slots_of(run.trainer);
   if (slots % ranks == 0) return;
   std::vector<int64_t> fitting;
   for (int64_t n = 1; n <= slots; n *= 2) fitting.push_back(n);
@@ -302,9 +309,10 @@ void KeptSnapshots::end() {
   changed_.notify_all();
 }
 
-RanksTraining::RanksTraining(Ranks& ranks, std::vector<const LossSpec*> specs)
+RanksTraining::RanksTraining(Ranks& ranks, std::vector<const LossSpec*> specs, MakeRankBackend make)
     : ranks_(ranks),
       specs_(std::move(specs)),
+      make_(std::move(make)),
       pass_seconds_(static_cast<size_t>(ranks.size()), 0.0) {}
 
 MakeTrainingBackend RanksTraining::backends() {
@@ -377,11 +385,11 @@ void RanksTraining::end() {
   }
 }
 
-void serve_training(Ranks& ranks, const Parameters& like, std::vector<const LossSpec*> specs,
-                    int threads, KeptSnapshots& snapshots) {
-  std::optional<LocalBackend> local;
+void serve_training(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots) {
+  MomentWriter writer(ranks);
+  RankBackend local;
   try {
-    while (serve(ranks, like, specs, threads, snapshots, local)) {
+    while (serve(ranks, options, snapshots, writer, local)) {
     }
   } catch (const Lost&) {
     throw;

@@ -1,6 +1,6 @@
-// The trainer's computations on the CPU, shared by ranks. The leader (rank 0) has the trainer; its
-// backend orders the others to compute their slots and takes part itself. A step of S slots on N
-// ranks has the bits of the same step on one: N must divide S.
+// The trainer's computations, shared by ranks. The leader (rank 0) has the trainer; its
+// backend orders the others to compute their slots and takes part itself. On the CPU a step of
+// S slots on N ranks has the bits of the same step on one: N must divide S.
 #pragma once
 
 #include <condition_variable>
@@ -13,12 +13,14 @@
 
 #include "leeway/metric_list.h"
 #include "ranks/ranks.h"
-#include "trainer/backend.h"
+#include "trainer/rank_backend.h"
 
 namespace leeway {
 
-// Throws Error with the numbers that do unless `ranks` divides the slots of the table.
-void check_ranks(int ranks, const TrainerTable& table);
+// Throws Error with the numbers that do unless this many ranks can share the steps of the run: on
+// the CPU they divide its slots, on GPUs they are a power of two, at most kMostGpuRanks.
+inline constexpr int kMostGpuRanks = 64;
+void check_ranks(int ranks, const RunConfig& run);
 
 // Weights by version, from a rank's trainer for its sampler, which takes each version once, in
 // order. All functions may be called from any thread.
@@ -43,7 +45,8 @@ class KeptSnapshots {
 class RanksTraining {
  public:
   // `specs`: the losses that trainers will use, the same on all ranks. All must outlive this.
-  RanksTraining(Ranks& ranks, std::vector<const LossSpec*> specs);
+  RanksTraining(Ranks& ranks, std::vector<const LossSpec*> specs,
+                MakeRankBackend make = cpu_rank_backend());
   // Backends that must not outlive this.
   MakeTrainingBackend backends();
   // From here on other ranks keep the snapshots that the leader takes: for samplers that take every
@@ -70,6 +73,7 @@ class RanksTraining {
   bool keep(PolicyVersion version);  // whether others are told to
   Ranks& ranks_;
   const std::vector<const LossSpec*> specs_;
+  const MakeRankBackend make_;
   mutable std::mutex mutex_;  // of what follows
   double collective_seconds_ = 0.0, wait_seconds_ = 0.0;
   std::vector<double> pass_seconds_;  // of each rank
@@ -84,7 +88,12 @@ class RanksTraining {
 // The side of other ranks: serves the leader until it ends the group. `like`: the policy before
 // training, for its shape and an adapter's base. Throws Lost, and what the backend throws, after
 // telling the others.
-void serve_training(Ranks& ranks, const Parameters& like, std::vector<const LossSpec*> specs,
-                    int threads, KeptSnapshots& snapshots);
+struct ServeTraining {
+  const Parameters* like = nullptr;
+  std::vector<const LossSpec*> specs;
+  int threads = 1;
+  MakeRankBackend make = cpu_rank_backend();
+};
+void serve_training(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots);
 
 }  // namespace leeway

@@ -29,7 +29,7 @@ class Group {
       threads_.emplace_back([this, r, like, &spec] {
         try {
           KeptSnapshots others;
-          serve_training(*ranks_[static_cast<size_t>(r)], like, {&spec}, 1,
+          serve_training(*ranks_[static_cast<size_t>(r)], {.like = &like, .specs = {&spec}},
                          r == 1 ? snapshots : others);
         } catch (const Error& error) {
           if (r == 1) failure_ = error.what();
@@ -231,16 +231,25 @@ TEST(RanksBackend, OtherRanksKeepTheSnapshotsOfTheLeader) {
 }
 
 TEST(RanksBackend, ANumberOfRanksThatDoesNotDivideTheSlotsIsRefused) {
-  TrainerTable table;
-  EXPECT_NO_THROW(check_ranks(4, table));
+  RunConfig run;
+  EXPECT_NO_THROW(check_ranks(4, run));
   for (const int size : {3, 8}) {
     try {
-      check_ranks(size, table);
+      check_ranks(size, run);
       ADD_FAILURE() << size;
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("use 1, 2, 4 ranks"), std::string::npos)
           << error.what();
     }
+  }
+}
+
+TEST(RanksBackend, RanksOnGpusAreAPowerOfTwo) {
+  RunConfig run;
+  run.model.device = Device::cuda;
+  for (const int size : {2, 4, 8, 64}) EXPECT_NO_THROW(check_ranks(size, run)) << size;
+  for (const int size : {3, 6, 128}) {
+    testing::expect_refused([&] { check_ranks(size, run); }, {"a power of two, at most 64"});
   }
 }
 

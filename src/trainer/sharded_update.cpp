@@ -1,23 +1,23 @@
 #include "trainer/sharded_update.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <memory>
 #include <utility>
 
 #include "base/bytes.h"
 #include "leeway/error.h"
+#include "trainer/cpu_backend.h"
+#include "trainer/moment_loading.h"
 
 namespace leeway {
-namespace {
 
-template <class T>
-std::span<std::byte> bytes_of(std::span<T> numbers) {
-  return std::as_writable_bytes(numbers);
-}
-
-}  // namespace
-
-ShardedUpdate::ShardedUpdate(Ranks& ranks, const Parameters& policy) : ranks_(ranks) {
+ShardedUpdate::ShardedUpdate(Ranks& ranks, const Parameters& policy)
+    : ranks_(ranks), table_(policy.table()) {
+  for (size_t i = 0; i < table_.size(); ++i) {
+    offsets_.push_back(static_cast<size_t>(policy.of(i).data() - policy.flat().data()));
+  }
   const size_t numbers = policy.flat().size(), count = static_cast<size_t>(ranks.size());
   const size_t blocks = (numbers + kNormBlock - 1) / kNormBlock;
   for (size_t r = 0; r <= count; ++r) {
@@ -78,67 +78,52 @@ void ShardedUpdate::step(ThreadPool& pool, const OptimizerTable& table, double r
   timed([&] { ranks_.all_gather(policy.flat(), bounds_); });
 }
 
+std::vector<MomentPiece> ShardedUpdate::pieces(int rank) const {
+  const auto r = static_cast<size_t>(rank);
+  return pieces_between(table_, offsets_, bounds_[r], bounds_[r + 1]);
+}
+
+void ShardedUpdate::read(Moment which, const MomentPiece& piece, std::span<float> to) const {
+  const AlignedVector<float>& all = which == Moment::first ? m_ : v_;
+  std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(place_of(piece)), piece.count, to.begin());
+}
+
+std::function<void()> ShardedUpdate::prepare(const ReadMoment& read) {
+  auto fresh = std::make_shared<std::array<AlignedVector<float>, 2>>();
+  for (const Moment which : kMoments) {
+    AlignedVector<float>& all = (*fresh)[static_cast<size_t>(which)];
+    all.resize(size());
+    for (const MomentPiece& piece : pieces(ranks_.rank())) {
+      read(which, piece, std::span<float>(all).subspan(place_of(piece), piece.count));
+    }
+  }
+  return [this, fresh] {
+    m_ = std::move((*fresh)[0]);
+    v_ = std::move((*fresh)[1]);
+  };
+}
+
 TrainingState ShardedUpdate::state(const Parameters& policy) {
-  LEEWAY_CHECK(ranks_.rank() == 0, "rank 0 gathers the state");
   TrainingState state{policy, AdamW(policy)};
   state.optimizer.set_steps(steps_);
-  const std::span<float> m = state.optimizer.first_moment().flat();
-  const std::span<float> v = state.optimizer.second_moment().flat();
-  std::copy(m_.begin(), m_.end(), m.begin());
-  std::copy(v_.begin(), v_.end(), v.begin());
-  for (size_t r = 1; r + 1 < bounds_.size(); ++r) {
-    const std::string message = ranks_.receive(static_cast<int>(r), Channel::training);
-    ByteReader reader(message);
-    reader.get_list(m.subspan(bounds_[r], bounds_[r + 1] - bounds_[r]));
-    reader.get_list(v.subspan(bounds_[r], bounds_[r + 1] - bounds_[r]));
-    reader.end();
-  }
+  collect_moments(ranks_, *this, &state.optimizer);
   return state;
 }
 
-void ShardedUpdate::send_moments() {
-  ByteWriter message;
-  message.put(std::span<const float>(m_));
-  message.put(std::span<const float>(v_));
-  ranks_.send(0, Channel::training, message.take());
+void ShardedUpdate::load(const std::string& folder, Parameters& policy) {
+  steps_ = load_sharded(ranks_, folder, *this, policy).value_or(steps_);
 }
 
-void ShardedUpdate::load(const std::string& folder, Parameters& policy) {
-  std::optional<TrainingState> state;
-  std::optional<Error> failure;
-  int64_t steps = -1;  // the folder cannot be read
-  if (ranks_.rank() == 0) {
-    try {
-      state.emplace(TrainingState{policy, AdamW(policy)});
-      load_state(folder, state->policy, state->optimizer);
-      steps = state->optimizer.steps();
-    } catch (const Error& error) {
-      failure = error;
-    }
-  }
-  ranks_.broadcast(bytes_of(std::span(&steps, 1)), 0);
-  if (failure) throw Error(*failure);
-  if (steps < 0) return;
-  steps_ = steps;
-  if (state) policy = std::move(state->policy);
-  ranks_.broadcast(bytes_of(policy.flat()), 0);
-  for (AlignedVector<float>* part : {&m_, &v_}) {
-    if (!state) {
-      const std::string message = ranks_.receive(0, Channel::training);
-      ByteReader reader(message);
-      reader.get_list(std::span<float>(*part));
-      reader.end();
-      continue;
-    }
-    const std::span<const float> whole = part == &m_ ? state->optimizer.first_moment().flat()
-                                                     : state->optimizer.second_moment().flat();
-    for (size_t r = 1; r + 1 < bounds_.size(); ++r) {
-      ByteWriter message;
-      message.put(whole.subspan(bounds_[r], bounds_[r + 1] - bounds_[r]));
-      ranks_.send(static_cast<int>(r), Channel::training, message.take());
-    }
-    std::copy_n(whole.begin() + static_cast<std::ptrdiff_t>(first()), size(), part->begin());
-  }
+MakeRankBackend cpu_rank_backend() {
+  return [](Ranks& ranks, TrainingWeights weights, const TrainerTable& table) {
+    RankBackend made;
+    made.backend = make_cpu_training(std::move(weights), table, [&](const Parameters& policy) {
+      auto update = std::make_unique<ShardedUpdate>(ranks, policy);
+      made.share = update.get();
+      return update;
+    });
+    return made;
+  };
 }
 
 }  // namespace leeway

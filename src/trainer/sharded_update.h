@@ -10,10 +10,12 @@
 #include "base/aligned.h"
 #include "ranks/ranks.h"
 #include "trainer/gradient_update.h"
+#include "trainer/moment_shard.h"
+#include "trainer/rank_backend.h"
 
 namespace leeway {
 
-class ShardedUpdate : public GradientUpdate {
+class ShardedUpdate : public GradientUpdate, public RankShare, public MomentShard {
  public:
   // `ranks` must outlive it.
   ShardedUpdate(Ranks& ranks, const Parameters& policy);
@@ -25,15 +27,20 @@ class ShardedUpdate : public GradientUpdate {
   void step(ThreadPool& pool, const OptimizerTable& table, double rate, double scale,
             Parameters& policy) override;
   int64_t steps() const override { return steps_; }
-  // Rank 0; the others call `send_moments` for it.
+  // Rank 0; the others call collect_moments for it.
   TrainingState state(const Parameters& policy) override;
-  void send_moments();
-  // Rank 0 reads the folder and hands its contents on; where it throws for the folder, the others
-  // change nothing and return.
+  MomentShard& moments() override { return *this; }
+  // The folder is rank 0's; where that throws, the others change nothing and return.
   void load(const std::string& folder, Parameters& policy) override;
 
-  // Seconds in calls that wait for other ranks, since the last question.
-  double take_seconds();
+  double take_seconds() override;
+  bool needs_weights() const override { return false; }
+  void bring_weights() override {}
+
+  const std::vector<ParameterInfo>& table() const override { return table_; }
+  std::vector<MomentPiece> pieces(int rank) const override;
+  void read(Moment which, const MomentPiece& piece, std::span<float> to) const override;
+  std::function<void()> prepare(const ReadMoment& read) override;
 
  private:
   size_t first() const { return bounds_[static_cast<size_t>(ranks_.rank())]; }
@@ -42,6 +49,11 @@ class ShardedUpdate : public GradientUpdate {
   void timed(const Work& work);
 
   Ranks& ranks_;
+  size_t place_of(const MomentPiece& piece) const {  // in this rank's part
+    return offsets_[piece.parameter] + piece.first - first();
+  }
+  std::vector<ParameterInfo> table_;
+  std::vector<size_t> offsets_;                   // of parameters in the flat buffer
   std::vector<size_t> bounds_;                    // [ranks + 1], into the flat buffer
   AlignedVector<float> gradient_, pass_, m_, v_;  // of this rank's part
   bool has_pass_ = false;

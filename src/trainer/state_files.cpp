@@ -11,35 +11,12 @@
 #include "leeway/error.h"
 #include "model/adapter_io.h"
 #include "model/safetensors.h"
+#include "trainer/saved_moments.h"
 
 namespace leeway {
 namespace {
 
-constexpr const char* kMoments[] = {"m.", "v."};
 constexpr double kLargestCount = 0x1p53;  // whole numbers up to here are doubles
-
-// `squares`: the moment must not contain negative numbers.
-void read_moment(const SafetensorsFile& file, const std::string& prefix, bool squares,
-                 Parameters& into) {
-  for (size_t i = 0; i < into.table().size(); ++i) {
-    const ParameterInfo& info = into.table()[i];
-    const std::string name = prefix + info.name;
-    const StoredTensor* tensor = file.find(name);
-    if (tensor == nullptr) throw Error(fmt::format("{}: has no tensor {}", file.path(), name));
-    if (tensor->shape != info.shape) {
-      throw Error(fmt::format("{}: {} does not have the policy's shape", file.path(), name));
-    }
-    copy_as_float(*tensor, file.path(), into.of(i));
-    for (float value : into.of(i)) {
-      if (!std::isfinite(value)) {
-        throw Error(fmt::format("{}: {} contains a number that is not finite", file.path(), name));
-      }
-      if (squares && value < 0.0f) {
-        throw Error(fmt::format("{}: {} contains a negative number", file.path(), name));
-      }
-    }
-  }
-}
 
 // Whether both have the same parameters in the same roles.
 bool same_model(const Parameters& a, const Parameters& b) {
@@ -70,25 +47,29 @@ std::string not_finite_text(const TrainingState& state) {
   return text.empty() ? "" : "the second moment of " + text;
 }
 
+FileSum write_steps(const std::string& folder, int64_t steps) {
+  JsonWriter json;
+  json.begin_object().key("format").value(1.0);
+  json.key("optimizer_steps").value(static_cast<double>(steps)).end_object();
+  return write_file_atomically(folder + "/trainer.json", json.text() + "\n");
+}
+
 FileSums save_state(const std::string& folder, const Parameters& policy, const AdamW& optimizer) {
   FileSums sums = save_parameters(policy, folder);
   std::vector<TensorToSave> tensors;
-  const Parameters* moments[] = {&optimizer.first_moment(), &optimizer.second_moment()};
-  for (size_t k = 0; k < 2; ++k) {
+  for (const Moment which : kMoments) {
+    const Parameters& moments =
+        which == Moment::first ? optimizer.first_moment() : optimizer.second_moment();
     for (size_t i = 0; i < policy.table().size(); ++i) {
       const ParameterInfo& info = policy.table()[i];
-      tensors.push_back({kMoments[k] + info.name, info.shape, moments[k]->of(i)});
+      tensors.push_back({moment_name(which, info), info.shape, moments.of(i)});
     }
   }
   sums["optimizer.safetensors"] = write_safetensors(folder + "/optimizer.safetensors", tensors);
-  JsonWriter json;
-  json.begin_object().key("format").value(1.0);
-  json.key("optimizer_steps").value(static_cast<double>(optimizer.steps())).end_object();
-  sums["trainer.json"] = write_file_atomically(folder + "/trainer.json", json.text() + "\n");
+  remove_other_moments(folder, sums);
+  sums["trainer.json"] = write_steps(folder, optimizer.steps());
   return sums;
 }
-
-namespace {
 
 int64_t read_steps(const std::string& folder) {
   const std::string name = folder + "/trainer.json";
@@ -107,35 +88,48 @@ int64_t read_steps(const std::string& folder) {
   return static_cast<int64_t>(steps);
 }
 
-// `wanted`: the model that the state must belong to; null: any. `base`: of an adapter, where the
-// caller has it.
-TrainingState read_state(const std::string& folder, const Parameters* wanted,
-                         const std::shared_ptr<const Parameters>& base = nullptr) {
-  const int64_t steps = read_steps(folder);
+namespace {
+
+void require_same(const std::string& folder, const Parameters& policy, const Parameters& wanted) {
+  if (same_model(policy, wanted)) return;
+  throw Error(fmt::format("{}: contains a different model than the one being trained", folder));
+}
+
+// `base`: of an adapter, where the caller has it.
+Parameters checked(const std::string& folder, const std::shared_ptr<const Parameters>& base) {
+  read_steps(folder);
   Parameters policy = base ? load_adapter(folder, base) : load_parameters(folder);
-  if (wanted != nullptr && !same_model(policy, *wanted)) {
-    throw Error(fmt::format("{}: contains a different model than the one being trained", folder));
-  }
-  const SafetensorsFile file(folder + "/optimizer.safetensors");
-  AdamW optimizer(policy);
-  read_moment(file, kMoments[0], false, optimizer.first_moment());
-  read_moment(file, kMoments[1], true, optimizer.second_moment());
-  optimizer.set_steps(steps);
-  return {std::move(policy), std::move(optimizer)};
+  SavedMoments(folder, policy.table()).check();
+  return policy;
 }
 
 }  // namespace
 
-void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer) {
-  TrainingState state = read_state(folder, &policy, policy.base());
-  policy = std::move(state.policy);
-  optimizer = std::move(state.optimizer);
+Parameters load_policy(const std::string& folder, const Parameters& like) {
+  Parameters policy = like.base() ? load_adapter(folder, like.base()) : load_parameters(folder);
+  require_same(folder, policy, like);
+  return policy;
 }
 
-TrainingState load_state(const std::string& folder) { return read_state(folder, nullptr); }
+void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer) {
+  const int64_t steps = read_steps(folder);
+  Parameters loaded = load_policy(folder, policy);
+  const SavedMoments moments(folder, loaded.table());
+  AdamW state(loaded);
+  for (size_t i = 0; i < loaded.table().size(); ++i) {
+    const MomentPiece whole{i, 0, static_cast<size_t>(loaded.table()[i].size())};
+    moments.read(Moment::first, whole, state.first_moment().of(i));
+    moments.read(Moment::second, whole, state.second_moment().of(i));
+  }
+  state.set_steps(steps);
+  policy = std::move(loaded);
+  optimizer = std::move(state);
+}
 
-TrainingState load_state_like(const Parameters& like, const std::string& folder) {
-  return read_state(folder, nullptr, like.base());
+Parameters check_state(const std::string& folder) { return checked(folder, nullptr); }
+
+Parameters check_state_like(const Parameters& like, const std::string& folder) {
+  return checked(folder, like.base());
 }
 
 }  // namespace leeway

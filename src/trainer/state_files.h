@@ -2,7 +2,7 @@
 //
 //   config.json, model.safetensors   the policy, a Hugging Face folder; of an adapter
 //                                    adapter_config.json, adapter_model.safetensors
-//   optimizer.safetensors            moments: `m.NAME` and `v.NAME` for each parameter
+//   optimizer.safetensors            moments, or parts of them (saved_moments.h)
 //   trainer.json                     {"format": 1, "optimizer_steps": n}; written last
 #pragma once
 
@@ -33,9 +33,15 @@ FileSums save_state(const std::string& folder, const Parameters& policy, const A
 // Nothing is changed then.
 void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer);
 
-// The same for whatever model is there; an adapter with the base that it names.
-TrainingState load_state(const std::string& folder);
+// Its parts: the weights of `like`'s model, and the optimizer steps.
+Parameters load_policy(const std::string& folder, const Parameters& like);
+int64_t read_steps(const std::string& folder);
+FileSum write_steps(const std::string& folder, int64_t steps);
+
+// Throws Error as `load_state` does, for whatever model is there, an adapter with the base that it
+// names; returns its weights. Of the moments a tensor at a time is in memory.
+Parameters check_state(const std::string& folder);
 // The same for weights of the kind of `like`: an adapter over its base, or all of a model.
-TrainingState load_state_like(const Parameters& like, const std::string& folder);
+Parameters check_state_like(const Parameters& like, const std::string& folder);
 
 }  // namespace leeway

@@ -11,6 +11,7 @@
 #include "core/participation.h"
 #include "leeway/error.h"
 #include "leeway/evaluator.h"
+#include "ranks/ranks.h"
 #include "trainer/cpu_backend.h"
 #include "trainer/minibatches.h"
 #include "trainer/sample_checks.h"
@@ -500,12 +501,18 @@ std::function<TrainingState()> Trainer::state_later() const {
   return impl_->backend->state_later();
 }
 
+std::function<FileSums(const std::string&)> Trainer::save_later() const {
+  return impl_->backend->save_later();
+}
+
 void Trainer::save(const std::string& folder) const {
-  const TrainingState now = state();
-  if (const std::string bad = not_finite_text(now); !bad.empty()) {
-    throw Error(fmt::format("{}: not saved: {}", folder, bad));
+  try {
+    save_later()(folder);
+  } catch (const Lost&) {
+    throw;
+  } catch (const Error& error) {
+    throw Error(fmt::format("{}: not saved: {}", folder, error.what()));
   }
-  save_state(folder, now.policy, now.optimizer);
 }
 
 void Trainer::load(const std::string& folder) { impl_->backend->load(folder); }

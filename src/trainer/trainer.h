@@ -115,6 +115,9 @@ class Trainer {
   // The same without waiting for a copy to the host: the function gives the state of this moment,
   // is called once, from any thread, and may outlive the trainer's next calls but not the trainer.
   std::function<TrainingState()> state_later() const;
+  // The same for a function that writes it to a folder, which ranks do together, and returns the
+  // sums of the files. That throws Error, for numbers that are not finite too.
+  std::function<FileSums(const std::string& folder)> save_later() const;
 
   // The learning rate schedule counts optimizer steps from here on: 0, or those that came with the
   // moments of another run.

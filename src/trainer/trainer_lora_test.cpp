@@ -167,8 +167,8 @@ TEST(LoraTrainer, GoesOnFromItsFilesBitForBit) {
   const std::vector<Sample> samples = rolled_out(adapter, 1, 8);
   first.train_batch(samples), second.train_batch(samples);
   EXPECT_TRUE(same_bits(first.parameters(), second.parameters()));
-  const TrainingState loaded = load_state_like(adapter, folder.path());
-  EXPECT_EQ(loaded.optimizer.steps(), 1);
+  EXPECT_EQ(check_state_like(adapter, folder.path()).count(), adapter.count());
+  EXPECT_EQ(read_steps(folder.path()), 1);
 
   // One of another rank, of other modules, and one of all weights.
   Trainer other(make_adapter(false, {"q_proj"}), spec_of("icepop"), small_table());

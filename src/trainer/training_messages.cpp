@@ -69,6 +69,7 @@ void put_weights(ByteWriter& to, const TrainingWeights& weights, const TrainerTa
   to.put(table.numerics);
   to.put(table.recompute_activations);
   to.put(table.gradient_slots);
+  to.put(table.optimizer_state);
   to.put(std::span<const float>(weights.policy.flat()));
   put_other(to, weights.reference, weights.policy);
   put_other(to, weights.teacher, weights.policy);
@@ -83,6 +84,7 @@ TrainingWeights get_weights(ByteReader& from, const Parameters& like, TrainerTab
   table.numerics = from.get_enum(Numerics::fast);
   table.recompute_activations = from.get_enum(Recompute::layer);
   table.gradient_slots = from.get<int64_t>();
+  table.optimizer_state = from.get_enum(OptimizerState::int8);
   TrainingWeights weights{like};
   from.get_list(weights.policy.flat());
   weights.reference = get_other(from, weights.policy);

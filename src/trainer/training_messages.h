@@ -22,7 +22,9 @@ enum class TrainingOrder {
   norm,      // answered by nobody: the leader takes part
   step,      // AdamW
   snapshot,  // to be kept for the sampler
-  moments,   // answered by this rank's part of them
+  state,     // answered by this rank's part of the moments
+  save,      // a copy of them, to be written when the leader says where
+  weights,   // answered by this rank's part of them
   load,      // a state that the leader reads
   end        // of the group
 };

@@ -20,8 +20,6 @@ verl/gspo verl/sapo verl/gpg verl/geo_mean verl/dro verl/cispo verl/kl_cov verl/
 verl/vanilla+RS areal/ppo areal/ppo_cclip areal/gspo areal/ppo+RS areal/cispo areal/cispo+RS_clamp
 areal/sapo areal/m2po+ppo liger/grpo liger/bnpo liger/dr_grpo liger/dapo liger/cispo liger/sapo
 liger/luspo liger/vespo tinker/importance_sampling tinker/ppo tinker/cispo tinker/dro""".split()
-# Their corrections are functions of the host, which a device may refuse.
-OF_THE_HOST = {"areal/ppo+RS", "areal/cispo+RS_clamp", "liger/vespo", "slime/ppo+mis"}
 
 
 def loss_case(e, logprobs, spec, denominator, what, exceptions=0):
@@ -62,22 +60,13 @@ def losses_of_native_presets():
 
 
 def losses_of_other_code_bases():
-    cases, not_there = 0, []
+    """Four of them have a correction that is a function of the host."""
     for preset in FOREIGN:
         e = Example(7, lengths=(30, 1, 77, 40, 129, 2, 64), trained=0.9)
         logprobs = torch.minimum(e.prox + 0.3 * torch.sin(torch.arange(e.tokens).float()),
                                  torch.tensor(-1e-3))
-        try:
-            policy_loss(e.to(DEVICE), logprobs.to(DEVICE), {"preset": preset})
-        except ValueError as error:
-            check(preset in OF_THE_HOST, f"{preset}: {error}")
-            not_there.append(preset)
-            continue
         loss_case(e, logprobs, {"preset": preset}, -1.0, preset)
-        cases += 1
-    if not_there:
-        print("        refused: " + ", ".join(not_there))
-    return cases
+    return len(FOREIGN)
 
 
 def losses_of_large_batches():

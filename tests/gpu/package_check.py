@@ -1,15 +1,18 @@
-"""The Python package on a GPU beside the CPU: losses with rollout ids, corrections written in Python,
-the proximal policy as the current one, torch.compile, and tensors of two devices.
+"""The Python package on a GPU beside the CPU: losses with rollout ids, corrections written in Python
+and those that are functions of the host, the proximal policy as the current one, torch.compile,
+numbers that are not finite, and mistakes.
 
-  LEEWAY_OPS=build-gpu/libleeway_ops.so PYTHONPATH=python/leeway python3 tests/gpu/package_check.py
+  LEEWAY_OPS=build-gpu/libleeway_ops.so PYTHONPATH=python/leeway python3 tests/gpu/package_check.py [PART ..]
 """
 import math
+import sys
 
 import torch
 
 import leeway
 
 checked = 0
+FUNCTIONS_OF_THE_HOST = ("areal/ppo+RS", "areal/cispo+RS_clamp", "liger/vespo", "slime/ppo+mis")
 
 
 def close(got, expected, tolerance, what):
@@ -61,6 +64,19 @@ def losses():
                 assert same or (math.isnan(ma[name]) and math.isnan(mb[name])), (preset, name)
 
 
+def losses_with_a_function_of_the_host():
+    for preset in FUNCTIONS_OF_THE_HOST:
+        results = []
+        for device in ("cpu", "cuda"):
+            logprobs, batch = example(device)
+            loss, metrics = leeway.policy_loss(logprobs, preset=preset, **batch)
+            loss.backward()
+            results.append((loss, logprobs.grad, torch.tensor([v for v in metrics.values() if v == v])))
+        for what, a, b in zip(("loss", "gradient", "metrics"), *results):
+            assert b.device.type == "cuda" or what == "metrics"
+            close(b, a, 2e-5, f"{preset}: {what}")
+
+
 def heads():
     torch.manual_seed(0)
     logprobs, batch = example("cpu")
@@ -68,13 +84,15 @@ def heads():
     hidden, weight = torch.randn(n, 64), torch.randn(500, 64) * 0.3
     targets = torch.randint(500, (n,))
     for preset, change in (("icepop", {}), ("ppo", {"prox": "current"}), ("reinforce+clipped", {}),
-                           ("gspo", {}), ("gspo", {"prox": "current"})):
+                           ("gspo", {}), ("gspo", {"prox": "current"}),
+                           *((preset, {"reduction": None}) for preset in FUNCTIONS_OF_THE_HOST)):
         results = []
         for device in ("cpu", "cuda"):
             h, w = (x.clone().to(device).requires_grad_() for x in (hidden, weight))
             _, there = example(device)
-            there.update(change, preset=preset, reduction="seq_mean_token_mean", temperature=0.9)
-            out = leeway.policy_head(h, w, targets.to(device), **there)
+            there = {"reduction": "seq_mean_token_mean", **there, **change, "preset": preset}
+            there = {name: value for name, value in there.items() if value is not None}
+            out = leeway.policy_head(h, w, targets.to(device), temperature=0.9, **there)
             out.loss.backward()
             results.append((out.loss, out.logprobs, h.grad, w.grad))
         for what, a, b in zip(("loss", "logprobs", "d_hidden", "d_weight"), *results):
@@ -101,18 +119,95 @@ def compiled():
             close(b, a, 2e-5, f"compiled {preset}")
 
 
-def mistakes():
-    logprobs, batch = example("cuda")
-    batch["rollout"] = batch["rollout"].cpu()
+def numbers_that_are_not_finite():
+    """They make the loss NaN, also where a bound would hide them: min(NaN, cap) is the cap."""
+    global checked
+    torch.manual_seed(0)
+    weight = torch.randn(500, 64, device="cuda") * 0.3
+    for preset in ("icepop", "grpo+tis", "gspo+tis", "ppo+icepop_tis", "reinforce+off_policy_is",
+                   "reinforce+clipped", "verl/vanilla+IS"):
+        for bad in (math.nan, math.inf, -math.inf):
+            logprobs, batch = example("cuda")
+            hidden = torch.randn(len(logprobs), 64, device="cuda")
+            targets = torch.randint(500, (len(logprobs),), device="cuda")
+            place = int(batch["mask"].nonzero()[40])
+            batch["rollout"][place] = bad
+            for masked in (False, True):
+                batch["mask"][place] = not masked
+                for what, loss in (
+                        ("loss", leeway.policy_loss(logprobs, preset=preset, **batch)[0]),
+                        ("head", leeway.policy_head(hidden, weight, targets, preset=preset,
+                                                    **batch).loss)):
+                    assert math.isfinite(float(loss)) == masked, (preset, bad, masked, what, float(loss))
+                    checked += 1
+
+
+def refused(words, call, kind=ValueError):
+    global checked
+    checked += 1
     try:
-        leeway.policy_loss(logprobs, **batch)
-    except ValueError as error:
-        assert "rollout is on cpu, logprobs on cuda" in str(error), error
+        call()
+    except kind as error:
+        assert all(word in str(error) for word in words), f"{error} lacks {words}"
         return
-    raise AssertionError("tensors of two devices were taken")
+    raise AssertionError(f"{words}: was taken")
 
 
-for part in (losses, heads, compiled, mistakes):
+def mistakes():
+    global checked
+    logprobs, batch = example("cuda")
+    n = len(logprobs)
+    hidden = torch.randn(n, 64, device="cuda")
+    weight, targets = torch.randn(500, 64, device="cuda"), torch.randint(500, (n,), device="cuda")
+
+    def loss(**change):
+        return leeway.policy_loss(change.pop("logprobs", logprobs), **{**batch, **change})
+
+    def head(**change):
+        given = {"hidden": hidden, "weight": weight, "targets": targets, **batch, **change}
+        return leeway.policy_head(given.pop("hidden"), given.pop("weight"), given.pop("targets"), **given)
+
+    for call in (loss, head):
+        of = "logprobs on cuda" if call is loss else "on cuda"
+        for name in ("rollout", "prox", "ref", "advantages", "mask", "versions", "rollout_ids"):
+            refused([f"{name} is on cpu", of, f"{name}.to("],
+                    lambda: call(**{name: batch[name].cpu()}))
+        refused(["weights is on cpu", of], lambda: call(weights=torch.ones(n)))
+        refused(["rollout must be float32", "rollout.float()"],
+                lambda: call(rollout=batch["rollout"].bfloat16()))
+        refused(["rollout must be [", "float32 ["], lambda: call(rollout=batch["rollout"][:-1]))
+        refused(["mask must be bool", "mask.bool()"], lambda: call(mask=batch["mask"].float()))
+        refused(["ref requires a gradient", "ref.detach()"],
+                lambda: call(ref=batch["ref"].clone().requires_grad_()))
+        refused(["cu_seqlens must rise", str(n)], lambda: call(cu_seqlens=torch.tensor([0, 5, n + 9])))
+        refused(["no_such_key"], lambda: call(no_such_key=1.0))
+    refused(["logprobs must be float32"], lambda: loss(logprobs=logprobs.half()))
+    refused(["weight is on cpu", "hidden on cuda", "weight.to("], lambda: head(weight=weight.cpu()))
+    refused(["targets is on cpu", "hidden on cuda"], lambda: head(targets=targets.cpu()))
+    refused(["rows is on cpu", "hidden on cuda"], lambda: head(rows=torch.arange(n)))
+    refused(["must have one dtype", "convert one"], lambda: head(weight=weight.bfloat16()))
+    refused(["hidden must be float32 or bfloat16"], lambda: head(hidden=hidden.half(), weight=weight.half()))
+    refused(["targets must be int64"], lambda: head(targets=targets.int()))
+    refused(["cu_seqlens is on cuda", "logprobs on cpu"], lambda: loss(logprobs=logprobs.detach().cpu()))
+    out = head(hidden=hidden.clone().requires_grad_())
+    out.loss.backward(retain_graph=True)
+    refused(["second backward"], lambda: out.loss.backward(), RuntimeError)
+    # What cannot be seen without waiting for the device gives NaN, and never stops it.
+    out = head(targets=torch.full_like(targets, 10**9))
+    assert math.isnan(float(out.loss))
+    for wrong in ([0, 5, n + 10**6], [0, 10**6, n], [7, n], [0, -10**6, n]):
+        wrong = torch.tensor(wrong, device="cuda")
+        for call in (loss, head):
+            for preset in ("icepop", "gspo", "m2po"):
+                assert math.isnan(float(call(cu_seqlens=wrong, rollout_ids=None, preset=preset)[0])), wrong
+                checked += 1
+    torch.cuda.synchronize()
+
+
+for part in (losses, losses_with_a_function_of_the_host, heads, numbers_that_are_not_finite, mistakes,
+             compiled):
+    if len(sys.argv) > 1 and part.__name__ not in sys.argv[1:]:
+        continue
     part()
     print(f"{part.__name__}: passed", flush=True)
 print(f"{checked} comparisons passed")

@@ -104,6 +104,14 @@ def _advantages(value: Any, shape: torch.Size, sequences: int, lengths: Optional
                      f"for each sequence, got {text_of(value)}")
 
 
+def usable_offsets(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Offsets on a device that nobody waits for, and whether they rise from 0 to the number of tokens:
+    where they do not, those of one sequence, so that nothing is read outside the batch."""
+    ordered = (offsets[0] == 0) & (offsets[-1] == tokens) & (offsets[1:] >= offsets[:-1]).all()
+    one = torch.arange(offsets.shape[0], device=offsets.device).clamp(max=1) * tokens
+    return torch.where(ordered, offsets, one), ordered
+
+
 def pack(shape: torch.Size, like: Tensor, like_name: str, *, rollout: Any, advantages: Any,
          mask: Any, prox: Any, ref: Any, teacher: Any, cu_seqlens: Any, weights: Any,
          rollout_ids: Any, versions: Any) -> Batch:
@@ -113,6 +121,7 @@ def pack(shape: torch.Size, like: Tensor, like_name: str, *, rollout: Any, advan
                          f"got {list(shape)}")
     padded = len(shape) == 2
     lengths: Optional[Tensor] = None
+    ordered: Optional[Tensor] = None  # False makes the loss NaN
     if padded:
         if cu_seqlens is not None:
             raise ValueError(f"cu_seqlens is for packed log-probabilities [N]; {like_name} is padded, "
@@ -134,13 +143,17 @@ def pack(shape: torch.Size, like: Tensor, like_name: str, *, rollout: Any, advan
                              f"sequence, got {text_of(offsets)}")
         if offsets.device.type != "cpu":
             check_device(offsets, "cu_seqlens", like, like_name)
-        offsets = offsets.to(device=like.device, dtype=torch.int64)
         sequences = offsets.shape[0] - 1
-        lengths = offsets[1:] - offsets[:-1]
         if not torch.compiler.is_compiling() and offsets.device.type == "cpu" and (
-                int(offsets[0]) != 0 or bool((lengths < 0).any()) or int(offsets[-1]) != shape[0]):
+                int(offsets[0]) != 0 or bool((offsets[1:] < offsets[:-1]).any())
+                or int(offsets[-1]) != shape[0]):
             raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {shape[0]}, got "
                              f"{offsets.tolist() if sequences < 16 else 'other numbers'}")
+        on_device = offsets.device.type != "cpu"
+        offsets = offsets.to(device=like.device, dtype=torch.int64)
+        if on_device:
+            offsets, ordered = usable_offsets(offsets, shape[0])
+        lengths = offsets[1:] - offsets[:-1]
     if mask is None:
         packed_mask = torch.ones(shape, dtype=torch.bool, device=like.device).reshape(-1)
     else:
@@ -172,9 +185,11 @@ def pack(shape: torch.Size, like: Tensor, like_name: str, *, rollout: Any, advan
         check_device(value, name, like, like_name)
         return value.reshape(-1)
 
+    packed_advantages = _advantages(advantages, shape, sequences, lengths, like, like_name)
+    if ordered is not None:
+        packed_advantages = torch.where(ordered, packed_advantages, torch.nan)
     return Batch(
-        shape=shape, cu_seqlens=offsets, mask=packed_mask,
-        advantages=_advantages(advantages, shape, sequences, lengths, like, like_name),
+        shape=shape, cu_seqlens=offsets, mask=packed_mask, advantages=packed_advantages,
         rollout=stream(rollout, "rollout"), prox=stream(prox, "prox"), ref=stream(ref, "ref"),
         teacher=stream(teacher, "teacher"), weights=stream(weights, "weights"),
         versions=integers(versions, "versions", shape, "token"),

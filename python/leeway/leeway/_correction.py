@@ -204,6 +204,18 @@ def _checked(name: str, value: Any, what: str, tokens: Tokens) -> Tensor:
     return value
 
 
+def show_what_is_not_finite(weights: Optional[Tensor], mask: Optional[Tensor], tokens: Tokens,
+                            reads: Sequence[str]) -> tuple[Tensor, Optional[Tensor]]:
+    """Weights of NaN, kept by the mask, where a trained token has a weight, or a number that corrections
+    read, that is not finite: a bound or a mask of theirs would hide it. Waits for nothing."""
+    weights = torch.ones_like(tokens.pi) if weights is None else weights
+    total = weights
+    for stream in reads:
+        total = total + getattr(tokens, stream)
+    bad = tokens.mask & ~torch.isfinite(total)
+    return torch.where(bad, torch.nan, weights), None if mask is None else mask | bad
+
+
 def apply_corrections(spec: "_spec.Spec", logprobs: Tensor, batch: Batch
                       ) -> tuple[Optional[Tensor], Optional[Tensor], dict[str, Any]]:
     """Weights, mask and metrics of the spec's own corrections, joined; all None without one."""
@@ -257,4 +269,7 @@ def apply_corrections(spec: "_spec.Spec", logprobs: Tensor, batch: Batch
             metrics[f"{name}/{metric}"] = value.detach() if isinstance(value, Tensor) else value
     if weights is None and mask is None:
         weights = torch.ones_like(tokens.pi)
+    if logprobs.device.type != "cpu":  # where the operator looks at values itself
+        reads = {stream for name in names for stream in _known[name].reads}
+        weights, mask = show_what_is_not_finite(weights, mask, tokens, sorted(reads))
     return weights, mask, metrics

@@ -1,6 +1,12 @@
+"""LEEWAY_TEST_DEVICE=cuda makes the tests' tensors there: losses, gradients and metrics must be the same."""
+import os
 import socket
 
 import pytest
+import torch
+
+DEVICE = os.environ.get("LEEWAY_TEST_DEVICE", "cpu")
+torch.set_default_device(DEVICE)
 
 
 @pytest.fixture

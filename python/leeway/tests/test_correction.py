@@ -6,6 +6,7 @@ import torch
 
 import golden
 import leeway
+from leeway._correction import Tokens, show_what_is_not_finite
 
 
 @leeway.correction("mine", keys={"mine_high": 5.0}, ranges={"mine_high": (0.0, None)},
@@ -101,11 +102,34 @@ def test_what_it_returns_is_checked():
     pi, rest = batch()
     for out, kind, words in [(3, TypeError, "must return weights or a leeway.Effect"),
                              (torch.ones(3), ValueError, "its weights must be"),
-                             (leeway.Effect(torch.full((18,), math.inf)), ValueError, "must be finite"),
                              (leeway.Effect(mask=[1]), TypeError, "its mask must be a tensor")]:
         leeway.correction("wrong")(lambda tokens: out)
         with pytest.raises(kind, match=f"correction wrong: .*{words}"):
             leeway.policy_loss(pi, preset="icepop+wrong", **rest)
+
+
+def test_weights_must_be_finite():
+    pi, rest = batch()
+    leeway.correction("wrong")(lambda tokens: torch.full((18,), math.inf))
+    if pi.device.type == "cpu":
+        with pytest.raises(ValueError, match="correction wrong: .*must be finite"):
+            leeway.policy_loss(pi, preset="icepop+wrong", **rest)
+    else:  # nobody waits to look at them
+        assert torch.isnan(leeway.policy_loss(pi, preset="icepop+wrong", **rest)[0])
+
+
+def test_what_is_not_finite_shows_where_nobody_looks_at_values():
+    rollout = torch.tensor([-1.0, math.nan, math.inf, -1.0, math.nan])
+    tokens = Tokens(pi=torch.zeros(5), prox=None, rollout=rollout, ref=None, teacher=None,
+                    advantages=torch.ones(5), mask=torch.tensor([True, True, True, True, False]),
+                    versions=None, cu_seqlens=torch.tensor([0, 5]), rollout_ids=None)
+    given = torch.tensor([2.0, 2.0, 2.0, math.inf, 2.0])
+    weights, mask = show_what_is_not_finite(given, torch.zeros(5, dtype=torch.bool), tokens, ["rollout"])
+    bad = torch.tensor([False, True, True, True, False])
+    assert torch.isnan(weights).tolist() == bad.tolist() and weights[~bad].tolist() == [2.0, 2.0]
+    assert mask.tolist() == bad.tolist()  # what is not finite is not dropped
+    weights, mask = show_what_is_not_finite(None, None, tokens, ["rollout"])
+    assert torch.isnan(weights).tolist() == [False, True, True, False, False] and mask is None
 
 
 def test_compare_shows_it_beside_built_in_ones():

@@ -71,7 +71,7 @@ def test_native_presets_have_their_sources_numbers_packed_and_padded(preset, key
 
 
 def example(seed=1):
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     rand = lambda: torch.randn(31, generator=generator)
     prox = -1.5 + 0.3 * rand()
     return dict(logprobs=(prox + 0.2 * rand()).requires_grad_(), rollout=prox + 0.3 * rand(),

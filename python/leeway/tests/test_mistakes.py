@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import leeway
+from leeway._batch import usable_offsets
 
 
 def loss(**change):
@@ -213,3 +214,11 @@ def test_importing_it_imports_no_trainer():
     code = ("import sys, leeway; bad = {'trl', 'verl', 'transformers', 'prime_rl', 'slime', 'ray'} & "
             "set(sys.modules); assert not bad, bad")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("offsets,right", [([0, 2, 6], True), ([0, 0, 6], True), ([0, 2, 7], False),
+                                           ([1, 2, 6], False), ([0, 7, 6], False), ([0, -2, 6], False)])
+def test_offsets_that_nobody_looks_at_stay_inside_the_batch(offsets, right):
+    usable, ordered = usable_offsets(torch.tensor(offsets), 6)
+    assert bool(ordered) == right
+    assert usable.tolist() == (offsets if right else [0, 6, 6])

@@ -135,10 +135,24 @@ void plan_reduction(const LossSpec& spec, LossPlan& plan) {
   plan.token_level = one_pass(spec);
 }
 
-void check_count(const LossSpec& spec, const char* what, size_t count, int most) {
-  if (count <= static_cast<size_t>(most)) return;
-  throw Error(fmt::format("preset {}: has {} {}, CUDA computes at most {}; evaluate it on the CPU",
-                          spec.preset, count, what, most));
+// Why a spec cannot be computed from a plan alone; empty if it can.
+std::string why_incomplete(const LossSpec& spec) {
+  struct List {
+    const char* what;
+    size_t count;
+    int most;
+  };
+  for (const List& list : {List{"gates", spec.gates.size(), kMaxGates},
+                           List{"corrections", spec.corrections.size(), kMaxWeights},
+                           List{"penalties", spec.penalties.size(), kMaxPenalties}}) {
+    if (list.count <= static_cast<size_t>(list.most)) continue;
+    return fmt::format("has {} {}, CUDA computes at most {}", list.count, list.what, list.most);
+  }
+  for (const Correction& correction : spec.corrections) {
+    if (correction.weight) continue;
+    return fmt::format("its correction {} is a function of the host", correction.name);
+  }
+  return "";
 }
 
 }  // namespace
@@ -159,15 +173,12 @@ LossPlan make_loss_plan(const LossSpec& spec) {
   return plan;
 }
 
+bool has_complete_plan(const LossSpec& spec) { return why_incomplete(spec).empty(); }
+
 LossPlan make_complete_plan(const LossSpec& spec) {
-  check_count(spec, "gates", spec.gates.size(), kMaxGates);
-  check_count(spec, "corrections", spec.corrections.size(), kMaxWeights);
-  check_count(spec, "penalties", spec.penalties.size(), kMaxPenalties);
-  for (const Correction& correction : spec.corrections) {
-    if (correction.weight) continue;
-    throw Error(fmt::format(
-        "preset {}: its correction {} is a function of the host; evaluate it on the CPU",
-        spec.preset, correction.name));
+  const std::string problem = why_incomplete(spec);
+  if (!problem.empty()) {
+    throw Error(fmt::format("preset {}: {}; evaluate it on the CPU", spec.preset, problem));
   }
   return make_loss_plan(spec);
 }

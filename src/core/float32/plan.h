@@ -88,8 +88,12 @@ struct LossPlan {
 // extensions are computed from the spec itself there, so lists may be cut at what a plan holds.
 LossPlan make_loss_plan(const LossSpec& spec);
 
-// The plan of a spec that is computed from it alone, as GPUs do. Throws Error for a correction that
-// is a function, and for more gates, weights or penalties than a plan holds.
+// Whether a spec is computed from its plan alone, as GPUs do: none of its corrections is a
+// function, and it has no more gates, weights or penalties than a plan holds. The loss of another
+// one is computed on the host.
+bool has_complete_plan(const LossSpec& spec);
+
+// That plan. Throws Error for a spec that has none.
 LossPlan make_complete_plan(const LossSpec& spec);
 
 }  // namespace leeway

@@ -109,17 +109,16 @@ LEEWAY_HOST_DEVICE bool passes_mask_gates(const LossPlan& plan, const TokenIn& i
 // `mask` and the corrections' weights come from its streams.
 template <class Rules = TokenRules>
 LEEWAY_HOST_DEVICE TokenOut<float> evaluate_alone(const LossPlan& plan, TokenIn& in) {
+  if (!in.prepared && !passes_mask_gates(plan, in)) {
+    TokenOut<float> out{};
+    return out;
+  }
+  // A bound can turn NaN into a finite weight: min(NaN, cap) is the cap.
   float read = 0.0f;
-  if (!in.prepared) {
-    if (!passes_mask_gates(plan, in)) {
-      TokenOut<float> out{};
-      return out;
-    }
-    for (int w = 0; w < plan.weight_count; ++w) {
-      const float num = in.stream(plan.weights[w].num), den = in.stream(plan.weights[w].den);
-      read += num + den;
-      in.correction_weight *= weight_of(plan.weights[w], num - den);
-    }
+  for (int w = 0; w < plan.weight_count; ++w) {
+    const float num = in.stream(plan.weights[w].num), den = in.stream(plan.weights[w].den);
+    read += num + den;
+    if (!in.prepared) in.correction_weight *= weight_of(plan.weights[w], num - den);
   }
   TokenOut<float> out = evaluate_token<AnyPlan<Rules>>(plan, in);
   out.sanity += read + out.loss;

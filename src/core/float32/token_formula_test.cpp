@@ -134,6 +134,8 @@ TEST(DeviceText, NamesACorrectionThatOnlyTheHostComputes) {
   spec.corrections.push_back(make_correction("staleness", "0.5", {}, [](const auto&, auto effect) {
     for (auto& weight : effect.weights) weight = 0.5f;
   }));
+  EXPECT_TRUE(has_complete_plan(Catalog().make_spec("ppo", {})));
+  EXPECT_FALSE(has_complete_plan(spec));
   try {
     make_complete_plan(spec);
     FAIL();
@@ -150,6 +152,22 @@ TEST(DeviceText, ANumberThatIsNotFiniteShows) {
   EXPECT_TRUE(std::isnan(evaluate_on_host(spec, batch, -1.0).loss));
   batch.mask[3] = 0;
   EXPECT_TRUE(std::isfinite(evaluate_on_host(spec, batch, -1.0).loss));
+}
+
+TEST(DeviceText, ANumberThatABoundWouldHideShows) {
+  // Weights that are made alone, beside a ratio of the sequence, and of the whole sequence.
+  for (const char* preset : {"grpo+tis", "ppo+icepop_tis", "reinforce+off_policy_is", "gspo+tis",
+                             "grpo+tis+off_policy_is", "verl/vanilla+IS"}) {
+    const LossSpec spec = Catalog().make_spec(preset, {});
+    for (const double bad : {std::nan(""), kInfinity, -kInfinity}) {
+      Batch batch = testing::rounded(testing::random_batch(5, {6, 4}, true));
+      batch.mask.assign(batch.pi.size(), 1);
+      batch.rollout[3] = bad;
+      EXPECT_TRUE(std::isnan(evaluate_on_host(spec, batch, -1.0).loss)) << preset << " " << bad;
+      batch.mask[3] = 0;
+      EXPECT_TRUE(std::isfinite(evaluate_on_host(spec, batch, -1.0).loss)) << preset << " " << bad;
+    }
+  }
 }
 
 }  // namespace

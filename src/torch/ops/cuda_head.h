@@ -37,8 +37,8 @@ struct LossTensors {
   Tensor kept;                // uint8 [N], written: 1 where a token's policy term carries gradient
 };
 
-// A spec in the form the device computes. Throws Error for a spec that it cannot: a correction that
-// is a host function.
+// A spec in the form the device computes. Throws Error for a spec without a complete plan
+// (core/float32/plan.h).
 struct PlannedSpec {
   PlannedSpec(const LossSpec& spec) : preset(spec.preset), plan(make_complete_plan(spec)) {}
   std::string preset;

@@ -1,9 +1,13 @@
-// The operators' kernels for CUDA tensors. Nothing here reads values back from the device: what the
-// CPU checks (rows or cu_seqlens out of order) is the caller's responsibility; numbers that are not
-// finite, and a trained token's target outside the vocabulary, make the loss NaN.
+// The operators' kernels for CUDA tensors. Nothing here reads values back from the device, but for
+// losses with a correction that is a function of the host, which are computed there between the
+// head's two stages. What the CPU checks (rows or cu_seqlens out of order) is the caller's
+// responsibility; numbers that are not finite, and a trained token's target outside the vocabulary,
+// make the loss NaN.
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -21,7 +25,8 @@ using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using SixTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // Parsing a spec takes longer than some kernels, so each text is parsed once. What the caller
-// computes of it is not part of the plan; `given` says whether the call has that.
+// computes of it is not part of the plan; `given` says whether the call has that. Null for a loss
+// that the host computes.
 std::shared_ptr<const PlannedSpec> spec_of(const std::string& json, bool given = false) {
   static std::mutex mutex;
   static std::unordered_map<std::string, std::shared_ptr<const PlannedSpec>> known;
@@ -33,9 +38,11 @@ std::shared_ptr<const PlannedSpec> spec_of(const std::string& json, bool given =
   if (const auto found = known.find(name); found != known.end()) return found->second;
   const LossSpec spec = spec_from_json(json);
   check_given(spec, given);
-  PlannedSpec planned(without_callers(spec));
-  if (given) planned.plan.token_level = false;
-  return known.emplace(name, std::make_shared<const PlannedSpec>(planned)).first->second;
+  const LossSpec own = without_callers(spec);
+  std::shared_ptr<PlannedSpec> planned;
+  if (has_complete_plan(own)) planned = std::make_shared<PlannedSpec>(own);
+  if (planned && given) planned->plan.token_level = false;
+  return known.emplace(name, planned).first->second;
 }
 
 Tensor tensor_of(const OptionalTensor& t) { return t ? *t : Tensor(); }
@@ -144,6 +151,52 @@ TwoTensors head_backward_cuda(const Tensor& hidden, const Tensor& weight, const 
                        float32_logits, float32_weight_gradient, true, true);
 }
 
+// ---------------------------------------------------------------------------------------------
+// Losses that the host computes, from a few numbers per token that are copied there and back
+
+Tensor on_host(const Tensor& t) { return t.to(at::kCPU); }
+OptionalTensor on_host(const OptionalTensor& t) {
+  return t ? OptionalTensor(on_host(*t)) : OptionalTensor();
+}
+
+// loss, g, metrics, on the device.
+ThreeTensors loss_on_host(const Tensor& logprobs, const LossArguments& a) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("leeway::policy_loss", "")
+          .typed<ThreeTensors(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                              const Tensor&, const OptionalTensor&, const OptionalTensor&,
+                              const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                              std::string, double, const OptionalTensor&, const OptionalTensor&,
+                              const OptionalTensor&)>();
+  const auto [loss, g, metrics] =
+      op.call(on_host(logprobs), on_host(a.cu_seqlens), on_host(a.mask), on_host(a.advantages),
+              on_host(a.rollout_logprobs), on_host(a.prox_logprobs), on_host(a.ref_logprobs),
+              on_host(a.teacher_logprobs), on_host(a.weights), on_host(a.versions), a.spec_json,
+              a.denominator, on_host(a.rollout_ids), on_host(a.correction_weights),
+              on_host(a.correction_mask));
+  const at::Device device = logprobs.device();
+  return {loss.to(device), g.to(device), metrics.to(device)};
+}
+
+HeadLoss head_loss_on_host(const HeadTensors& head, LossArguments arguments, const Tensor& d_hidden,
+                           const Tensor& d_weight, const HeadOptions& options) {
+  HeadLoss out;
+  std::tie(out.logprobs, out.entropy) = head_logprobs(head, options);
+  Tensor pi = out.logprobs;
+  if (head.rows.defined()) {  // a trained token that is not computed must show
+    pi = at::full_like(pi, std::numeric_limits<float>::quiet_NaN());
+    pi.index_copy_(0, head.rows, out.logprobs.index_select(0, head.rows));
+  }
+  if (arguments.prox_is_pi) arguments.prox_logprobs = pi;
+  Tensor g;
+  std::tie(out.loss, g, out.metrics) = loss_on_host(pi, arguments);
+  if (d_hidden.defined() || d_weight.defined()) {
+    head_backward(head, g, Tensor(), d_hidden, d_weight, options, true);
+  }
+  return out;
+}
+
 ThreeTensors policy_loss_cuda(const Tensor& logprobs, const Tensor& cu_seqlens, const Tensor& mask,
                               const Tensor& advantages, const Tensor& rollout_logprobs,
                               const OptionalTensor& prox_logprobs,
@@ -153,25 +206,16 @@ ThreeTensors policy_loss_cuda(const Tensor& logprobs, const Tensor& cu_seqlens, 
                               double denominator, const OptionalTensor& rollout_ids,
                               const OptionalTensor& correction_weights,
                               const OptionalTensor& correction_mask) {
-  const bool given = correction_weights.has_value() || correction_mask.has_value();
-  const auto spec = with_value_errors([&] { return spec_of(spec_json, given); });
+  const LossArguments arguments{
+      cu_seqlens,         mask,           advantages, rollout_logprobs, prox_logprobs, ref_logprobs,
+      teacher_logprobs,   weights,        versions,   spec_json,        denominator,   rollout_ids,
+      correction_weights, correction_mask};
+  const auto spec =
+      with_value_errors([&] { return spec_of(spec_json, arguments.has_correction()); });
   TORCH_CHECK_VALUE(logprobs.dim() == 1, "logprobs must be [tokens], got ", logprobs.sizes());
   checked_stream(logprobs, "logprobs", logprobs.size(0), "logprobs");
-  const LossTensors batch = batch_of({cu_seqlens,
-                                      mask,
-                                      advantages,
-                                      rollout_logprobs,
-                                      prox_logprobs,
-                                      ref_logprobs,
-                                      teacher_logprobs,
-                                      weights,
-                                      versions,
-                                      {},
-                                      denominator,
-                                      rollout_ids,
-                                      correction_weights,
-                                      correction_mask},
-                                     logprobs, logprobs.size(0), "logprobs");
+  const LossTensors batch = batch_of(arguments, logprobs, logprobs.size(0), "logprobs");
+  if (spec == nullptr) return loss_on_host(logprobs, arguments);
   const TokenLoss out = with_value_errors(
       [&] { return token_loss(logprobs, *spec, batch, denominator_of(denominator)); });
   return {out.loss, out.g, out.metrics};
@@ -189,28 +233,30 @@ SixTensors with_gradients_cuda(
   const auto spec = with_value_errors([&] { return spec_of(spec_json); });
   const HeadSettings settings{chunk_bytes, invariant, float32_logits, float32_weight_gradient};
   const HeadTensors head = head_of(hidden, weight, {targets, rows, temperature, settings});
-  const LossTensors batch = batch_of({cu_seqlens,
-                                      mask,
-                                      advantages,
-                                      rollout_logprobs,
-                                      prox_logprobs,
-                                      ref_logprobs,
-                                      teacher_logprobs,
-                                      weights,
-                                      versions,
-                                      {},
-                                      denominator,
-                                      rollout_ids,
-                                      {},
-                                      {},
-                                      prox_is_pi},
-                                     hidden, hidden.size(0), "hidden");
+  const LossArguments arguments{cu_seqlens,
+                                mask,
+                                advantages,
+                                rollout_logprobs,
+                                prox_logprobs,
+                                ref_logprobs,
+                                teacher_logprobs,
+                                weights,
+                                versions,
+                                spec_json,
+                                denominator,
+                                rollout_ids,
+                                {},
+                                {},
+                                prox_is_pi};
+  const LossTensors batch = batch_of(arguments, hidden, hidden.size(0), "hidden");
   Tensor d_hidden, d_weight;
   if (want_hidden) d_hidden = at::empty(hidden.sizes(), hidden.options());
   if (want_weight) d_weight = weight_gradient_for(weight, float32_weight_gradient);
+  const HeadOptions options{chunk_bytes, invariant, float32_logits};
   const HeadLoss out = with_value_errors([&] {
-    return head_loss(head, *spec, batch, denominator_of(denominator), d_hidden, d_weight,
-                     {chunk_bytes, invariant, float32_logits}, true);
+    return spec == nullptr ? head_loss_on_host(head, arguments, d_hidden, d_weight, options)
+                           : head_loss(head, *spec, batch, denominator_of(denominator), d_hidden,
+                                       d_weight, options, true);
   });
   return {out.loss,
           out.logprobs,

@@ -1,0 +1,101 @@
+// A policy on a torch device as the trainer's backend computes with it: all weights, or an adapter
+// over a base that it shares with whoever reads that (shared_base.h). Where it trains, what is
+// trained has float32 masters; a base has none.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "config/run_config.h"
+#include "torch/flat_adamw.h"
+#include "torch/shared_base.h"
+#include "torch/torch_decoder.h"
+#include "torch/trunk.h"
+
+namespace leeway {
+
+// A forward pass that can be gone back: by the trunk's record, or by the graph of `hidden`.
+struct RecordedPass {
+  torch::Tensor hidden;
+  TrunkRecord record;
+};
+
+// Views of gradients in the layout; those of a base are undefined.
+struct PolicyGradients {
+  NetworkTensors network;
+  AdapterTensors adapter;
+};
+
+// One of several ranks, which updates its part of the layout.
+struct RankPlace {
+  int rank = 0, ranks = 1;
+};
+
+class PolicyNetwork {
+ public:
+  // `base`: what `weights` is an adapter over, or is itself, if it is shared; null: `weights` are
+  // all weights and copied. Passes go by the trunk where there are kernels for it and over shared
+  // bases, else by the decoder and autograd. Split masters have their lower half for the part of
+  // `place` alone. Throws Error for an adapter that the device has no kernels for.
+  PolicyNetwork(const Parameters& weights, const std::shared_ptr<const Parameters>& base,
+                torch::Device device, torch::ScalarType compute, bool trains, RankPlace place = {});
+
+  // Of what is trained.
+  const FlatLayout& layout() const { return adapter_ ? adapter_->layout : decoder_->layout(); }
+  FlatRange own() const { return layout().part_of(place_.rank, place_.ranks); }
+  // As float32 on the host; what passes read follows. Not from split masters of a part.
+  void copy_to(Parameters& host) const;
+  void copy_from(const Parameters& host);
+  // A float32 copy on the device. Not from split masters of a part.
+  torch::Tensor copy() const;
+  // Split masters, their lower half of the own part; undefined: they are not split.
+  const torch::Tensor& low() const { return low_; }
+  const torch::Tensor& high() const { return decoder_->flat_weights(); }
+
+  // Without a gradient.
+  torch::Tensor forward(const torch::Tensor& tokens, std::span<const int64_t> cu_seqlens) const;
+  RecordedPass record(const torch::Tensor& tokens, std::span<const int64_t> cu_seqlens,
+                      Recompute recompute) const;
+  // Gradients lie in `flat`, in the layout, from then on.
+  PolicyGradients use_gradients(const torch::Tensor& flat);
+  // As Trunk::backward. Autograd always adds.
+  void backward(RecordedPass&& pass, const torch::Tensor& d_hidden,
+                const PolicyGradients& gradients, bool are_new) const;
+  bool can_overwrite_gradients() const { return trunk_.has_value(); }
+
+  // For the optimizer's step: all that is this network's, of the own part.
+  FlatAdamW weights_to_step() const;
+  // What a step changes in the own part and other ranks need whole.
+  std::vector<torch::Tensor> weights_to_hand_out() const;
+
+  torch::Tensor head_weight() const;
+  cuda::Products* products() const { return trunk_ ? trunk_->products() : nullptr; }
+
+ private:
+  struct Adapter {
+    FlatLayout layout;
+    torch::Tensor copy;     // in the compute type, which passes read
+    torch::Tensor masters;  // undefined where it does not train
+  };
+  void make_whole(const Parameters& weights, torch::Device device, torch::ScalarType compute,
+                  bool trains);
+  void make_over_base(const Parameters& weights, const std::shared_ptr<const Parameters>& base,
+                      torch::Device device, torch::ScalarType compute, bool trains);
+  SplitMasters masters() const {
+    return {decoder_->flat_weights().narrow(0, own().begin, own().count), low_};
+  }
+
+  RankPlace place_;
+  std::optional<TorchDecoder> decoder_;  // of whole weights
+  torch::Tensor low_;                    // of their masters, if they are split
+  std::shared_ptr<const SharedBase> base_;
+  std::optional<Adapter> adapter_;
+  std::optional<Trunk> trunk_;  // views of the above
+};
+
+}  // namespace leeway

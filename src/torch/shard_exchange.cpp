@@ -1,0 +1,83 @@
+#include "torch/shard_exchange.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "base/bytes.h"
+
+#ifdef LEEWAY_CUDA
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+namespace leeway {
+
+using at::Tensor;
+
+namespace {
+
+constexpr int64_t kPiece = int64_t{1} << 26;  // numbers collected at a time
+
+void wait_for([[maybe_unused]] const Tensor& numbers) {
+#ifdef LEEWAY_CUDA
+  if (numbers.is_cuda()) c10::cuda::getCurrentCUDAStream(numbers.device().index()).synchronize();
+#endif
+}
+
+}  // namespace
+
+// Waits for the device before and after: what lies between is the time for the others.
+template <class Work>
+void ShardExchange::timed(const Tensor& numbers, const Work& work) {
+  wait_for(numbers);
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  wait_for(numbers);
+  seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double ShardExchange::take_seconds() { return std::exchange(seconds_, 0.0); }
+
+void ShardExchange::sum(const Tensor& gradients) {
+  timed(gradients, [&] { group_->reduce_scatter(gradients); });
+}
+
+double ShardExchange::norm(double own) {
+  ByteWriter message;
+  message.put(own);
+  double squares = 0.0;
+  for (const std::string& part : ranks_.all_gather(message.take())) {
+    const double each = ByteReader(part).get<double>();
+    squares += each * each;
+  }
+  return std::sqrt(squares);
+}
+
+void ShardExchange::hand_out(const Tensor& weights) {
+  timed(weights, [&] { group_->all_gather(weights); });
+}
+
+void ShardExchange::collect(const FlatLayout& layout, const Tensor& high, const Tensor& low,
+                            const std::function<void(int64_t, const Tensor&)>& each) {
+  timed(low, [&] {
+    for (int r = 0; r < size(); ++r) {
+      const FlatRange range = layout.part_of(r, size());
+      for (int64_t at = 0; at < range.count; at += kPiece) {
+        const int64_t count = std::min(kPiece, range.count - at);
+        if (rank() == 0) {
+          Tensor piece = low.narrow(0, r == 0 ? at : 0, r == 0 ? count : 0);
+          if (r != 0) {
+            piece = at::empty({count}, low.options());
+            group_->receive(piece, r);
+          }
+          each(range.begin + at, joined({high.narrow(0, range.begin + at, count), piece}));
+        } else if (rank() == r) {
+          group_->send(low.narrow(0, at, count), 0);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace leeway
