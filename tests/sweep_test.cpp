@@ -250,9 +250,9 @@ TEST_F(SweepTest, TheTablesOfTheExampleAreMadeFromFinishedRuns) {
   EXPECT_TRUE(contains(tables.out, "\n| icepop | ")) << tables.out;
   EXPECT_FALSE(contains(tables.out, "stale")) << tables.out;
   EXPECT_TRUE(contains(tables.err, "stale/two: 0 of 2 runs are finished")) << tables.err;
-  const RunResult summary = run_program(
-      {LEEWAY_SOURCE_DIR "/examples/08_smollm2/summary.py", "out/reuse/none/seed_1"},
-      {.directory = folder_.path().string(), .program = "python3"});
+  const RunResult summary =
+      run_program({LEEWAY_SOURCE_DIR "/examples/08_smollm2/summary.py", "out/reuse/none/seed_1"},
+                  {.directory = folder_.path().string(), .program = "python3"});
   ASSERT_EQ(summary.code, 0) << summary;
   EXPECT_TRUE(contains(summary.out, "| seed_1 | ")) << summary.out;
   EXPECT_TRUE(contains(summary.out, "\nreward: ")) << summary.out;

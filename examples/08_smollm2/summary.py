@@ -46,7 +46,10 @@ def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     runs = [pathlib.Path(name) for name in sys.argv[1:]]
-    print("| run | right before | right after | greedily | steps | rollouts | seconds | sampled tokens/s | trained tokens/s |")
+    for run in [run for run in runs if not lines_of(run / "metrics.jsonl")]:
+        print(f"{run}: has no step", file=sys.stderr)
+        runs.remove(run)
+    print("| run | right before | right after | greedy reward | steps | rollouts | seconds | sampled tokens/s | trained tokens/s |")
     print("|---|---|---|---|---|---|---|---|---|")
     for run in runs:
         steps, evals = lines_of(run / "metrics.jsonl"), lines_of(run / "eval.jsonl")

@@ -157,8 +157,8 @@ void drop_weights(const SweepRun& run, Progress& progress) {
     std::error_code error;
     fs::remove_all(run.folder + name, error);
     if (error) {
-      progress.note(fmt::format("warning: {}{}: cannot remove: {}", run.folder, name,
-                                error.message()));
+      progress.note(
+          fmt::format("warning: {}{}: cannot remove: {}", run.folder, name, error.message()));
     }
   }
 }
