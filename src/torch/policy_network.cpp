@@ -44,8 +44,9 @@ void PolicyNetwork::make_over_base(const Parameters& weights,
   const LoraSettings* lora = weights.lora();
   if (device.is_cuda() && !has_training_kernels(weights.config(), device, compute)) {
     throw Error(
-        "[model.lora] on cuda: adapters are computed in bf16 (trainer.precision), over models with "
-        "hidden_size and intermediate_size a multiple of 8; train on the CPU");
+        "an adapter on cuda is computed in bf16, over models whose hidden_size and "
+        "intermediate_size are multiples of 8: use bf16 (trainer.precision, --precision), or the "
+        "CPU");
   }
   if (lora != nullptr) check_rank(lora->rank, device);
   base_ = base_on_device(base, device, compute);

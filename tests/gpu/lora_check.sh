@@ -37,7 +37,9 @@ TOML
 adapter=$folder/run/weights/step_25
 "$leeway" generate "$folder/base/weights/step_1" --adapter "$adapter" --device "$device" --prompt "dbca=" \
   --temperature 0 --max-new-tokens 6
-"$leeway" logprobs "$adapter" --device "$device" --text "dbca=abcd"
+precision=float32
+[ "$device" = cpu ] || precision=bf16
+"$leeway" logprobs "$adapter" --device "$device" --precision "$precision" --text "dbca=abcd"
 "$leeway" eval "$folder/lora.toml" --adapter "$adapter"
 python3 - "$folder/run/metrics.jsonl" <<'PYTHON'
 import json, sys
