@@ -173,7 +173,7 @@ measure() {
 # rows of layers and their gradients; pages, draws and paged attention.
 sanitized_tests=(
   'cuda_core_test:Attention.*:Crc32c.*:LowRank.*:GpuLoss.*:GpuHead.*-*SameBits*:GpuHead.*Every*:*Invariant*'
-  'torch_decoder_test:FlatAdamW.*:FlatMoments.*:LayerRows.*:TrainingOperations.*'
+  'torch_decoder_test:FlatAdamW.*:FlatMoments.*:LayerRows.*:TrainingOperations.*:Trunk.AddsToGradients*:Trunk.Gives*'
   'torch_sampling_test:SamplingOperations.*:DrawnLogprobs.AreThose*-*ByItsShare*'
 )
 # sanitized TOOL PROGRAM FILTER [OPTION ..]: one program under one tool, output into a log.

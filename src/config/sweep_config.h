@@ -42,8 +42,8 @@ struct SweepConfig {
   std::string base;        // as the file gives it
   std::string output_dir;  // relative to the working directory, like a run's
   std::vector<int64_t> seeds;
-  // Without them a finished run's weights and checkpoints are removed: a sweep of a large model
-  // would fill a disk with what nobody reads.
+  // If false, weights and checkpoints of a run are removed when it has finished: its metrics and
+  // evaluations are what a sweep is read for, and those of a large model are gigabytes a run.
   bool keep_weights = true;
   std::vector<SweepTable> tables;  // at least one; names are unique
 };

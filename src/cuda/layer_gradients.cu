@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(kMostNormWidth / 8)
   if (there) store<8>(d_weights, norm.workspace + int64_t{blockIdx.x} * width + column);
 }
 
-// The same with a warp for a row of up to kPieces times kWarpColumns: rows wait for nobody.
+// The same for rows of up to kPieces times kWarpColumns: one warp computes a whole row, so that its
+// sums need no barrier of the block.
 template <int kPieces, class T>
 __global__ void __launch_bounds__(kThreads, 2) narrow_norm_backward_kernel(RmsNormBackward norm) {
   __shared__ float sums[kWarps][kPieces * kWarpColumns];

@@ -1,5 +1,5 @@
 // A policy on a torch device as the trainer's backend computes with it: all weights, or an adapter
-// over a base that it shares with whoever reads that (shared_base.h). Where it trains, what is
+// over a base that the sampler and the reference read too (shared_base.h). Where it trains, what is
 // trained has float32 masters; a base has none.
 #pragma once
 

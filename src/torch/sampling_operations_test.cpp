@@ -398,7 +398,7 @@ TEST(SamplingOperations, ManyRowsOfHeadsHaveTheBitsOfFew) {
             Tensor q = to.q.narrow(0, first, piece);
             store_heads(heads, rows, qkv.narrow(0, first, piece), q, to.keys, to.values);
           }
-          // What padding rows have as queries is nobody's.
+          // Queries of padding rows are not defined, and not compared.
           to.q.index_fill_(0, at::nonzero(all.positions < 0).squeeze(1), 0.0);
           return to;
         };

@@ -15,10 +15,10 @@ struct SharedBase {
   NetworkTensors network;
 };
 
-// The weights of `base` on the device in this type, which nobody may change. While somebody has
-// them, the same ones are given again: a trainer, its reference and the engines of a process, whose
-// backends are made apart and know nothing of each other. From any thread; any stream may read what
-// it returns.
+// The weights of `base` on the device in this type, to be read only. They are copied to the device
+// once: as long as a returned pointer lives, further calls return the same weights. So a trainer,
+// its reference and the engines of a process share one copy, although their backends are made
+// apart. From any thread; any stream may read what it returns.
 std::shared_ptr<const SharedBase> base_on_device(const std::shared_ptr<const Parameters>& base,
                                                  at::Device device, at::ScalarType compute);
 

@@ -96,4 +96,13 @@ inline std::string describe(Family family) {
   return family == Family::qwen3 ? "qwen3" : family == Family::qwen2 ? "qwen2" : "llama";
 }
 
+// The gradient of hidden states that a backward pass starts from.
+inline at::Tensor any_gradient(const at::Tensor& hidden) {
+  return at::linspace(-1.0, 2.0, hidden.numel(), hidden.options().dtype(at::kFloat))
+      .mul(7.0)
+      .sin()
+      .view(hidden.sizes())
+      .to(hidden.scalar_type());
+}
+
 }  // namespace leeway::testing

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "leeway/error.h"
 #include "torch/low_rank.h"
 #include "torch/torch_decoder_test_support.h"
@@ -10,6 +12,7 @@
 namespace leeway {
 namespace {
 
+using testing::any_gradient;
 using testing::describe;
 using testing::devices;
 using testing::kFamilies;
@@ -66,14 +69,6 @@ Parameters merged(const Parameters& adapter) {
     to.add_((adapter.lora()->scale() * at::mm(b_of(adapter, m), a_of(adapter, m))).to(at::kFloat));
   }
   return all;
-}
-
-Tensor any_gradient(const Tensor& hidden) {
-  return at::linspace(-1.0, 2.0, hidden.numel(), hidden.options().dtype(at::kFloat))
-      .mul(7.0)
-      .sin()
-      .view(hidden.sizes())
-      .to(hidden.scalar_type());
 }
 
 // Hidden states, and the gradients of A and B of every module.
@@ -170,23 +165,35 @@ Tensor all_of(const Found& found) {
   return at::cat(flat);
 }
 
-// In bf16 both round, each in its own places, and the adapter twice more for each product, which
-// makes its gradients up to four times as wrong with biases: errors are those against float32.
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
+}
+
+// In bf16 both round, each in its own places, and a random model may blow up the rounding of one of
+// them: medians over many models are compared, of the errors against float32.
 TEST(TrunkAdapter, IsInHalfPrecisionAsCloseAsMergedMatrices) {
   for (const torch::Device& device : devices()) {
     for (const Family family : kFamilies) {
       const ModelConfig config = small_config(family);
-      const Tensor tokens = random_tokens(config, offsets_of(kLengths).back(), 6).to(device);
-      const Parameters adapter = adapter_over(random_parameters(config, 5), kAll);
-      const Found expected = by_autograd(adapter, device, at::kFloat, tokens);
-      const Found other = by_autograd(adapter, device, at::kBFloat16, tokens);
       for (const Recompute recompute : {Recompute::off, Recompute::layer}) {
-        const Found got = by_trunk(adapter, device, at::kBFloat16, tokens, recompute, true);
-        EXPECT_LT(relative_difference(got.hidden, expected.hidden),
-                  2.0 * relative_difference(other.hidden, expected.hidden) + 1e-3);
-        EXPECT_LT(relative_difference(all_of(got), all_of(expected)),
-                  6.0 * relative_difference(all_of(other), all_of(expected)) + 0.02)
-            << where(device, family, recompute, kAll);
+        std::vector<double> hidden, gradients, merged_hidden, merged_gradients;
+        for (uint64_t seed = 5; seed < 17; ++seed) {
+          const Tensor tokens =
+              random_tokens(config, offsets_of(kLengths).back(), seed + 1).to(device);
+          const Parameters adapter = adapter_over(random_parameters(config, seed), kAll);
+          const Found expected = by_autograd(adapter, device, at::kFloat, tokens);
+          const Found merged = by_autograd(adapter, device, at::kBFloat16, tokens);
+          const Found got = by_trunk(adapter, device, at::kBFloat16, tokens, recompute, true);
+          hidden.push_back(relative_difference(got.hidden, expected.hidden));
+          merged_hidden.push_back(relative_difference(merged.hidden, expected.hidden));
+          gradients.push_back(relative_difference(all_of(got), all_of(expected)));
+          merged_gradients.push_back(relative_difference(all_of(merged), all_of(expected)));
+        }
+        const std::string at = where(device, family, recompute, kAll);
+        EXPECT_LT(median(hidden), 1.5 * median(merged_hidden)) << at;
+        EXPECT_LT(median(gradients), 1.5 * median(merged_gradients)) << at;
       }
     }
   }

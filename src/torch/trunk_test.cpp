@@ -11,6 +11,7 @@
 namespace leeway {
 namespace {
 
+using testing::any_gradient;
 using testing::describe;
 using testing::devices;
 using testing::gradients_of;
@@ -26,15 +27,6 @@ using torch::Tensor;
 Trunk trunk_of(const TorchDecoder& decoder) {
   return Trunk(decoder.config(), network_views(decoder.layout(), decoder.flat_weights()),
                decoder.rope_table());
-}
-
-// The gradient of hidden states that a backward pass starts from.
-Tensor any_gradient(const Tensor& hidden) {
-  return at::linspace(-1.0, 2.0, hidden.numel(), hidden.options().dtype(at::kFloat))
-      .mul(7.0)
-      .sin()
-      .view(hidden.sizes())
-      .to(hidden.scalar_type());
 }
 
 struct Case {

@@ -1,5 +1,5 @@
-// States that ranks save and load together: any number of ranks loads what any other has saved,
-// nobody gathers, and what is damaged is named.
+// States that ranks save and load together: any number of ranks loads what any other has saved, no
+// rank holds more than its part of the moments and one tensor, and what is damaged is named.
 #include "trainer/moment_saving.h"
 
 #include <gtest/gtest.h>

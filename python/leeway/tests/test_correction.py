@@ -114,11 +114,11 @@ def test_weights_must_be_finite():
     if pi.device.type == "cpu":
         with pytest.raises(ValueError, match="correction wrong: .*must be finite"):
             leeway.policy_loss(pi, preset="icepop+wrong", **rest)
-    else:  # nobody waits to look at them
+    else:  # a look at the values would wait for the device
         assert torch.isnan(leeway.policy_loss(pi, preset="icepop+wrong", **rest)[0])
 
 
-def test_what_is_not_finite_shows_where_nobody_looks_at_values():
+def test_tokens_that_are_not_finite_get_weights_that_are_nan():
     rollout = torch.tensor([-1.0, math.nan, math.inf, -1.0, math.nan])
     tokens = Tokens(pi=torch.zeros(5), prox=None, rollout=rollout, ref=None, teacher=None,
                     advantages=torch.ones(5), mask=torch.tensor([True, True, True, True, False]),
