@@ -39,6 +39,17 @@ METHOD = ("medians over the steps from the third on, in ms, from metrics.jsonl; 
 NAMES = ["step", "sample", "train", "forward_backward", "optim_step", "snapshot", "load_weights",
          "wait_for_trainer", "wait_for_batch", "prepare_batch", "report", "other", "train_other"]
 
+# What docs/runs.md says adds up: a time and its parts.
+SUMS = {"step": ["sample", "prepare_batch", "report", "checkpoint", "wait_for_trainer", "other"],
+        "train": ["forward_backward", "optim_step", "prox_forward", "ref_forward",
+                  "teacher_forward", "snapshot", "train_other"]}
+
+
+def largest_gap(rows):
+    """The most that a time differs from the sum of its parts, in ms."""
+    return max(1e3 * abs(row[f"time/{whole}"] - sum(row.get(f"time/{part}", 0.0) for part in parts))
+               for row in rows for whole, parts in SUMS.items())
+
 
 def tensors_of(shape):
     hidden, inner, dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
@@ -213,6 +224,8 @@ def main():
                     row["sampled_tokens_per_second"] = statistics.median(
                         r["perf/sampled_tokens_per_second"] for r in rows[2:])
                     row["mismatch_kl"] = max(r["mismatch_kl/all/max"] for r in rows[2:])
+                    row["gap"] = largest_gap(rows[2:])
+                    row["over_own"] = row["step"] / max(row["sample"], row["train"])
                     if lag == 0:
                         alone = row
                     elif alone:
@@ -225,6 +238,7 @@ def main():
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     columns = [("name", "", "s")] + [(key, key, ".1f") for key in NAMES] + [
+        ("over_own", "step/own longer", ".2f"), ("gap", "time/* off by", ".2f"),
         ("bound", "longer alone", ".1f"), ("sum", "sum alone", ".1f"),
         ("over_bound", "step/longer", ".2f"), ("over_sum", "step/sum", ".2f"),
         ("sampled_tokens_per_second", "tokens/s", ",.0f"), ("mismatch_kl", "mismatch", ".1e")]

@@ -257,7 +257,10 @@ __global__ void swiglu_kernel(const T* gate, const T* up, int64_t stride, int64_
   let_next_kernel_begin();
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (at >= count) return;
-  const int64_t from = at / parts * stride + at % parts * kCount;
+  // The device has no division of 64 bits: it is many instructions, and 32 bits nearly always do.
+  const int64_t row =
+      count >> 32 == 0 ? static_cast<unsigned>(at) / static_cast<unsigned>(parts) : at / parts;
+  const int64_t from = row * stride + (at - row * parts) * kCount;
   float g[kCount], u[kCount];
   load<kCount>(gate + from, g);
   load<kCount>(up + from, u);

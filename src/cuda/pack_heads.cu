@@ -106,9 +106,9 @@ __global__ void __launch_bounds__(kThreads, 3)
   }
 }
 
-// A warp for as many queries, keys or values of a row as it holds; keys and values go to their
-// pages.
-template <class T>
+// A warp for kAtOnce times as many queries, keys or values of a row as it holds: their loads are
+// under way together. Keys and values go to their pages.
+template <int kAtOnce, class T>
 __global__ void __launch_bounds__(kThreads)
     store_heads_kernel(HeadStep step, HeadLanes in_warp, unsigned query_parts, unsigned kv_parts) {
   wait_for_earlier_kernels();
@@ -116,40 +116,62 @@ __global__ void __launch_bounds__(kThreads)
   const int head_dim = static_cast<int>(step.sizes.head_dim), half = head_dim / 2;
   const int query_heads = static_cast<int>(step.sizes.query_heads);
   const int kv_heads = static_cast<int>(step.sizes.kv_heads);
-  const unsigned parts = query_parts + 2 * kv_parts;
-  const unsigned at = blockIdx.x * kWarps + threadIdx.x / kWarp, part = at % parts;
-  const int64_t row = at / parts;
+  const unsigned parts = query_parts + 2 * kv_parts, shares = (parts + kAtOnce - 1) / kAtOnce;
+  const unsigned at = blockIdx.x * kWarps + threadIdx.x / kWarp, first = at % shares * kAtOnce;
+  const int64_t row = at / shares;
   if (row >= step.places.rows) return;
   const int position = step.places.positions[row];
   if (position < 0) return;
-  const bool query = part < query_parts, value = part >= query_parts + kv_parts;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, heads = query ? query_heads : kv_heads;
-  const unsigned of_kind = part - (query ? 0 : value ? query_parts + kv_parts : query_parts);
-  const int head = static_cast<int>(of_kind) * in_warp.heads + lane / in_warp.lanes;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int i = lane % in_warp.lanes * kCount;
-  const bool there = head < heads;
-  const int first_head = query ? 0 : value ? query_heads + kv_heads : query_heads;
-  const T* from = static_cast<const T*>(step.qkv) +
-                  (row * (query_heads + 2 * kv_heads) + first_head + head) * head_dim + i;
-  HeadPart<kCount> numbers;
-  if (there) numbers.load_halves(from, from + half);
-  int64_t place = row;  // of heads
-  if (!query) {
-    const int64_t page = step.places.pages[step.places.starts[row] + position / kBlockKeys];
-    place = page * kBlockKeys + position % kBlockKeys;
+
+  struct Place {
+    bool query, value;
+    int head, heads;  // none where the first is not less
+  };
+  const auto place_of = [&](unsigned part) {
+    const bool query = part < query_parts, value = part >= query_parts + kv_parts;
+    const unsigned of_kind = part - (query ? 0 : value ? query_parts + kv_parts : query_parts);
+    return Place{query, value, static_cast<int>(of_kind) * in_warp.heads + lane / in_warp.lanes,
+                 query ? query_heads : kv_heads};
+  };
+  LoadedHeadPart<kCount, T> loaded[kAtOnce];
+#pragma unroll
+  for (int n = 0; n < kAtOnce; ++n) {
+    const Place place = place_of(first + n);
+    if (place.head >= place.heads) continue;
+    const int before = place.query ? 0 : place.value ? query_heads + kv_heads : query_heads;
+    const T* from = static_cast<const T*>(step.qkv) +
+                    (row * (query_heads + 2 * kv_heads) + before + place.head) * head_dim + i;
+    loaded[n].load_halves(from, from + half);
   }
-  if (!value) {
-    HeadPart<kCount> angles;
+  HeadPart<kCount> angles;
+  if (first < query_parts + kv_parts) {
     const int64_t angle = static_cast<int64_t>(position) * half + i;
     angles.load_halves(step.angles.cosines + angle, step.angles.sines + angle);
-    norm_and_turn(numbers, static_cast<const T*>(query ? step.query_norm : step.key_norm), step.eps,
-                  head_dim, in_warp.lanes, i, angles);
   }
-  T* to = static_cast<T*>(query   ? step.q
-                          : value ? step.values
-                                  : step.keys) +
-          (place * heads + head) * head_dim + i;
-  if (there) numbers.store_halves(to, to + half);
+  int64_t kv_row = 0;  // where the row's keys and values lie
+  if (first + kAtOnce > query_parts) {
+    const int64_t page = step.places.pages[step.places.starts[row] + position / kBlockKeys];
+    kv_row = page * kBlockKeys + position % kBlockKeys;
+  }
+#pragma unroll
+  for (int n = 0; n < kAtOnce; ++n) {
+    const Place place = place_of(first + n);
+    const bool there = place.head < place.heads;
+    HeadPart<kCount> numbers;
+    if (there) numbers.take(loaded[n]);
+    if (!place.value) {
+      norm_and_turn(numbers, static_cast<const T*>(place.query ? step.query_norm : step.key_norm),
+                    step.eps, head_dim, in_warp.lanes, i, angles);
+    }
+    if (!there) continue;
+    T* to = static_cast<T*>(place.query   ? step.q
+                            : place.value ? step.values
+                                          : step.keys) +
+            ((place.query ? row : kv_row) * place.heads + place.head) * head_dim + i;
+    numbers.store_halves(to, to + half);
+  }
 }
 
 }  // namespace
@@ -181,11 +203,17 @@ void store_heads_side_by_side(Dtype dtype, const HeadStep& step, cudaStream_t st
   };
   const unsigned query_parts = parts_of(step.sizes.query_heads);
   const unsigned kv_parts = parts_of(step.sizes.kv_heads);
+  const unsigned parts = query_parts + 2 * kv_parts;
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch_early(store_heads_kernel<T>,
-                 blocks_for(step.places.rows * (query_parts + 2 * kv_parts), kWarps), kThreads, 0,
-                 stream, step, in_warp, query_parts, kv_parts);
+    const auto launch = [&](auto* kernel, unsigned at_once) {
+      const unsigned shares = (parts + at_once - 1) / at_once;
+      launch_early(kernel, blocks_for(step.places.rows * shares, kWarps), kThreads, 0, stream, step,
+                   in_warp, query_parts, kv_parts);
+    };
+    // With few rows a warp for each part is on more multiprocessors.
+    step.places.rows < 1024 ? launch(store_heads_kernel<1, T>, 1)
+                            : launch(store_heads_kernel<kParts, T>, kParts);
   });
 }
 
