@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Builds for CUDA, checks and measures on one NVIDIA GPU. Stages, all of them without arguments:
-#   benchmarks/gpu/run.sh [build] [check] [head] [hosts] [loss] [model] [memory] [lora] [loop] [swap] [sanitize]
+#   benchmarks/gpu/run.sh [build] [check] [head] [hosts] [loss] [model] [memory] [lora] [loop] [swap] [pip] [sanitize]
 #
-#   BUILD   build folder                      (build-gpu)
-#   OUT     where results go, gpu_*.json      (benchmarks/results)
-#   PREFIX  dependencies outside the system, a folder with include/ and lib/
-#   COMMIT  the commit being measured, if git is not available
+#   BUILD          build folder                      (build-gpu)
+#   OUT            where results go, gpu_*.json      (benchmarks/results)
+#   PREFIX         dependencies outside the system, a folder with include/ and lib/ (scripts/gpu_prefix)
+#   PYTHON_PREFIX  Python packages that the machine lacks, where it exists (.python; scripts/gpu_python)
+#   COMMIT         the commit being measured, if git is not available
 #
 # Needs a CUDA build of PyTorch that python3 can import; the stage `model` needs transformers. A
 # failing stage does not stop the next. Tables and failures are printed last.
@@ -17,11 +18,12 @@ OUT=${OUT:-benchmarks/results}
 PREFIX=${PREFIX:-}
 export PYTHONUNBUFFERED=1
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(build check head hosts loss model memory lora loop swap sanitize)
+known=(build check head hosts loss model memory lora loop swap pip sanitize)
+[ ${#stages[@]} -gt 0 ] || stages=("${known[@]}")
 for stage in "${stages[@]}"; do
-  case $stage in
-    build | check | head | hosts | loss | model | memory | lora | loop | swap | sanitize) ;;
-    *) echo "run.sh: $stage: no such stage; there are build check head hosts loss model memory lora loop swap sanitize" >&2
+  case " ${known[*]} " in
+    *" $stage "*) ;;
+    *) echo "run.sh: $stage: no such stage; there are ${known[*]}" >&2
        exit 2 ;;
   esac
 done
@@ -34,6 +36,8 @@ mkdir -p "$logs"
 library=$BUILD/libleeway_ops.so
 # For `import leeway`.
 export LEEWAY_OPS=$library PYTHONPATH=$root/python/leeway${PYTHONPATH:+:$PYTHONPATH}
+PYTHON_PREFIX=${PYTHON_PREFIX:-.python}
+[ ! -d "$PYTHON_PREFIX" ] || PYTHONPATH=$PYTHONPATH:$(cd "$PYTHON_PREFIX" && pwd)
 
 failed=()
 tables=()
@@ -268,13 +272,18 @@ for stage in "${stages[@]}"; do
     head) measure head 300 "$library" ;;
     hosts)
       measure hosts 120
-      if python3 -c 'import trl' 2> /dev/null; then measure trl_step 180; else echo "   no trl: its step is left out"; fi
+      if python3 -c 'import importlib.util as u, sys; sys.exit(u.find_spec("trl") is None)'; then
+        measure trl_step 180
+      else
+        echo "   no trl: its step is left out"
+      fi
       ;;
     loss) measure loss 90 "$library" ;;
     model) measure model 480 --program "$BUILD/gpu_model_benchmark" ;;
     memory) measure memory 120 --program "$BUILD/gpu_memory_table" ;;
     lora) measure lora 180 --program "$BUILD/gpu_lora_step" ;;
     loop) measure loop 180 --program "$BUILD/leeway" ;;
+    pip) step pip 300 tests/gpu/pip_check.sh "$BUILD/pip-check" && tail -n 1 "$logs/pip.txt" ;;
     swap) step swap 60 "$BUILD/gpu_weight_swap" && tables+=("$logs/swap.txt") ;;
     *) "$stage" ;;
   esac
