@@ -1,10 +1,11 @@
 """Steps of `leeway train` on a GPU, by the run's own time/*: sampling and training alone (lag 0) and
 beside each other (lag 1), for two models and two lengths of answers.
 
-  loop.py --program BUILD/leeway [--models 135M 0.6B] [--tokens 16 512] [--lags 0 1] [--steps N]
+  loop.py --program BUILD/leeway [--models 135M 0.6B 8B] [--tokens 16 512] [--lags 0 1] [--steps N]
           [--output FILE]
 
 Weights are random, so that answers have the greatest length. A run is ended when it has its steps.
+8B, which is not among the models without --models, trains all weights with int8 moments.
 """
 
 import argparse
@@ -26,13 +27,19 @@ SHAPES = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
              "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
              "vocab_size": 151936, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+           "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+           "vocab_size": 151936, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],
+           "tie_word_embeddings": False},
     "tiny": {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
              "vocab_size": 512, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
 }
 # Rollouts of a batch: prompts x 8. The larger model with long answers has fewer, so that all cells
 # together take a minute and a half.
-PROMPTS = {("0.6B", 512): 16}
+PROMPTS = {("0.6B", 512): 16, ("8B", 16): 16}
+# What a model needs to fit one GPU of 141 GB.
+TRAINER = {"8B": 'optimizer_state = "int8"\nrecompute_activations = "layer"\n'}
 METHOD = ("medians over the steps from the third on, in ms, from metrics.jsonl; lag 0: sampling and "
           "training take turns, so its sample and train are those of each alone; bound: the longer "
           "of both alone")
@@ -69,6 +76,8 @@ def tensors_of(shape):
             yield layer + f"mlp.{name}_proj.weight", (inner, hidden)
         yield layer + "mlp.down_proj.weight", (hidden, inner)
     yield "model.norm.weight", (hidden,)
+    if not shape.get("tie_word_embeddings", True):
+        yield "lm_head.weight", (shape["vocab_size"], hidden)
 
 
 def write_tokenizer(folder, size):
@@ -96,9 +105,9 @@ def write_model(folder, shape):
     """A Hugging Face folder with random weights in bf16: parts of one long row of numbers."""
     os.makedirs(folder)
     write_tokenizer(folder, shape["vocab_size"])
-    config = {**shape, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    config = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
               "tie_word_embeddings": True, "hidden_act": "silu", "attention_bias": False,
-              "torch_dtype": "bfloat16"}
+              "torch_dtype": "bfloat16", **shape}
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(config, file)
     rng = numpy.random.default_rng(1)
@@ -137,7 +146,7 @@ max_length = 8
 [trainer]
 max_steps = 100000
 learning_rate = 1e-7
-[orchestrator]
+{trainer}[orchestrator]
 prompts_per_batch = {prompts}
 group_size = 8
 max_off_policy_steps = {lag}
@@ -163,7 +172,8 @@ def run_cell(program, folder, shape, cell, steps, limit, device):
     shutil.rmtree(os.path.join(folder, "run"), ignore_errors=True)
     with open(config, "w") as file:
         file.write(CONFIG.format(folder=folder, device=device, sequences=2 * sequences,
-                                 kv_bytes=kv_bytes, **{k: cell[k] for k in ("prompts", "lag", "tokens")}))
+                                 kv_bytes=kv_bytes, trainer=TRAINER.get(cell["model"], ""),
+                                 **{k: cell[k] for k in ("prompts", "lag", "tokens")}))
     log = open(os.path.join(folder, "log.txt"), "w+")
     process = subprocess.Popen([program, "train", config], stdout=log, stderr=log)
     metrics = os.path.join(folder, "run", "metrics.jsonl")

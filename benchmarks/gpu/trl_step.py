@@ -130,6 +130,8 @@ def main():
         trainers[name].own_forward = model.__dict__.get("forward")  # TRL patches the instance
         model.__dict__.pop("forward", None)
         assert model.forward == forward
+    # As TRL has it when it trains: its trainers turn this on in train(), which is not called here.
+    model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
     some = next(iter(trainers.values()))
     model.forward = some.own_forward
