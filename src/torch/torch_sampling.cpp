@@ -267,7 +267,7 @@ void TorchSampling::forward(const PassShape& shape) {
     if (!stack.a.defined()) return;
     Tensor low = low_.view({-1}).narrow(0, 0, from.size(0) * stack.a.size(0));
     low = low.view({from.size(0), stack.a.size(0)});
-    add_low_rank(products_.get(), stack, adapter.scale, from, low, y);
+    add_low_rank(stack, adapter.scale, from, low, y);
   };
   // Prompts: of their last layer most rows are keys and values alone.
   const bool trims = 2 * shape.logit_rows <= shape.rows;
