@@ -167,7 +167,10 @@ def _rank(rank, port, modes, out):
         gradients.append(model.module.weight.grad)
     if rank == 0:
         torch.save(gradients, out)
-    dist.destroy_process_group()
+    dist.barrier()
+    # Without the group's destructor: it holds the interpreter's lock while it waits for a thread of its
+    # own, which may need that lock to let go of the last sum.
+    os._exit(0)
 
 
 class _Line(torch.nn.Module):
