@@ -317,6 +317,27 @@ TEST(StateSaving, ASaveThatIsDroppedOrFailsIsFollowedByOthers) {
   });
 }
 
+// Parts that were written are no state without the files that are written last.
+TEST(StateSaving, ARankThatIsLostWhileItSavesLeavesNoState) {
+  const Parameters policy = large_policy();
+  const TestFolder folder;
+  const auto ranks = make_local_ranks(2);
+  std::thread other([&] {
+    const RankBackend made = cpu_rank_backend()(*ranks[1], {policy}, table_of_eight());
+    complete_state(*ranks[1], made.share->shard());
+    ranks[1]->receive(0, Channel::saving);  // the folder
+    ranks[1]->abort("rank 1: gone");
+  });
+  const RankBackend made = cpu_rank_backend()(*ranks[0], {policy}, table_of_eight());
+  StateSave save(*ranks[0], made.share->shard(), 0);
+  EXPECT_THROW(save.write(folder.path()), Lost);
+  other.join();
+  EXPECT_TRUE(path_exists(folder.path() + "/" + part("model", 0, 2)));
+  for (const char* name : {"/trainer.json", "/config.json", "/model.safetensors.index.json"}) {
+    EXPECT_FALSE(path_exists(folder.path() + name)) << name;
+  }
+}
+
 TEST(StateSaving, ANumberThatIsNotFiniteIsNotSaved) {
   const Parameters policy = large_policy();
   const TestFolder folder;
