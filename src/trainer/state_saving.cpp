@@ -35,9 +35,12 @@ bool sees(const std::string& folder, const std::string& token) {
 
 size_t file_of(StateKind kind) { return kind == StateKind::weight ? 0 : 1; }
 
-std::string part_name(const std::string& weights_stem, size_t file, int rank, int ranks) {
-  return stored_part_name(file == 0 ? weights_stem : kMomentsStem, static_cast<size_t>(rank),
-                          static_cast<size_t>(ranks));
+std::string stem_of(size_t file, const LoraSettings* lora) {
+  return file == 0 ? weights_stem(lora) : kMomentsStem;
+}
+
+std::string part_name(const std::string& stem, int rank, int ranks) {
+  return stored_part_name(stem, static_cast<size_t>(rank), static_cast<size_t>(ranks));
 }
 
 void refuse_not_finite(const std::vector<TensorOfState>& tensors) {
@@ -196,16 +199,16 @@ FileSums StateSave::write(const std::string& folder) {
   remove_tree(where + kProbe);
   if (!parts.failure.empty()) throw Error(parts.failure);
   for (size_t file = 0; file < kStateFiles; ++file) {
+    const std::string stem = stem_of(file, lora());
     std::map<std::string, std::string> names;
     int64_t bytes = 0;
     for (int r = 0; r < ranks_.size(); ++r) {
       for (const TensorPlan& tensor : plans_[static_cast<size_t>(r)][file]) {
-        names[tensor.name] = part_name(weights_stem(lora()), file, r, ranks_.size());
+        names[tensor.name] = part_name(stem, r, ranks_.size());
         bytes += static_cast<int64_t>(tensor.byte_size());
       }
     }
-    const std::string index =
-        fmt::format("{}.safetensors.index.json", file == 0 ? weights_stem(lora()) : kMomentsStem);
+    const std::string index = stem + ".safetensors.index.json";
     parts.sums[index] = write_file_atomically(where + "/" + index, stored_index_json(names, bytes));
   }
   remove_other_files(where, kMomentsStem, parts.sums);
@@ -218,7 +221,7 @@ void StateSave::write_parts(const std::string& where, Parts& parts) {
   for (int r = 0; r < ranks_.size(); ++r) {
     for (size_t file = 0; file < kStateFiles; ++file) {
       if (plans_[static_cast<size_t>(r)][file].empty()) continue;
-      const std::string name = part_name(weights_stem(lora()), file, r, ranks_.size());
+      const std::string name = part_name(stem_of(file, lora()), r, ranks_.size());
       const std::string path = where + "/" + name;
       if (r > 0) {
         take_part(r, file, path, parts);
@@ -264,11 +267,14 @@ void StateWriter::wait() {
 void StateWriter::begin(const StateShard& shard) {
   wait();
   auto own = std::make_shared<StateFiles>(complete_state(ranks_, shard));
-  thread_ = start_thread(
-      [this, own, stem = weights_stem(shard.model().lora)] { serve(stem, std::move(*own)); });
+  std::array<std::string, kStateFiles> names;
+  for (size_t file = 0; file < kStateFiles; ++file) {
+    names[file] = part_name(stem_of(file, shard.model().lora), ranks_.rank(), ranks_.size());
+  }
+  thread_ = start_thread([this, own, names] { serve(names, std::move(*own)); });
 }
 
-void StateWriter::serve(const std::string& stem, StateFiles own) {
+void StateWriter::serve(const std::array<std::string, kStateFiles>& names, StateFiles own) {
   try {
     const std::string message = ranks_.receive(0, Channel::saving);
     if (message.empty()) return;
@@ -282,8 +288,7 @@ void StateWriter::serve(const std::string& stem, StateFiles own) {
       bool gives = false;
       try {
         if (here) {
-          const FileSum sum = write_part(
-              folder + "/" + part_name(stem, file, ranks_.rank(), ranks_.size()), tensors);
+          const FileSum sum = write_part(folder + "/" + names[file], tensors);
           answer.put(Answer::written);
           answer.put(sum.bytes);
           answer.put(sum.crc32c);

@@ -86,7 +86,7 @@ class StateWriter {
 
  private:
   void wait();
-  void serve(const std::string& stem, StateFiles own);
+  void serve(const std::array<std::string, kStateFiles>& names, StateFiles own);
 
   Ranks& ranks_;
   std::thread thread_;
