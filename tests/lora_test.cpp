@@ -127,6 +127,40 @@ TEST_F(LoraRun, GoesOnBitForBitFromEveryCheckpoint) {
   }
 }
 
+// Ranks write an adapter in parts; any number goes on with them, and what users get is one file.
+TEST_F(LoraRun, GoesOnBitForBitWithAnyNumberOfRanks) {
+  // On-policy: what a longer run has begun to sample when the shorter one ends is no difference.
+  const std::vector<std::string> sets = {"model.lora.rank=64",
+                                         "orchestrator.max_off_policy_steps=0"};
+  ASSERT_EQ(train(sets).code, 0);
+  const std::string wanted = weights("run", 6);
+  const auto run = [&](std::vector<std::string> args, const char* steps, const char* ranks) {
+    args.insert(args.end(), {"--ranks", ranks});
+    std::vector<std::string> all = sets;
+    if (args[0] == "--resume") all.clear();
+    all.push_back(std::string("trainer.max_steps=") + steps);
+    return leeway(arguments(args, all));
+  };
+  for (const auto& [first, second] :
+       std::vector<std::pair<const char*, const char*>>{{"4", "2"}, {"2", "1"}, {"1", "4"}}) {
+    fs::remove_all(path("run"));
+    const RunResult begun = run({"run.toml"}, "4", first);
+    ASSERT_EQ(begun.code, 0) << begun;
+    const std::string saved = path("run/checkpoints/step_4/adapter_model");
+    EXPECT_EQ(fs::exists(saved + ".safetensors"), std::string(first) == "1");
+    for (int r = 1; std::string(first) != "1" && r <= std::stoi(first); ++r) {
+      EXPECT_TRUE(
+          fs::exists(saved + "-0000" + std::to_string(r) + "-of-0000" + first + ".safetensors"));
+    }
+    const RunResult used = leeway({"generate", "run/checkpoints/step_4", "--prompt",
+                                   "a=", "--max-new-tokens", "2", "--tokenizer", "byte"});
+    EXPECT_EQ(used.code, 0) << used;
+    const RunResult more = run({"--resume", "run"}, "6", second);
+    ASSERT_EQ(more.code, 0) << more;
+    EXPECT_TRUE(weights("run", 6) == wanted) << first << " to " << second;
+  }
+}
+
 TEST_F(LoraRun, DoesNotGoOnOverAnotherBase) {
   ASSERT_EQ(train({"trainer.max_steps=2"}).code, 0);
   fs::remove_all(path("base"));

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -29,6 +30,12 @@ bool is_folder(const std::string& path) {
 bool path_exists(const std::string& path) {
   struct stat status {};
   return ::lstat(path.c_str(), &status) == 0;
+}
+
+std::string absolute_path(const std::string& path) {
+  const std::unique_ptr<char, void (*)(void*)> found(::realpath(path.c_str(), nullptr), &::free);
+  if (found == nullptr) fail(path, "find");
+  return found.get();
 }
 
 void make_folders(const std::string& path) {

@@ -11,6 +11,9 @@ namespace leeway {
 // Whether the name exists. A dangling link counts as existing: opening it reports the problem.
 bool path_exists(const std::string& path);
 
+// The path from the root on, without links in it. Throws Error if it does not exist.
+std::string absolute_path(const std::string& path);
+
 // Creates a folder and its parents; an existing folder is fine. Throws Error naming the path and
 // the reason.
 void make_folders(const std::string& path);

@@ -34,6 +34,17 @@ TEST(Folders, AreMadeWithThoseAbove) {
             std::string::npos);
 }
 
+TEST(Folders, HaveOnePathFromTheRoot) {
+  const testing::TestFolder folder;
+  make_folders(folder.at("a/b"));
+  ASSERT_EQ(::symlink("a", folder.at("link").c_str()), 0);
+  const std::string path = absolute_path(folder.at("a/b"));
+  EXPECT_EQ(path[0], '/');
+  EXPECT_TRUE(path.ends_with("/a/b"));
+  EXPECT_EQ(absolute_path(folder.at("link/../link//b/.")), path);
+  EXPECT_NE(error_of([&] { absolute_path(folder.at("none")); }).find("none"), std::string::npos);
+}
+
 TEST(Folders, ListTheirEntriesInOrder) {
   const testing::TestFolder folder;
   for (const char* name : {"b", ".hidden", "a"}) folder.write(name, "");

@@ -14,13 +14,12 @@
 #include "leeway/error.h"
 #include "model/name_text.h"
 #include "model/safetensors.h"
+#include "model/weight_files.h"
 
 namespace leeway {
 namespace {
 
 constexpr const char* kConfig = "/adapter_config.json";
-constexpr const char* kWeights = "/adapter_model.safetensors";
-constexpr const char* kPrefix = "base_model.model.";  // of PEFT's names
 constexpr int64_t kMostRank = int64_t{1} << 16;
 
 std::string value_text(const rapidjson::Value& value) {
@@ -82,13 +81,8 @@ std::vector<std::string> read_targets(const std::string& file, const rapidjson::
   return ordered_targets(targets);
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
-
 // Names and shapes against the base, before anything is allocated for what the file claims.
-void check_layout(const SafetensorsFile& file, const ModelConfig& config,
-                  const LoraSettings& lora) {
+void check_layout(const StoredModel& stored, const ModelConfig& config, const LoraSettings& lora) {
   const std::string base = fmt::format(
       "the base here is a {} with num_hidden_layers = {}, hidden_size = {}, intermediate_size = "
       "{}{}",
@@ -97,22 +91,23 @@ void check_layout(const SafetensorsFile& file, const ModelConfig& config,
       lora.base_path.empty() ? "" : "; the adapter was made for " + lora.base_path);
   std::set<std::string, std::less<>> known;
   for (const ParameterInfo& info : lora_table(config, lora)) {
-    const std::string name = kPrefix + info.name;
+    const std::string name = adapter_tensor_name(info.name);
     known.insert(name);
-    const StoredTensor* tensor = file.find(name);
-    if (tensor == nullptr) {
-      throw Error(fmt::format("{}: tensor {} is missing; {}", file.path(), name, base));
+    const auto found = stored.tensors.find(name);
+    if (found == stored.tensors.end()) {
+      throw Error(fmt::format("{}: tensor {} is missing; {}", stored.where, name, base));
     }
+    const auto& [path, tensor] = found->second;
     if (tensor->shape != info.shape) {
       throw Error(
-          fmt::format("{}: tensor {} is {}, not {}: the adapter belongs to another base; {}",
-                      file.path(), name, shape_text(tensor->shape), shape_text(info.shape), base));
+          fmt::format("{}: tensor {} is {}, not {}: the adapter belongs to another base; {}", *path,
+                      name, shape_text(tensor->shape), shape_text(info.shape), base));
     }
   }
-  for (const StoredTensor& tensor : file.tensors()) {
-    if (known.contains(tensor.name)) continue;
-    throw Error(fmt::format("{}: tensor {} is no matrix of this adapter; {}", file.path(),
-                            name_text(tensor.name), base));
+  for (const auto& [name, place] : stored.tensors) {
+    if (known.contains(name)) continue;
+    throw Error(fmt::format("{}: tensor {} is no matrix of this adapter; {}", *place.path,
+                            name_text(name), base));
   }
 }
 
@@ -186,29 +181,40 @@ LoraSettings load_lora_settings(const std::string& folder) {
   return lora;
 }
 
-namespace {
+std::string adapter_tensor_name(const std::string& parameter) {
+  return "base_model.model." + parameter;
+}
 
-// Reads the matrices into what `make` makes of the settings, once these and the file fit `config`.
-template <class Make>
-Parameters read_matrices(const std::string& folder, const ModelConfig& config, const Make& make) {
-  LoraSettings lora = load_lora_settings(folder);
-  const std::string path = folder + kWeights;
-  if (!path_exists(path)) {
+StoredModel open_adapter(const std::string& folder, const ModelConfig& config,
+                         const LoraSettings& lora) {
+  const std::string single = fmt::format("{}/{}.safetensors", folder, kAdapterStem);
+  if (!path_exists(single) && !path_exists(single + ".index.json")) {
     throw Error(fmt::format("{}: no adapter_model.safetensors{}", folder,
                             path_exists(folder + "/adapter_model.bin")
                                 ? "; adapter_model.bin is not read, convert it to safetensors"
                                 : ""));
   }
   check_checksums(folder);
-  const SafetensorsFile file(path);
-  check_layout(file, config, lora);
+  StoredModel stored = open_stored_tensors(folder, kAdapterStem);
+  check_layout(stored, config, lora);
+  return stored;
+}
+
+namespace {
+
+// Reads the matrices into what `make` makes of the settings, once these and the file fit `config`.
+template <class Make>
+Parameters read_matrices(const std::string& folder, const ModelConfig& config, const Make& make) {
+  LoraSettings lora = load_lora_settings(folder);
+  const StoredModel stored = open_adapter(folder, config, lora);
   Parameters adapter = make(std::move(lora));
   for (size_t i = 0; i < adapter.table().size(); ++i) {
-    const StoredTensor& tensor = *file.find(kPrefix + adapter.table()[i].name);
-    copy_as_float(tensor, path, adapter.of(i));
-    const std::string bad = not_finite_text(tensor.name, tensor.shape, adapter.of(i));
+    const auto& [path, tensor] =
+        stored.tensors.find(adapter_tensor_name(adapter.table()[i].name))->second;
+    copy_as_float(*tensor, *path, adapter.of(i));
+    const std::string bad = not_finite_text(tensor->name, tensor->shape, adapter.of(i));
     if (!bad.empty()) {
-      throw Error(fmt::format("{}: tensor {}; weights must be finite in float32", path, bad));
+      throw Error(fmt::format("{}: tensor {}; weights must be finite in float32", *path, bad));
     }
   }
   return adapter;
@@ -257,16 +263,21 @@ Parameters load_like(const Parameters& like, const std::string& folder) {
 }
 
 FileSums save_adapter(const Parameters& adapter, const std::string& folder) {
-  const LoraSettings& lora = *adapter.lora();
   make_folders(folder);
   remove_checksums(folder);
   std::vector<TensorToSave> tensors;
   for (size_t i = 0; i < adapter.table().size(); ++i) {
     const ParameterInfo& info = adapter.table()[i];
-    tensors.push_back({kPrefix + info.name, info.shape, adapter.of(i)});
+    tensors.push_back({adapter_tensor_name(info.name), info.shape, adapter.of(i)});
   }
+  const std::string file = fmt::format("{}.safetensors", kAdapterStem);
   FileSums written;
-  written[kWeights + 1] = write_safetensors(folder + kWeights, tensors);
+  written[file] = write_safetensors(folder + "/" + file, tensors);
+  complete_weights(folder, adapter.config(), adapter.lora(), written);
+  return written;
+}
+
+std::string adapter_config_json(const LoraSettings& lora) {
   JsonWriter json;
   json.begin_object().key("peft_type").value("LORA").key("task_type").value("CAUSAL_LM");
   json.key("base_model_name_or_path").value(lora.base_path).key("revision").null();
@@ -279,8 +290,7 @@ FileSums save_adapter(const Parameters& adapter, const std::string& folder) {
   json.key("rank_pattern").begin_object().end_object();
   json.key("alpha_pattern").begin_object().end_object();
   json.key("init_lora_weights").value(true).key("inference_mode").value(true).end_object();
-  written[kConfig + 1] = write_file_atomically(folder + kConfig, json.text() + "\n");
-  return written;
+  return json.text() + "\n";
 }
 
 }  // namespace leeway

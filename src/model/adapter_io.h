@@ -1,4 +1,5 @@
-// Adapters as PEFT keeps them: adapter_config.json and adapter_model.safetensors.
+// Adapters as PEFT keeps them: adapter_config.json and adapter_model.safetensors. That file may be
+// in parts with an index, as a model's is; PEFT itself reads one file alone.
 //
 // Only what computes scale = lora_alpha / r over whole linear modules is read; every setting that
 // asks for more (use_dora, rank_pattern, modules_to_save, ..) is refused by its name.
@@ -9,6 +10,7 @@
 
 #include "base/checked_files.h"
 #include "model/parameters.h"
+#include "model/stored_model.h"
 
 namespace leeway {
 
@@ -39,6 +41,15 @@ Parameters load_policy(const std::string& folder, const std::string& adapter);
 
 // Weights of the kind that `like` is: an adapter over its base, or all of a model.
 Parameters load_like(const Parameters& like, const std::string& folder);
+
+inline constexpr const char* kAdapterStem = "adapter_model";  // of files of weights
+// What PEFT calls a parameter of an adapter.
+std::string adapter_tensor_name(const std::string& parameter);
+// The tensors of a folder of an adapter with these settings. Throws Error for files that are not
+// there or not as checksums.json says, and for tensors that do not fit.
+StoredModel open_adapter(const std::string& folder, const ModelConfig& config,
+                         const LoraSettings& lora);
+std::string adapter_config_json(const LoraSettings& lora);
 
 // Writes both files in float32, adapter_config.json last, and returns their sums.
 FileSums save_adapter(const Parameters& adapter, const std::string& folder);

@@ -3,6 +3,7 @@
 #include "model/adapter_io.h"
 
 #include <limits>
+#include <map>
 
 #include "base/files.h"
 #include "base/folders.h"
@@ -46,6 +47,39 @@ TEST(AdapterIo, SavesAndLoadsEveryBit) {
   EXPECT_EQ(loaded.base(), base);
   const SafetensorsFile file(folder.path() + "/adapter_model.safetensors");
   EXPECT_NE(file.find("base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"), nullptr);
+}
+
+// As ranks write it: parts of adapter_model.safetensors with an index.
+TEST(AdapterIo, LoadsAnAdapterInParts) {
+  const auto base = base_of(Family::qwen3);
+  const Parameters adapter = some_adapter(base);
+  const TestFolder folder;
+  save_adapter(adapter, folder.path());
+  std::vector<TensorToSave> parts[2];
+  std::map<std::string, std::string> files;
+  for (size_t i = 0; i < adapter.table().size(); ++i) {
+    const ParameterInfo& info = adapter.table()[i];
+    const std::string name = adapter_tensor_name(info.name);
+    parts[i % 2].push_back({name, info.shape, adapter.of(i)});
+    files[name] = stored_part_name(kAdapterStem, i % 2, 2);
+  }
+  for (size_t i = 0; i < 2; ++i) {
+    write_safetensors(folder.at(stored_part_name(kAdapterStem, i, 2)), parts[i]);
+  }
+  const std::string index = "adapter_model.safetensors.index.json";
+  write_file_atomically(folder.at(index), stored_index_json(files, 0));
+  remove_tree(folder.at("adapter_model.safetensors"));
+  EXPECT_EQ(checksum(load_adapter(folder.path(), base)), checksum(adapter));
+
+  const std::string second = stored_part_name(kAdapterStem, 1, 2);
+  write_safetensors(folder.at(second), std::span(parts[1]).subspan(1));
+  expect_refused([&] { load_adapter(folder.path(), base); },
+                 {index, adapter_tensor_name(adapter.table()[1].name), second});
+  remove_tree(folder.at(second));
+  expect_refused([&] { load_adapter(folder.path(), base); }, {index, second, "missing"});
+  save_adapter(adapter, folder.path());
+  EXPECT_EQ(folder.names(),
+            (std::vector<std::string>{"adapter_config.json", "adapter_model.safetensors"}));
 }
 
 TEST(AdapterIo, AFolderOfAnAdapterFindsItsBase) {

@@ -14,7 +14,7 @@
 #include "model/adapter_io.h"
 #include "model/parameters.h"
 #include "model/safetensors.h"
-#include "model/stored_model.h"
+#include "model/weight_files.h"
 
 namespace leeway {
 namespace {
@@ -42,20 +42,6 @@ std::vector<Shard> shards_of(const Parameters& parameters, int64_t shard_bytes) 
     shards.back().tensors.push_back({info.name, info.shape, parameters.of(i)});
   }
   return shards;
-}
-
-// Removes weight files of an earlier save, which a reader might mistake for this one's.
-void remove_stale(const std::string& folder, const FileSums& written) {
-  std::vector<std::string> stale;
-  for (const std::string& name : folder_names(folder)) {
-    const bool weights =
-        is_stored_part_name("model", name) || "/" + name == kSingleFile || "/" + name == kIndexFile;
-    if (weights && !written.contains(name)) stale.push_back(name);
-  }
-  // The index first: without it no shard is read.
-  std::stable_partition(stale.begin(), stale.end(),
-                        [](const std::string& name) { return name.ends_with(".json"); });
-  for (const std::string& name : stale) remove_tree(folder + "/" + name);
 }
 
 }  // namespace
@@ -87,9 +73,7 @@ std::string not_finite_text(const Parameters& parameters) {
 Parameters load_parameters(const std::string& folder) {
   if (is_adapter_folder(folder)) return load_adapter(folder);
   ModelConfig config = load_model_config(folder);
-  const StoredModel model = open_stored_model(folder);
-  check_checksums(folder);
-  check_layout(model, config);
+  const StoredModel model = open_weights(folder, config, nullptr);
   Parameters parameters(std::move(config));
   for (size_t i = 0; i < parameters.table().size(); ++i) {
     const StoredPlace& place = model.tensors.find(parameters.table()[i].name)->second;
@@ -124,9 +108,7 @@ FileSums save_parameters(const Parameters& parameters, const std::string& folder
     written[kIndexFile + 1] =
         write_file_atomically(folder + kIndexFile, stored_index_json(weight_map, total));
   }
-  remove_stale(folder, written);
-  written["config.json"] =
-      write_file_atomically(folder + "/config.json", model_config_json(parameters.config()));
+  complete_weights(folder, parameters.config(), nullptr, written);
   return written;
 }
 

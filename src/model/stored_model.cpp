@@ -178,6 +178,21 @@ bool is_stored_part_name(const std::string& stem, std::string_view name) {
          name == ".safetensors";
 }
 
+void remove_other_files(const std::string& folder, const std::string& stem,
+                        const FileSums& written) {
+  const std::string single = stem + ".safetensors";
+  std::vector<std::string> stale;
+  for (const std::string& name : folder_names(folder)) {
+    const bool is_of_stem =
+        is_stored_part_name(stem, name) || name == single || name == single + ".index.json";
+    if (is_of_stem && !written.contains(name)) stale.push_back(name);
+  }
+  // The index first: without it no part is read.
+  std::stable_partition(stale.begin(), stale.end(),
+                        [](const std::string& name) { return name.ends_with(".json"); });
+  for (const std::string& name : stale) remove_tree(folder + "/" + name);
+}
+
 void check_layout(const StoredModel& model, const ModelConfig& config) {
   std::vector<std::string> missing, extra, misshapen;
   std::set<std::string, std::less<>> known;

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/checked_files.h"
 #include "model/model_config.h"
 #include "model/safetensors.h"
 
@@ -40,6 +41,10 @@ std::string stored_index_json(const std::map<std::string, std::string>& files, i
 // "STEM-00001-of-00007.safetensors", the first of seven.
 std::string stored_part_name(const std::string& stem, size_t part, size_t parts);
 bool is_stored_part_name(const std::string& stem, std::string_view name);
+// Removes files of STEM that are not among `written`, which a reader might mistake for them: those
+// of an earlier save.
+void remove_other_files(const std::string& folder, const std::string& stem,
+                        const FileSums& written);
 
 // Checks names and shapes against the config, before allocating anything for what the file claims.
 void check_layout(const StoredModel& model, const ModelConfig& config);

@@ -102,15 +102,8 @@ MakeTrainingBackend training_backend(const RunConfig& run) {
 
 MakeRankBackend rank_backend(const RunConfig& run) {
   if (run.model.device == Device::cpu) return cpu_rank_backend();
-  const bool half = run.trainer.precision != TrainingPrecision::float32;
-  return [make = cuda_backends().backends->rank_training(half)](
-             Ranks& ranks, TrainingWeights weights, const TrainerTable& table) {
-    if (weights.policy.lora() != nullptr) {
-      throw Error(
-          "[model.lora]: several GPUs train all weights alone; leave --ranks and the launcher out");
-    }
-    return make(ranks, std::move(weights), table);
-  };
+  return cuda_backends().backends->rank_training(run.trainer.precision !=
+                                                 TrainingPrecision::float32);
 }
 
 void choose_gpu(int local_rank, int local_size) {

@@ -19,10 +19,10 @@
 #include "torch/shard_exchange.h"
 #include "torch/tensor_head.h"
 #include "torch/torch_errors.h"
-#include "torch/torch_moment_shard.h"
-#include "trainer/moment_loading.h"
+#include "torch/torch_state_shard.h"
 #include "trainer/optimizer.h"
 #include "trainer/state_files.h"
+#include "trainer/state_loading.h"
 
 #ifdef LEEWAY_CUDA
 #include <c10/cuda/CUDAGuard.h>
@@ -92,7 +92,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
         policy_(host_, host_.base(), device, compute, true, place()) {
     if (exchange_) {
       shard_.emplace(policy_.layout(), exchange_->rank(), exchange_->size(),
-                     [this]() -> const FlatMoments& { return learning().moments; });
+                     [this] { return own_state(); });
     }
     // Below an adapter a policy's base may be the same, which is on the device once.
     const auto make = [&](const std::shared_ptr<const Parameters>& other) {
@@ -192,13 +192,11 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
       const at::NoGradGuard guard;
       sum_gradients();
       ++steps_;
-      FlatAdamW step = policy_.weights_to_step();
+      FlatAdamW step = own_state();
       step.gradients = own_part(learning().gradients);
-      step.moments = learning().moments;
       adamw_step(step, table, steps_, rate, scale);
       host_is_current_ = false;
-      if (!exchange_) return;
-      for (const Tensor& weights : policy_.weights_to_hand_out()) exchange_->hand_out(weights);
+      if (exchange_) hand_out();
     });
   }
   int64_t steps() const override { return steps_; }
@@ -247,11 +245,13 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
 
   void load(const std::string& folder) override {
     if (exchange_) {
-      const auto steps = load_sharded(exchange_->ranks(), folder, *shard_, host_);
-      if (!steps) return;
-      steps_ = *steps;
-      policy_.copy_from(host_);
-      host_is_current_ = true;
+      in_words([&] {
+        const auto steps = load_sharded(exchange_->ranks(), folder, *shard_);
+        if (!steps) return;
+        steps_ = *steps;
+        host_is_current_ = false;
+        hand_out();
+      });
       return;
     }
     AdamW state(host_);
@@ -263,7 +263,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   }
 
   double take_seconds() override { return exchange_->take_seconds(); }
-  MomentShard& moments() override { return *shard_; }
+  StateShard& shard() override { return *shard_; }
   bool needs_weights() const override { return is_split() && !host_is_current_; }
   void bring_weights() override {
     in_words([&] { collect({}); });
@@ -277,6 +277,16 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   bool is_split() const { return exchange_ && policy_.low().defined(); }
   Tensor own_part(const Tensor& flat) const {
     return flat.narrow(0, policy_.own().begin, policy_.own().count);
+  }
+  // Weights and moments of the own part.
+  FlatAdamW own_state() {
+    FlatAdamW own = policy_.weights_to_step();
+    own.moments = learning().moments;
+    return own;
+  }
+  // The own part of the weights goes to all ranks.
+  void hand_out() {
+    for (const Tensor& weights : policy_.weights_to_hand_out()) exchange_->hand_out(weights);
   }
   void collect(const std::function<void(int64_t, const Tensor&)>& each) {
     exchange_->collect(policy_.layout(), policy_.high(), policy_.low(), each);
@@ -405,7 +415,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   std::optional<PolicyGradients> gradients_;  // views of the learning state's
   bool gradients_are_old_ = false;            // to be taken for zeros
   bool gradients_are_summed_ = false;         // over ranks
-  std::optional<TorchMomentShard> shard_;     // of a rank among others
+  std::optional<TorchStateShard> shard_;      // of a rank among others
   int64_t steps_ = 0;
 };
 

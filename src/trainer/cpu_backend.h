@@ -13,7 +13,8 @@ inline int64_t slots_of(const TrainerTable& table) {
   return table.gradient_slots > 0 ? table.gradient_slots : kDefaultSlots;
 }
 
-using MakeGradientUpdate = std::function<std::unique_ptr<GradientUpdate>(const Parameters& policy)>;
+// `policy` outlives what is made.
+using MakeGradientUpdate = std::function<std::unique_ptr<GradientUpdate>(Parameters& policy)>;
 
 // Each call uses all of table.threads. `update`: empty for that of all parameters. Throws Error if
 // there is no BLAS (numerics = "fast").

@@ -152,6 +152,21 @@ TEST(DeviceMemory, RanksShareMastersAndMoments) {
   EXPECT_EQ(why_it_does_not_fit(use, 80 * kGibi), "");  // an H100
 }
 
+// The base and what passes read of an adapter are whole on each; its moments are in parts.
+TEST(DeviceMemory, RanksShareTheMomentsOfAnAdapter) {
+  DeviceMemoryUse use = small_use();
+  use.lora = {16, 32.0, {"q_proj", "down_proj"}, ""};
+  const DeviceMemory alone = device_memory(use);
+  for (const int64_t ranks : {2, 4, 64}) {
+    use.ranks = ranks;
+    const DeviceMemory each = device_memory(use);
+    EXPECT_EQ(each.weights, alone.weights);
+    EXPECT_EQ(each.gradients, alone.gradients);
+    EXPECT_EQ(each.moments, alone.moments / ranks);
+    EXPECT_EQ(each.total(), alone.total() - alone.moments + alone.moments / ranks);
+  }
+}
+
 TEST(DeviceMemory, WhereSamplingIsTooMuchServersAreNamed) {
   DeviceMemoryUse use = large_use();
   use.recompute = Recompute::layer, use.optimizer_state = OptimizerState::int8;

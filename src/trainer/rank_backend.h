@@ -8,7 +8,7 @@
 
 #include "ranks/ranks.h"
 #include "trainer/backend.h"
-#include "trainer/moment_shard.h"
+#include "trainer/state_shard.h"
 
 namespace leeway {
 
@@ -18,8 +18,8 @@ class RankShare {
   virtual ~RankShare() = default;
   // Seconds in calls that wait for other ranks, since the last question.
   virtual double take_seconds() = 0;
-  // This rank's part of the optimizer's moments.
-  virtual MomentShard& moments() = 0;
+  // This rank's part of weights and moments.
+  virtual StateShard& shard() = 0;
   // Rank 0: whether it needs the others for the weights as they are now, of which it has but a part
   // in float32. While it calls TrainingBackend::parameters or `snapshot`, the others bring theirs
   // then.

@@ -11,7 +11,7 @@
 #include "core/explain_text.h"
 #include "leeway/error.h"
 #include "trainer/cpu_backend.h"
-#include "trainer/moment_saving.h"
+#include "trainer/state_saving.h"
 #include "trainer/training_messages.h"
 
 namespace leeway {
@@ -152,17 +152,9 @@ class RanksBackend : public TrainingBackend {
     return here().state();
   }
   std::function<FileSums(const std::string&)> save_later() override {
-    auto policy = std::make_shared<const Parameters>(parameters());
     tell(order(TrainingOrder::save));
-    auto moments = std::make_shared<MomentSave>(ranks_, local_.share->moments());
-    return [policy, moments, steps = steps()](const std::string& folder) {
-      if (const std::string bad = not_finite_text(*policy); !bad.empty()) throw Error(bad);
-      FileSums sums = save_parameters(*policy, folder);
-      sums.merge(moments->write(folder));
-      remove_other_moments(folder, sums);
-      sums["trainer.json"] = write_steps(folder, steps);
-      return sums;
-    };
+    auto save = std::make_shared<StateSave>(ranks_, local_.share->shard(), steps());
+    return [save](const std::string& folder) { return save->write(folder); };
   }
   void load(const std::string& folder) override {
     tell(order(TrainingOrder::load));
@@ -208,7 +200,7 @@ OptimizerTable read_step(ByteReader& from, double& rate, double& scale) {
 
 // One order; false at the end.
 bool serve(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots,
-           MomentWriter& writer, RankBackend& local) {
+           StateWriter& writer, RankBackend& local) {
   const std::string message = ranks.receive(0, Channel::training);
   ByteReader from(message);
   const auto kind = from.get_enum(TrainingOrder::end);
@@ -247,8 +239,8 @@ bool serve(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots,
     case TrainingOrder::snapshot:
       snapshots.add(local.backend->snapshot(from.get<PolicyVersion>()));
       break;
-    case TrainingOrder::state: collect_moments(ranks, local.share->moments(), nullptr); break;
-    case TrainingOrder::save: writer.begin(local.share->moments()); break;
+    case TrainingOrder::state: collect_moments(ranks, local.share->shard(), nullptr); break;
+    case TrainingOrder::save: writer.begin(local.share->shard()); break;
     case TrainingOrder::weights: local.share->bring_weights(); break;
     case TrainingOrder::load: local.backend->load(""); break;
     case TrainingOrder::end: return false;
@@ -386,7 +378,7 @@ void RanksTraining::end() {
 }
 
 void serve_training(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots) {
-  MomentWriter writer(ranks);
+  StateWriter writer(ranks);
   RankBackend local;
   try {
     while (serve(ranks, options, snapshots, writer, local)) {

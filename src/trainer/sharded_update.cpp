@@ -9,13 +9,12 @@
 #include "base/bytes.h"
 #include "leeway/error.h"
 #include "trainer/cpu_backend.h"
-#include "trainer/moment_loading.h"
+#include "trainer/state_loading.h"
 
 namespace leeway {
 
-ShardedUpdate::ShardedUpdate(Ranks& ranks, const Parameters& policy)
-    : ranks_(ranks), table_(policy.table()) {
-  for (size_t i = 0; i < table_.size(); ++i) {
+ShardedUpdate::ShardedUpdate(Ranks& ranks, Parameters& policy) : ranks_(ranks), policy_(policy) {
+  for (size_t i = 0; i < policy.table().size(); ++i) {
     offsets_.push_back(static_cast<size_t>(policy.of(i).data() - policy.flat().data()));
   }
   const size_t numbers = policy.flat().size(), count = static_cast<size_t>(ranks.size());
@@ -78,28 +77,35 @@ void ShardedUpdate::step(ThreadPool& pool, const OptimizerTable& table, double r
   timed([&] { ranks_.all_gather(policy.flat(), bounds_); });
 }
 
-std::vector<MomentPiece> ShardedUpdate::pieces(int rank) const {
+std::vector<StatePiece> ShardedUpdate::pieces(int rank) const {
   const auto r = static_cast<size_t>(rank);
-  return pieces_between(table_, offsets_, bounds_[r], bounds_[r + 1]);
+  return pieces_between(policy_.table(), offsets_, bounds_[r], bounds_[r + 1]);
 }
 
-void ShardedUpdate::read(Moment which, const MomentPiece& piece, std::span<float> to) const {
-  const AlignedVector<float>& all = which == Moment::first ? m_ : v_;
+void ShardedUpdate::read(StateKind kind, const StatePiece& piece, std::span<float> to) const {
+  if (kind == StateKind::weight) {
+    const auto from = std::as_const(policy_).of(piece.parameter).subspan(piece.first, piece.count);
+    std::copy(from.begin(), from.end(), to.begin());
+    return;
+  }
+  const AlignedVector<float>& all = kind == StateKind::first_moment ? m_ : v_;
   std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(place_of(piece)), piece.count, to.begin());
 }
 
-std::function<void()> ShardedUpdate::prepare(const ReadMoment& read) {
-  auto fresh = std::make_shared<std::array<AlignedVector<float>, 2>>();
-  for (const Moment which : kMoments) {
-    AlignedVector<float>& all = (*fresh)[static_cast<size_t>(which)];
+std::function<void()> ShardedUpdate::prepare(const ReadState& read) {
+  auto fresh = std::make_shared<std::array<AlignedVector<float>, std::size(kStateKinds)>>();
+  for (const StateKind kind : kStateKinds) {
+    AlignedVector<float>& all = (*fresh)[static_cast<size_t>(kind)];
     all.resize(size());
-    for (const MomentPiece& piece : pieces(ranks_.rank())) {
-      read(which, piece, std::span<float>(all).subspan(place_of(piece), piece.count));
+    for (const StatePiece& piece : pieces(ranks_.rank())) {
+      read(kind, piece, std::span<float>(all).subspan(place_of(piece), piece.count));
     }
   }
   return [this, fresh] {
-    m_ = std::move((*fresh)[0]);
-    v_ = std::move((*fresh)[1]);
+    auto& [weights, m, v] = *fresh;
+    std::copy(weights.begin(), weights.end(), policy_.flat().subspan(first()).begin());
+    m_ = std::move(m);
+    v_ = std::move(v);
   };
 }
 
@@ -111,13 +117,16 @@ TrainingState ShardedUpdate::state(const Parameters& policy) {
 }
 
 void ShardedUpdate::load(const std::string& folder, Parameters& policy) {
-  steps_ = load_sharded(ranks_, folder, *this, policy).value_or(steps_);
+  const std::optional<int64_t> steps = load_sharded(ranks_, folder, *this);
+  if (!steps) return;
+  steps_ = *steps;
+  ranks_.all_gather(policy.flat(), bounds_);
 }
 
 MakeRankBackend cpu_rank_backend() {
   return [](Ranks& ranks, TrainingWeights weights, const TrainerTable& table) {
     RankBackend made;
-    made.backend = make_cpu_training(std::move(weights), table, [&](const Parameters& policy) {
+    made.backend = make_cpu_training(std::move(weights), table, [&](Parameters& policy) {
       auto update = std::make_unique<ShardedUpdate>(ranks, policy);
       made.share = update.get();
       return update;

@@ -10,15 +10,15 @@
 #include "base/aligned.h"
 #include "ranks/ranks.h"
 #include "trainer/gradient_update.h"
-#include "trainer/moment_shard.h"
 #include "trainer/rank_backend.h"
+#include "trainer/state_shard.h"
 
 namespace leeway {
 
-class ShardedUpdate : public GradientUpdate, public RankShare, public MomentShard {
+class ShardedUpdate : public GradientUpdate, public RankShare, public StateShard {
  public:
-  // `ranks` must outlive it.
-  ShardedUpdate(Ranks& ranks, const Parameters& policy);
+  // Both must outlive it; `policy` is the one that its functions are given.
+  ShardedUpdate(Ranks& ranks, Parameters& policy);
 
   Parameters& in_place() override;  // aborts: ranks share slots
   void add(ThreadPool& pool, std::optional<Parameters> sum, GradientTree& tree) override;
@@ -29,7 +29,7 @@ class ShardedUpdate : public GradientUpdate, public RankShare, public MomentShar
   int64_t steps() const override { return steps_; }
   // Rank 0; the others call collect_moments for it.
   TrainingState state(const Parameters& policy) override;
-  MomentShard& moments() override { return *this; }
+  StateShard& shard() override { return *this; }
   // The folder is rank 0's; where that throws, the others change nothing and return.
   void load(const std::string& folder, Parameters& policy) override;
 
@@ -37,10 +37,10 @@ class ShardedUpdate : public GradientUpdate, public RankShare, public MomentShar
   bool needs_weights() const override { return false; }
   void bring_weights() override {}
 
-  const std::vector<ParameterInfo>& table() const override { return table_; }
-  std::vector<MomentPiece> pieces(int rank) const override;
-  void read(Moment which, const MomentPiece& piece, std::span<float> to) const override;
-  std::function<void()> prepare(const ReadMoment& read) override;
+  StateModel model() const override { return state_model(policy_); }
+  std::vector<StatePiece> pieces(int rank) const override;
+  void read(StateKind kind, const StatePiece& piece, std::span<float> to) const override;
+  std::function<void()> prepare(const ReadState& read) override;
 
  private:
   size_t first() const { return bounds_[static_cast<size_t>(ranks_.rank())]; }
@@ -49,10 +49,10 @@ class ShardedUpdate : public GradientUpdate, public RankShare, public MomentShar
   void timed(const Work& work);
 
   Ranks& ranks_;
-  size_t place_of(const MomentPiece& piece) const {  // in this rank's part
+  size_t place_of(const StatePiece& piece) const {  // in this rank's part
     return offsets_[piece.parameter] + piece.first - first();
   }
-  std::vector<ParameterInfo> table_;
+  Parameters& policy_;
   std::vector<size_t> offsets_;                   // of parameters in the flat buffer
   std::vector<size_t> bounds_;                    // [ranks + 1], into the flat buffer
   AlignedVector<float> gradient_, pass_, m_, v_;  // of this rank's part

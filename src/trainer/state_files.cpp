@@ -11,7 +11,8 @@
 #include "leeway/error.h"
 #include "model/adapter_io.h"
 #include "model/safetensors.h"
-#include "trainer/saved_moments.h"
+#include "model/stored_model.h"
+#include "trainer/saved_state.h"
 
 namespace leeway {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 constexpr double kLargestCount = 0x1p53;  // whole numbers up to here are doubles
 
 // Whether both have the same parameters in the same roles.
-bool same_model(const Parameters& a, const Parameters& b) {
+bool same_model(const StateModel& a, const StateModel& b) {
   const auto same = [](const ParameterInfo& x, const ParameterInfo& y) {
     return x.name == y.name && x.shape == y.shape;
   };
@@ -27,9 +28,14 @@ bool same_model(const Parameters& a, const Parameters& b) {
     return std::tuple(config.family, config.num_attention_heads, config.num_key_value_heads,
                       config.head_dim, config.rms_norm_eps, config.rope_theta, config.llama3_rope);
   };
-  const bool adapted = a.lora() != nullptr && b.lora() != nullptr;
-  return std::equal(a.table().begin(), a.table().end(), b.table().begin(), b.table().end(), same) &&
-         use(a.config()) == use(b.config()) && (!adapted || a.lora()->alpha == b.lora()->alpha);
+  const bool adapted = a.lora != nullptr && b.lora != nullptr;
+  return std::equal(a.table.begin(), a.table.end(), b.table.begin(), b.table.end(), same) &&
+         use(a.config) == use(b.config) && (!adapted || a.lora->alpha == b.lora->alpha);
+}
+
+void require_same(const std::string& folder, const StateModel& found, const StateModel& wanted) {
+  if (same_model(found, wanted)) return;
+  throw Error(fmt::format("{}: contains a different model than the one being trained", folder));
 }
 
 }  // namespace
@@ -57,16 +63,16 @@ FileSum write_steps(const std::string& folder, int64_t steps) {
 FileSums save_state(const std::string& folder, const Parameters& policy, const AdamW& optimizer) {
   FileSums sums = save_parameters(policy, folder);
   std::vector<TensorToSave> tensors;
-  for (const Moment which : kMoments) {
+  for (const StateKind kind : kMoments) {
     const Parameters& moments =
-        which == Moment::first ? optimizer.first_moment() : optimizer.second_moment();
+        kind == StateKind::first_moment ? optimizer.first_moment() : optimizer.second_moment();
     for (size_t i = 0; i < policy.table().size(); ++i) {
       const ParameterInfo& info = policy.table()[i];
-      tensors.push_back({moment_name(which, info), info.shape, moments.of(i)});
+      tensors.push_back({stored_name(policy.lora(), kind, info.name), info.shape, moments.of(i)});
     }
   }
   sums["optimizer.safetensors"] = write_safetensors(folder + "/optimizer.safetensors", tensors);
-  remove_other_moments(folder, sums);
+  remove_other_files(folder, kMomentsStem, sums);
   sums["trainer.json"] = write_steps(folder, optimizer.steps());
   return sums;
 }
@@ -90,36 +96,35 @@ int64_t read_steps(const std::string& folder) {
 
 namespace {
 
-void require_same(const std::string& folder, const Parameters& policy, const Parameters& wanted) {
-  if (same_model(policy, wanted)) return;
-  throw Error(fmt::format("{}: contains a different model than the one being trained", folder));
-}
-
 // `base`: of an adapter, where the caller has it.
 Parameters checked(const std::string& folder, const std::shared_ptr<const Parameters>& base) {
   read_steps(folder);
   Parameters policy = base ? load_adapter(folder, base) : load_parameters(folder);
-  SavedMoments(folder, policy.table()).check();
+  SavedState(folder, state_model(policy)).check_moments();
   return policy;
 }
 
 }  // namespace
 
-Parameters load_policy(const std::string& folder, const Parameters& like) {
-  Parameters policy = like.base() ? load_adapter(folder, like.base()) : load_parameters(folder);
-  require_same(folder, policy, like);
-  return policy;
+void require_same_model(const std::string& folder, const StateModel& wanted) {
+  if (wanted.lora != nullptr) {
+    const LoraSettings lora = load_lora_settings(folder);
+    return require_same(folder, {wanted.config, &lora, lora_table(wanted.config, lora)}, wanted);
+  }
+  const ModelConfig config = load_model_config(folder);
+  require_same(folder, {config, nullptr, parameter_table(config)}, wanted);
 }
 
 void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer) {
   const int64_t steps = read_steps(folder);
-  Parameters loaded = load_policy(folder, policy);
-  const SavedMoments moments(folder, loaded.table());
+  Parameters loaded = load_like(policy, folder);
+  require_same(folder, state_model(loaded), state_model(policy));
+  const SavedState saved(folder, state_model(loaded));
   AdamW state(loaded);
   for (size_t i = 0; i < loaded.table().size(); ++i) {
-    const MomentPiece whole{i, 0, static_cast<size_t>(loaded.table()[i].size())};
-    moments.read(Moment::first, whole, state.first_moment().of(i));
-    moments.read(Moment::second, whole, state.second_moment().of(i));
+    const StatePiece whole{i, 0, static_cast<size_t>(loaded.table()[i].size())};
+    saved.read(StateKind::first_moment, whole, state.first_moment().of(i));
+    saved.read(StateKind::second_moment, whole, state.second_moment().of(i));
   }
   state.set_steps(steps);
   policy = std::move(loaded);

@@ -2,14 +2,17 @@
 //
 //   config.json, model.safetensors   the policy, a Hugging Face folder; of an adapter
 //                                    adapter_config.json, adapter_model.safetensors
-//   optimizer.safetensors            moments, or parts of them (saved_moments.h)
+//   optimizer.safetensors            moments
 //   trainer.json                     {"format": 1, "optimizer_steps": n}; written last
+//
+// Ranks write weights and moments in parts, each with an index (saved_state.h).
 #pragma once
 
 #include <string>
 
 #include "base/checked_files.h"
 #include "trainer/optimizer.h"
+#include "trainer/state_shard.h"
 
 namespace leeway {
 
@@ -33,8 +36,8 @@ FileSums save_state(const std::string& folder, const Parameters& policy, const A
 // Nothing is changed then.
 void load_state(const std::string& folder, Parameters& policy, AdamW& optimizer);
 
-// Its parts: the weights of `like`'s model, and the optimizer steps.
-Parameters load_policy(const std::string& folder, const Parameters& like);
+// Throws Error unless the folder says that its weights are of this model.
+void require_same_model(const std::string& folder, const StateModel& wanted);
 int64_t read_steps(const std::string& folder);
 FileSum write_steps(const std::string& folder, int64_t steps);
 

@@ -23,7 +23,7 @@ enum class TrainingOrder {
   step,      // AdamW
   snapshot,  // to be kept for the sampler
   state,     // answered by this rank's part of the moments
-  save,      // a copy of them, to be written when the leader says where
+  save,      // a copy of its part of weights and moments, to be written when the leader says where
   weights,   // answered by this rank's part of them
   load,      // a state that the leader reads
   end        // of the group

@@ -1,4 +1,4 @@
-#include "trainer/moment_shard.h"
+#include "trainer/state_shard.h"
 
 #include <algorithm>
 
@@ -6,9 +6,9 @@
 
 namespace leeway {
 
-std::vector<MomentPiece> pieces_between(const std::vector<ParameterInfo>& table,
-                                        std::span<const size_t> offsets, size_t begin, size_t end) {
-  std::vector<MomentPiece> pieces;
+std::vector<StatePiece> pieces_between(const std::vector<ParameterInfo>& table,
+                                       std::span<const size_t> offsets, size_t begin, size_t end) {
+  std::vector<StatePiece> pieces;
   for (size_t i = 0; i < table.size(); ++i) {
     const size_t first = std::max(offsets[i], begin);
     const size_t last = std::min(offsets[i] + static_cast<size_t>(table[i].size()), end);
@@ -17,11 +17,11 @@ std::vector<MomentPiece> pieces_between(const std::vector<ParameterInfo>& table,
   return pieces;
 }
 
-void collect_moments(Ranks& ranks, const MomentShard& shard, AdamW* all) {
+void collect_moments(Ranks& ranks, const StateShard& shard, AdamW* all) {
   if (all == nullptr) {
     std::vector<float> numbers;
-    for (const Moment which : kMoments) {
-      for (const MomentPiece& piece : shard.pieces(ranks.rank())) {
+    for (const StateKind which : kMoments) {
+      for (const StatePiece& piece : shard.pieces(ranks.rank())) {
         numbers.resize(piece.count);
         shard.read(which, piece, numbers);
         ByteWriter message;
@@ -32,9 +32,10 @@ void collect_moments(Ranks& ranks, const MomentShard& shard, AdamW* all) {
     return;
   }
   for (int r = 0; r < ranks.size(); ++r) {
-    for (const Moment which : kMoments) {
-      Parameters& into = which == Moment::first ? all->first_moment() : all->second_moment();
-      for (const MomentPiece& piece : shard.pieces(r)) {
+    for (const StateKind which : kMoments) {
+      Parameters& into =
+          which == StateKind::first_moment ? all->first_moment() : all->second_moment();
+      for (const StatePiece& piece : shard.pieces(r)) {
         const std::span<float> to = into.of(piece.parameter).subspan(piece.first, piece.count);
         if (r == 0) {
           shard.read(which, piece, to);

@@ -1,6 +1,4 @@
-#include "trainer/moment_loading.h"
-
-#include <stdlib.h>
+#include "trainer/state_loading.h"
 
 #include <utility>
 #include <vector>
@@ -8,8 +6,9 @@
 #include "base/bytes.h"
 #include "base/crc32c.h"
 #include "base/files.h"
+#include "base/folders.h"
 #include "leeway/error.h"
-#include "trainer/saved_moments.h"
+#include "trainer/saved_state.h"
 #include "trainer/state_files.h"
 
 namespace leeway {
@@ -17,20 +16,12 @@ namespace {
 
 // Of the files in a folder, as far as it tells one state from another: what lists the checksums of
 // a checkpoint's files, the steps, and where tensors lie.
-uint32_t fingerprint(const std::string& folder, const SavedMoments& moments) {
-  std::string text = moments.layout_text();
+uint32_t fingerprint(const std::string& folder, const SavedState& saved) {
+  std::string text = saved.layout_text();
   for (const char* name : {"/trainer.json", "/manifest.json"}) {
     if (is_present(folder + name)) text += read_file(folder + name);
   }
   return crc32c(text);
-}
-
-std::string absolute_path(const std::string& folder) {
-  char* const path = ::realpath(folder.c_str(), nullptr);
-  if (path == nullptr) return folder;
-  std::string text = path;
-  ::free(path);
-  return text;
 }
 
 // What rank 0 says of the state.
@@ -58,19 +49,19 @@ Told read_told(const std::string& message) {
 }
 
 // Rank 0: gives `rank` what it asks for, until it has all.
-void give_moments(Ranks& ranks, int rank, const SavedMoments& moments) {
+void give_state(Ranks& ranks, int rank, const SavedState& saved) {
   std::vector<float> numbers;
   for (std::string message; !(message = ranks.receive(rank, Channel::training)).empty();) {
     ByteReader reader(message);
-    const Moment which = reader.get_enum(Moment::second);
-    MomentPiece piece;
+    const StateKind kind = reader.get_enum(StateKind::second_moment);
+    StatePiece piece;
     piece.parameter = reader.get<uint64_t>();
     piece.first = reader.get<uint64_t>();
     piece.count = reader.get<uint64_t>();
     ByteWriter answer;
     try {
       numbers.resize(piece.count);
-      moments.read(which, piece, numbers);
+      saved.read(kind, piece, numbers);
       answer.put(true);
       answer.put(numbers);
     } catch (const Error& error) {
@@ -81,9 +72,9 @@ void give_moments(Ranks& ranks, int rank, const SavedMoments& moments) {
   }
 }
 
-void ask_for(Ranks& ranks, Moment which, const MomentPiece& piece, std::span<float> to) {
+void ask_for(Ranks& ranks, StateKind kind, const StatePiece& piece, std::span<float> to) {
   ByteWriter message;
-  message.put(which);
+  message.put(kind);
   for (const size_t number : {piece.parameter, piece.first, piece.count})
     message.put(uint64_t{number});
   ranks.send(0, Channel::training, message.take());
@@ -95,19 +86,17 @@ void ask_for(Ranks& ranks, Moment which, const MomentPiece& piece, std::span<flo
 
 }  // namespace
 
-std::optional<int64_t> load_sharded(Ranks& ranks, const std::string& folder, MomentShard& shard,
-                                    Parameters& policy) {
+std::optional<int64_t> load_sharded(Ranks& ranks, const std::string& folder, StateShard& shard) {
   const bool leads = ranks.rank() == 0;
   Told told;
   std::string failure;
-  std::optional<Parameters> loaded;
-  std::optional<SavedMoments> moments;  // that this rank sees
+  std::optional<SavedState> saved;  // that this rank sees
   if (leads) {
     try {
       const int64_t steps = read_steps(folder);
-      loaded = load_policy(folder, policy);
-      moments.emplace(folder, shard.table());
-      told = {steps, absolute_path(folder), fingerprint(folder, *moments)};
+      require_same_model(folder, shard.model());
+      saved.emplace(folder, shard.model());
+      told = {steps, absolute_path(folder), fingerprint(folder, *saved)};
     } catch (const Error& error) {
       failure = error.what();
     }
@@ -117,26 +106,26 @@ std::optional<int64_t> load_sharded(Ranks& ranks, const std::string& folder, Mom
   if (told.steps < 0) return std::nullopt;
   if (!leads) {
     try {
-      moments.emplace(told.folder, shard.table());
-      if (fingerprint(told.folder, *moments) != told.fingerprint) moments.reset();
+      saved.emplace(told.folder, shard.model());
+      if (fingerprint(told.folder, *saved) != told.fingerprint) saved.reset();
     } catch (const Error&) {
       // It is on another host, or rank 0 finds the same mistake.
     }
   }
-  const std::vector<std::string> seen = ranks.all_gather(moments ? "seen" : "");
+  const std::vector<std::string> seen = ranks.all_gather(saved ? "seen" : "");
   std::function<void()> take;
   try {
-    take = shard.prepare([&](Moment which, const MomentPiece& piece, std::span<float> to) {
-      moments ? moments->read(which, piece, to) : ask_for(ranks, which, piece, to);
+    take = shard.prepare([&](StateKind kind, const StatePiece& piece, std::span<float> to) {
+      saved ? saved->read(kind, piece, to) : ask_for(ranks, kind, piece, to);
     });
   } catch (const Lost&) {
     throw;
   } catch (const Error& error) {
     failure = error.what();
   }
-  if (!moments) ranks.send(0, Channel::training, "");
+  if (!saved) ranks.send(0, Channel::training, "");
   for (int r = 1; leads && r < ranks.size(); ++r) {
-    if (seen[static_cast<size_t>(r)].empty()) give_moments(ranks, r, *moments);
+    if (seen[static_cast<size_t>(r)].empty()) give_state(ranks, r, *saved);
   }
   for (const std::string& problem : ranks.all_gather(failure)) {
     if (problem.empty()) continue;
@@ -144,8 +133,6 @@ std::optional<int64_t> load_sharded(Ranks& ranks, const std::string& folder, Mom
     return std::nullopt;
   }
   take();
-  if (loaded) policy = std::move(*loaded);
-  ranks.broadcast(std::as_writable_bytes(policy.flat()), 0);
   return told.steps;
 }
 
