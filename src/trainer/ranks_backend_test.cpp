@@ -295,7 +295,7 @@ TEST(RanksBackend, MalformedOrdersAreErrors) {
   const PackedBatch batch = pack_samples(samples, false);
   ByteWriter writer;
   SlotPass pass{.kind = PassKind::loss, .policy = PolicyKind::current, .loss = {.spec = &spec}};
-  put_pass(writer, batch, plan_slots(batch, 2, 100), pass, 0, {});
+  put_pass(writer, batch, plan_slots(batch, 2, 100), pass, 0, 1, {});
   const std::string good = writer.take();
   ByteReader whole(good);
   EXPECT_EQ(get_pass(whole).batch.tokens.size(), batch.tokens.size());

@@ -36,6 +36,9 @@ class ShardedUpdate : public GradientUpdate, public RankShare, public MomentShar
   double take_seconds() override;
   bool needs_weights() const override { return false; }
   void bring_weights() override {}
+  void begin_passes(const SlotPass&, int64_t, int64_t) override {}
+  void end_passes() override {}
+  void bring_snapshot() override {}
 
   const std::vector<ParameterInfo>& table() const override { return table_; }
   std::vector<MomentPiece> pieces(int rank) const override;

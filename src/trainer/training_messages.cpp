@@ -70,6 +70,7 @@ void put_weights(ByteWriter& to, const TrainingWeights& weights, const TrainerTa
   to.put(table.recompute_activations);
   to.put(table.gradient_slots);
   to.put(table.optimizer_state);
+  to.put(table.sharding);
   to.put(std::span<const float>(weights.policy.flat()));
   put_other(to, weights.reference, weights.policy);
   put_other(to, weights.teacher, weights.policy);
@@ -85,6 +86,7 @@ TrainingWeights get_weights(ByteReader& from, const Parameters& like, TrainerTab
   table.recompute_activations = from.get_enum(Recompute::layer);
   table.gradient_slots = from.get<int64_t>();
   table.optimizer_state = from.get_enum(OptimizerState::int8);
+  table.sharding = from.get_enum(Sharding::weights);
   TrainingWeights weights{like};
   from.get_list(weights.policy.flat());
   weights.reference = get_other(from, weights.policy);
@@ -93,10 +95,12 @@ TrainingWeights get_weights(ByteReader& from, const Parameters& like, TrainerTab
 }
 
 void put_pass(ByteWriter& to, const PackedBatch& batch, std::span<const GradientSlot> slots,
-              const SlotPass& pass, uint8_t spec, std::span<const float> g) {
+              const SlotPass& pass, uint8_t spec, int64_t most, std::span<const float> g) {
   to.put(pass.kind);
   to.put(pass.policy);
   to.put(spec);
+  to.put(most);
+  to.put(pass.ends_step);
   to.put(pass.loss.prox_is_pi);
   to.put(pass.loss.denominator.value_or(std::numeric_limits<double>::quiet_NaN()));
   to.put(pass.loss.entropy_gradient);
@@ -132,6 +136,8 @@ PassOrder get_pass(ByteReader& from) {
   order.pass.kind = from.get_enum(PassKind::gradient);
   order.pass.policy = from.get_enum(PolicyKind::teacher);
   order.spec = from.get<uint8_t>();
+  order.most = from.get<int64_t>();
+  order.pass.ends_step = from.get_bool();
   order.pass.loss.prox_is_pi = from.get_bool();
   if (const auto denominator = from.get<double>(); denominator == denominator) {
     order.pass.loss.denominator = denominator;

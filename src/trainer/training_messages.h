@@ -42,10 +42,11 @@ struct PassOrder {
   std::vector<GradientSlot> slots;
   SlotPass pass;
   uint8_t spec = 0;
+  int64_t most = 0;  // micro-batches of the rank that has most
   std::vector<float> g;
 };
 void put_pass(ByteWriter& to, const PackedBatch& batch, std::span<const GradientSlot> slots,
-              const SlotPass& pass, uint8_t spec, std::span<const float> g);
+              const SlotPass& pass, uint8_t spec, int64_t most, std::span<const float> g);
 PassOrder get_pass(ByteReader& from);
 
 // `seconds` that the slots took.
