@@ -272,6 +272,11 @@ bool serve(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots,
 
 void check_ranks(int ranks, const RunConfig& run) {
   if (run.model.device == Device::cuda) {
+    if (ranks == 1 && run.trainer.sharding == Sharding::weights) {
+      throw Error(
+          "trainer.sharding = \"weights\": there is one process, which has all weights; start "
+          "several (--ranks N, or a launcher), or set trainer.sharding = \"optimizer\"");
+    }
     if (kMostGpuRanks % ranks == 0) return;
     throw Error(
         fmt::format("{} ranks with a GPU each cannot share a step: use a power of two, at most {}",

@@ -251,6 +251,11 @@ TEST(RanksBackend, RanksOnGpusAreAPowerOfTwo) {
   for (const int size : {3, 6, 128}) {
     testing::expect_refused([&] { check_ranks(size, run); }, {"a power of two, at most 64"});
   }
+  EXPECT_NO_THROW(check_ranks(1, run));
+  run.trainer.sharding = Sharding::weights;
+  EXPECT_NO_THROW(check_ranks(2, run));
+  testing::expect_refused([&] { check_ranks(1, run); },
+                          {"trainer.sharding", "one process", "--ranks N", "\"optimizer\""});
 }
 
 TEST(RanksBackend, ALostRankEndsTheStepWithItsReason) {
