@@ -55,7 +55,6 @@ void PolicyNetwork::make_sharded(const Parameters& weights, torch::Device device
   if (trains && compute == at::kBFloat16) {
     low_ = at::zeros({own().count}, sharded_->own().options().dtype(at::kShort));
   }
-  copy_from(weights);
 }
 
 void PolicyNetwork::make_over_base(const Parameters& weights,
@@ -94,17 +93,20 @@ void PolicyNetwork::copy_from(const Parameters& host) {
   if (adapter_) {
     copy_to_flat(adapter_->layout, host, adapter_->copy);
     if (adapter_->masters.defined()) copy_to_flat(adapter_->layout, host, adapter_->masters);
-  } else if (sharded_) {
-    if (low_.defined()) {
-      copy_to_flat(layout(), host, masters(), own().begin);
-    } else {
-      copy_to_flat_part(layout(), host, own().begin, sharded_->own());
-    }
-    copy_to_flat_part(layout(), host, layout().decaying, sharded_->rest());
-    sharded_->weights_changed();
   } else {
+    LEEWAY_CHECK(!sharded_, "weights that are whole");
     if (!low_.defined() || place_.ranks > 1) decoder_->copy_from(host);
     if (low_.defined()) copy_to_flat(decoder_->layout(), host, masters(), own().begin);
+  }
+}
+
+void PolicyNetwork::copy_from(int64_t at, const Tensor& numbers) {
+  LEEWAY_CHECK(sharded_ != nullptr, "weights in parts");
+  const at::NoGradGuard guard;
+  if (low_.defined()) {
+    split(numbers, masters().part(at, numbers.numel()));
+  } else {
+    sharded_->own().narrow(0, at, numbers.numel()).copy_(numbers);
   }
 }
 

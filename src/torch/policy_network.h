@@ -43,8 +43,8 @@ class PolicyNetwork {
   // `base`: what `weights` is an adapter over, or is itself, if it is shared; null: `weights` are
   // all weights and copied. Passes go by the trunk where there are kernels for it and over shared
   // bases, else by the decoder and autograd. Split masters have their lower half for the part of
-  // `place` alone. Weights in parts always go by the trunk. Throws Error for what the device has no
-  // kernels for: an adapter, or weights in parts.
+  // `place` alone. Weights in parts are zeros at first and always go by the trunk. Throws Error for
+  // what the device has no kernels for: an adapter, or weights in parts.
   PolicyNetwork(const Parameters& weights, const std::shared_ptr<const Parameters>& base,
                 torch::Device device, torch::ScalarType compute, bool trains, RankPlace place = {});
 
@@ -53,9 +53,12 @@ class PolicyNetwork {
     return sharded_ ? sharded_->layout() : adapter_ ? adapter_->layout : decoder_->layout();
   }
   FlatRange own() const { return layout().part_of(place_.rank, place_.ranks); }
-  // As float32 on the host; what passes read follows. Not from split masters of a part.
+  // As float32 on the host; what passes read follows. Not from split masters of a part, and neither
+  // with weights in parts.
   void copy_to(Parameters& host) const;
   void copy_from(const Parameters& host);
+  // Float32 numbers of the own part of weights in parts, from number `at` on.
+  void copy_from(int64_t at, const torch::Tensor& numbers);
   // A float32 copy on the device. Not from split masters of a part.
   torch::Tensor copy() const;
   // Split masters, their lower half of the own part; undefined: they are not split.

@@ -85,4 +85,19 @@ void ShardExchange::collect(const FlatLayout& layout, const Tensor& high, const 
   });
 }
 
+void ShardExchange::spread(const FlatLayout& layout, const Parameters& host, at::Device device,
+                           const std::function<void(int64_t, const Tensor&)>& each) {
+  const at::TensorOptions numbers = at::TensorOptions(device).dtype(at::kFloat);
+  for (int r = 0; r < size(); ++r) {
+    const FlatRange range = layout.part_of(r, size());
+    for (int64_t at = 0; at < range.count && (rank() == 0 || rank() == r); at += kPiece) {
+      const Tensor piece = at::zeros({std::min(kPiece, range.count - at)}, numbers);
+      if (rank() == 0) copy_to_flat_part(layout, host, range.begin + at, piece);
+      if (rank() == r && r != 0) group_->receive(piece, 0);
+      if (rank() == 0 && r != 0) group_->send(piece, r);
+      if (rank() == r) each(at, piece);
+    }
+  }
+}
+
 }  // namespace leeway

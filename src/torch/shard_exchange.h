@@ -39,6 +39,11 @@ class ShardExchange {
   void collect(const FlatLayout& layout, const at::Tensor& high, const at::Tensor& low,
                const std::function<void(int64_t, const at::Tensor&)>& each);
 
+  // The reverse for weights in parts: from rank 0's `host` to all, of each rank's own part float32
+  // numbers on `device`, as each(first number in the part, numbers). Others' `host` is not read.
+  void spread(const FlatLayout& layout, const Parameters& host, at::Device device,
+              const std::function<void(int64_t, const at::Tensor&)>& each);
+
   // `work` for the device of `numbers`, which waits for other ranks.
   void timed(const at::Tensor& numbers, const std::function<void()>& work);
   // Seconds in these since the last question.

@@ -46,10 +46,13 @@ inline void on_ranks(int size, const std::function<void(Ranks&)>& work) {
 inline void lead(int size, const LossSpec& spec, const Parameters& policy,
                  const TrainerTable& table, const std::function<void(Trainer&)>& work,
                  const MakeRankBackend& make = torch_ranks()) {
+  // Of weights in parts the others know the shape alone.
+  const Parameters like =
+      table.sharding == Sharding::weights ? Parameters::shape_of(policy.config()) : policy;
   on_ranks(size, [&](Ranks& ranks) {
     if (ranks.rank() > 0) {
       KeptSnapshots snapshots;
-      serve_training(ranks, {.like = &policy, .specs = {&spec}, .make = make}, snapshots);
+      serve_training(ranks, {.like = &like, .specs = {&spec}, .make = make}, snapshots);
       return;
     }
     RanksTraining training(ranks, {&spec}, make);

@@ -105,6 +105,10 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     };
     if (weights.reference) reference_.emplace(make(weights.reference));
     if (weights.teacher) teacher_.emplace(make(weights.teacher));
+    if (!is_sharded()) return;
+    spread(host_, policy_);
+    if (weights.reference) spread(*weights.reference, *reference_);
+    if (weights.teacher) spread(*weights.teacher, *teacher_);
   }
 
   const Parameters& parameters() override {
@@ -257,10 +261,10 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
 
   void load(const std::string& folder) override {
     if (exchange_) {
-      const auto steps = load_sharded(exchange_->ranks(), folder, *shard_, host_);
+      const auto steps = load_sharded(exchange_->ranks(), folder, *shard_, host_, is_sharded());
       if (!steps) return;
       steps_ = *steps;
-      policy_.copy_from(host_);
+      in_words([&] { is_sharded() ? spread(host_, policy_) : policy_.copy_from(host_); });
       host_is_current_ = true;
       return;
     }
@@ -345,6 +349,13 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
 
   void collect(const std::function<void(int64_t, const Tensor&)>& each) {
     exchange_->collect(policy_.layout(), policy_.high(), policy_.low(), each);
+  }
+  // From rank 0's host to all ranks, of which each takes its part.
+  void spread(const Parameters& host, PolicyNetwork& network) {
+    exchange_->spread(network.layout(), host, device_,
+                      [&](int64_t at, const Tensor& numbers) { network.copy_from(at, numbers); });
+    network.sharded()->weights_changed();
+    network.sharded()->hand_out_rest();
   }
   // Of the weights, in float32.
   Tensor copy() {

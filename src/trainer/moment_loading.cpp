@@ -96,7 +96,7 @@ void ask_for(Ranks& ranks, Moment which, const MomentPiece& piece, std::span<flo
 }  // namespace
 
 std::optional<int64_t> load_sharded(Ranks& ranks, const std::string& folder, MomentShard& shard,
-                                    Parameters& policy) {
+                                    Parameters& policy, bool leads_alone) {
   const bool leads = ranks.rank() == 0;
   Told told;
   std::string failure;
@@ -145,7 +145,7 @@ std::optional<int64_t> load_sharded(Ranks& ranks, const std::string& folder, Mom
   }
   take();
   if (loaded) policy = std::move(*loaded);
-  ranks.broadcast(std::as_writable_bytes(policy.flat()), 0);
+  if (!leads_alone) ranks.broadcast(std::as_writable_bytes(policy.flat()), 0);
   return told.steps;
 }
 

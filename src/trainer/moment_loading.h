@@ -11,11 +11,11 @@
 
 namespace leeway {
 
-// On all ranks at once; `folder` is rank 0's. Moments into `shard`, weights into `policy`; returns
-// the optimizer steps. Where something cannot be read nothing has changed: rank 0 throws Error,
-// naming the file, and the others return nothing. Beside its shard a rank needs memory for another
-// one, and for the weights.
+// On all ranks at once; `folder` is rank 0's. Moments into `shard`, weights into `policy`, with
+// `leads_alone` of rank 0 alone; returns the optimizer steps. Where something cannot be read
+// nothing has changed: rank 0 throws Error, naming the file, and the others return nothing. Beside
+// its shard a rank needs memory for another one, and for the weights.
 std::optional<int64_t> load_sharded(Ranks& ranks, const std::string& folder, MomentShard& shard,
-                                    Parameters& policy);
+                                    Parameters& policy, bool leads_alone = false);
 
 }  // namespace leeway

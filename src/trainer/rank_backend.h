@@ -41,7 +41,8 @@ struct RankBackend {
   RankShare* share = nullptr;  // a part of the backend
 };
 
-// Called on all ranks at once. `ranks` must outlive the backend.
+// Called on all ranks at once. `ranks` must outlive the backend. Where weights are in parts those
+// of rank 0 count, and others' may be without numbers.
 using MakeRankBackend =
     std::function<RankBackend(Ranks& ranks, TrainingWeights weights, const TrainerTable& table)>;
 

@@ -29,7 +29,8 @@ enum class TrainingOrder {
   end        // of the group
 };
 
-// A backend's weights, and of its table what a rank cannot know by itself.
+// A backend's weights, and of its table what a rank cannot know by itself. Of weights in parts the
+// shapes alone: rank 0 hands the parts out when all have made their backends.
 void put_weights(ByteWriter& to, const TrainingWeights& weights, const TrainerTable& table);
 // `like` has the policy's shape and, of an adapter, its base. Throws Error if the base is another
 // one than the leader's.
