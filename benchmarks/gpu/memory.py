@@ -1,4 +1,4 @@
-"""The memory of a training step of four shapes, with every setting that saves it: runs
+"""The memory of a training step of Qwen3's shapes, with every setting that saves it: runs
 gpu_memory_table, writes benchmarks/results/gpu_memory.json and prints the table."""
 
 import argparse

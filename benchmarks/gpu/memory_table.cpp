@@ -1,10 +1,13 @@
-// The memory of a training step of four Qwen3 shapes, with every setting that is there to save it,
-// and what src/trainer/device_memory.h computes for it beforehand. The parts of the trainer's
-// backend (src/torch/torch_training.cpp) are made here, with weights that are drawn on the device:
-// on the host those of the largest shape alone would take a minute. Prints one JSON object a line.
-// With --ranks it is rank 0 of so many, without the others: memory and time are those of a rank
-// whose collectives take none.
-//   gpu_memory_table [--tokens N] [--only 0.6B|1.7B|4B|8B] [--steps N] [--ranks N]
+// The memory of a training step of Qwen3's shapes, with every setting that is there to save it, and
+// what src/trainer/device_memory.h computes for it beforehand. The parts of the trainer's backend
+// (src/torch/torch_training.cpp) are made here, with weights that are drawn on the device: on the
+// host those of the largest shape alone would take a minute. Prints one JSON object a line. With
+// --ranks it is rank 0 of so many, without the others: memory and time are those of a rank whose
+// collectives take none. With --sharding weights it has its part alone; what a pass gathers of
+// others' parts is copied from its own.
+//   gpu_memory_table [--tokens N] [--only 0.6B|1.7B|4B|8B|14B|32B] [--steps N] [--ranks N]
+//                    [--sharding optimizer|weights] [--optimizer_state float32|int8]
+//                    [--recompute_activations off|selective|layer]
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -12,7 +15,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 
 #include "base/json.h"
@@ -22,6 +27,7 @@
 #include "leeway/presets.h"
 #include "torch/device_room.h"
 #include "torch/flat_adamw.h"
+#include "torch/sharded_weights.h"
 #include "torch/tensor_head.h"
 #include "torch/trunk.h"
 #include "trainer/device_memory.h"
@@ -39,6 +45,9 @@ struct Options {
   int64_t tokens = 16384;
   std::string only;
   int steps = 2, ranks = 1;
+  Sharding sharding = Sharding::optimizer;
+  std::optional<OptimizerState> optimizer_state;  // empty: all
+  std::optional<Recompute> recompute;
 };
 
 struct Shape {
@@ -46,10 +55,10 @@ struct Shape {
   int64_t hidden, layers, heads, inner;
   bool tied;
 };
-constexpr Shape kShapes[] = {{"0.6B", 1024, 28, 16, 3072, true},
-                             {"1.7B", 2048, 28, 16, 6144, true},
-                             {"4B", 2560, 36, 32, 9728, true},
-                             {"8B", 4096, 36, 32, 12288, false}};
+constexpr Shape kShapes[] = {
+    {"0.6B", 1024, 28, 16, 3072, true},  {"1.7B", 2048, 28, 16, 6144, true},
+    {"4B", 2560, 36, 32, 9728, true},    {"8B", 4096, 36, 32, 12288, false},
+    {"14B", 5120, 40, 40, 17408, false}, {"32B", 5120, 64, 64, 25600, false}};
 
 ModelConfig config_of(const Shape& shape) {
   ModelConfig config;
@@ -97,35 +106,77 @@ MicroBatch batch_of(const ModelConfig& config, int64_t tokens) {
   return batch;
 }
 
+// Rank 0 of a group whose other ranks have what it has, and give nothing.
+class RankWithoutOthers final : public DeviceGroup {
+ public:
+  explicit RankWithoutOthers(int size) : size_(size) {}
+  void give(const Tensor& numbers) { numbers_ = numbers; }
+
+  int rank() const override { return 0; }
+  int size() const override { return size_; }
+  void reduce_scatter(const Tensor&) override {}
+  void all_gather(const Tensor&) override {}
+  void reduce_parts(const Tensor&, std::span<const int64_t>) override {}
+  void gather_parts(const Tensor& whole, std::span<const int64_t> bounds) override {
+    for (int64_t at = bounds[1]; at < whole.numel(); at += numbers_.numel()) {
+      const int64_t count = std::min(numbers_.numel(), whole.numel() - at);
+      whole.narrow(0, at, count).copy_(numbers_.narrow(0, 0, count));
+    }
+  }
+  void send(const Tensor&, int) override {}
+  void receive(const Tensor&, int) override {}
+
+ private:
+  int size_;
+  Tensor numbers_;
+};
+
 // The trainer's tensors, and its step.
 class Learner {
  public:
-  Learner(const DeviceMemoryUse& use)
+  explicit Learner(const DeviceMemoryUse& use)
       : layout_(use.model),
         own_(layout_.part_of(0, static_cast<int>(use.ranks))),
         recompute_(use.recompute),
-        spec_(Catalog().make_spec("reinforce", {})) {
+        spec_(Catalog().make_spec("reinforce", {})),
+        group_(static_cast<int>(use.ranks)) {
     const at::TensorOptions numbers = at::TensorOptions(kDevice).dtype(at::kFloat);
-    weights_ = at::empty({layout_.size}, numbers.dtype(at::kBFloat16));
-    weights_.normal_(0.0, 0.02);
-    weights_.narrow(0, layout_.decaying, layout_.size - layout_.decaying).fill_(1.0);
     low_ = at::zeros({own_.count}, numbers.dtype(at::kShort));
-    gradients_ = at::zeros({layout_.size}, numbers);
     moments_ = make_moments(layout_, kDevice, use.optimizer_state, own_);
-    views_ = network_views(layout_, gradients_);
-    trunk_.emplace(use.model, network_views(layout_, weights_), TorchRopeTable(use.model, kDevice));
+    NetworkTensors network;
+    if (use.sharding == Sharding::weights) {
+      sharded_.emplace(layout_, kDevice, at::kBFloat16, group_);
+      sharded_->own().normal_(0.0, 0.02), sharded_->rest().fill_(1.0);
+      group_.give(sharded_->own());
+      weights_ = sharded_->own();
+      gradients_ = at::zeros({own_.count}, numbers);
+      views_ = sharded_->use_gradients(gradients_);
+      network = sharded_->network();
+    } else {
+      weights_ = at::empty({layout_.size}, numbers.dtype(at::kBFloat16));
+      weights_.normal_(0.0, 0.02);
+      weights_.narrow(0, layout_.decaying, layout_.size - layout_.decaying).fill_(1.0);
+      gradients_ = at::zeros({layout_.size}, numbers);
+      views_ = network_views(layout_, gradients_);
+      network = network_views(layout_, weights_);
+    }
+    trunk_.emplace(use.model, network, TorchRopeTable(use.model, kDevice));
   }
 
   void pass(const MicroBatch& batch) {
+    begin_gradients();
     const BatchOnDevice on(batch, kDevice, true);
+    PassPieces* const pieces = sharded_ ? &*sharded_ : nullptr;
+    if (sharded_) sharded_->begin(/*trains=*/true);
     TrunkRecord record;
-    const Tensor hidden = trunk_->forward(on.tokens, batch.cu_seqlens, recompute_, &record);
-    gradients_.narrow(0, layout_.decaying, layout_.size - layout_.decaying).zero_();
-    if (!layout_.config.tie_word_embeddings) views_.embedding.zero_();
+    const Tensor hidden = trunk_->forward(on.tokens, batch.cu_seqlens, recompute_, &record, pieces);
+    if (pieces != nullptr) pieces->at(PieceAct::work, kHeadPiece);
     const HeadLoss found =
         head_loss(pool_, {on, hidden, trunk_->head_weight(), trunk_->products()}, spec_, false,
                   static_cast<double>(batch.size()), views_.head, true);
-    trunk_->backward(std::move(record), found.d_hidden, views_, true);
+    if (pieces != nullptr) pieces->at(PieceAct::give, kHeadPiece);
+    trunk_->backward(std::move(record), found.d_hidden, views_, true, {}, pieces);
+    if (sharded_) sharded_->sum_rest();
     if (!std::isfinite(found.loss.item<double>())) throw Error("the loss is not finite");
   }
 
@@ -136,14 +187,26 @@ class Learner {
     step.gradients = gradients_.narrow(0, 0, own_.count), step.moments = moments_;
     const double norm = norm_of(step.gradients);
     adamw_step(step, OptimizerTable(), ++steps_, 1e-6, norm > 1.0 ? 1.0 / norm : 1.0);
+    if (sharded_) sharded_->weights_changed();
   }
 
  private:
+  void begin_gradients() {
+    if (sharded_) {
+      gradients_.zero_(), sharded_->rest_gradients().zero_();
+      return;
+    }
+    gradients_.narrow(0, layout_.decaying, layout_.size - layout_.decaying).zero_();
+    if (!layout_.config.tie_word_embeddings) views_.embedding.zero_();
+  }
+
   FlatLayout layout_;
   FlatRange own_;
   Recompute recompute_;
   LossSpec spec_;
   ThreadPool pool_{1};
+  RankWithoutOthers group_;
+  std::optional<ShardedWeights> sharded_;
   Tensor weights_, low_, gradients_;
   FlatMoments moments_;
   NetworkTensors views_;
@@ -179,6 +242,11 @@ void measure(const Options& options, const Row& row, JsonWriter& json) {
   json.key("allocated_gib").value(gib(stats.allocated_bytes[0].peak));
   json.key("reserved_gib").value(gib(stats.reserved_bytes[0].peak));
   json.key("forward_backward_seconds").value(pass).key("optimizer_seconds").value(step);
+  // Six operations for a parameter and token, without attention.
+  int64_t count = 0;
+  for (const ParameterInfo& info : parameter_table(row.use.model)) count += info.size();
+  const auto operations = 6.0 * static_cast<double>(count) * static_cast<double>(options.tokens);
+  json.key("model_tflops").value(operations / pass / 1e12);
 }
 
 void print(const Options& options, const Shape& shape, const Row& row) {
@@ -187,10 +255,12 @@ void print(const Options& options, const Shape& shape, const Row& row) {
   json.begin_object().key("model").value(std::string(shape.name));
   json.key("tokens").value(static_cast<double>(options.tokens));
   json.key("ranks").value(static_cast<double>(options.ranks));
+  json.key("sharding").value(std::string(name_of(options.sharding)));
   json.key("optimizer_state").value(std::string(name_of(row.use.optimizer_state)));
   json.key("recompute_activations").value(std::string(name_of(row.use.recompute)));
   json.key("computed_gib").value(gib(need.total()));
   json.key("state_gib").value(gib(need.weights + need.gradients + need.moments));
+  json.key("gathered_gib").value(gib(need.gathered));
   json.key("activations_gib").value(gib(need.activations));
   json.key("workspace_gib").value(gib(need.workspace));
   c10::cuda::CUDACachingAllocator::emptyCache();
@@ -221,11 +291,19 @@ Options parse(int argc, char** argv) {
       options.ranks = std::atoi(value.c_str());
     } else if (name == "--only" && !value.empty()) {
       options.only = value;
+    } else if (name == "--sharding" && value_named<Sharding>(value)) {
+      options.sharding = *value_named<Sharding>(value);
+    } else if (name == "--optimizer_state" && value_named<OptimizerState>(value)) {
+      options.optimizer_state = value_named<OptimizerState>(value);
+    } else if (name == "--recompute_activations" && value_named<Recompute>(value)) {
+      options.recompute = value_named<Recompute>(value);
     } else {
       throw Error("gpu_memory_table: " + name + " " + value +
-                  ": unknown option; options are --tokens N, --only 0.6B|1.7B|4B|8B, --steps N, "
-                  "--ranks N");
+                  ": unknown option; the file's first lines have those that there are");
     }
+  }
+  if (options.sharding == Sharding::weights && options.ranks == 1) {
+    throw Error("gpu_memory_table: --sharding weights is of several ranks: add --ranks N");
   }
   return options;
 }
@@ -240,9 +318,12 @@ void run(const Options& options) {
     if (!options.only.empty() && options.only != shape.name) continue;
     for (const OptimizerState state : {OptimizerState::float32, OptimizerState::int8}) {
       for (const Recompute recompute : {Recompute::off, Recompute::selective, Recompute::layer}) {
+        if (options.optimizer_state.value_or(state) != state) continue;
+        if (options.recompute.value_or(recompute) != recompute) continue;
         Row row;
         row.use.model = config_of(shape);
         row.use.max_tokens = options.tokens, row.use.ranks = options.ranks;
+        row.use.sharding = options.sharding;
         row.use.recompute = recompute, row.use.optimizer_state = state;
         row.used_before = total - free;
         print(options, shape, row);

@@ -3,6 +3,7 @@
 // docs/scaling.md says for the program; without one it is one process. Rank 0 prints one JSON
 // object a line.
 //   gpu_ranks_steps [--hidden N] [--layers N] [--vocabulary N] [--tokens N] [--steps N]
+//                   [--sharding optimizer|weights]
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -32,17 +33,28 @@ const at::Device kDevice(at::kCUDA, 0);
 constexpr int64_t kLength = 512;  // of a sample
 constexpr double kGibi = 1024.0 * 1024.0 * 1024.0;
 
-using Settings = std::map<std::string, int64_t>;
+struct Settings {
+  std::map<std::string, int64_t> numbers;
+  Sharding sharding = Sharding::optimizer;
+
+  int64_t at(const char* name) const { return numbers.at(name); }
+};
 
 Settings parse(int argc, char** argv) {
-  Settings settings = {{"--hidden", 1024},
-                       {"--layers", 8},
-                       {"--vocabulary", 32768},
-                       {"--tokens", 16384},
-                       {"--steps", 5}};
+  Settings settings;
+  auto& numbers = settings.numbers;
+  numbers = {{"--hidden", 1024},
+             {"--layers", 8},
+             {"--vocabulary", 32768},
+             {"--tokens", 16384},
+             {"--steps", 5}};
   for (int i = 1; i + 1 < argc; i += 2) {
-    const auto found = settings.find(argv[i]);
-    if (found == settings.end()) throw Error(std::string(argv[i]) + ": unknown option");
+    if (std::string(argv[i]) == "--sharding" && value_named<Sharding>(argv[i + 1])) {
+      settings.sharding = *value_named<Sharding>(argv[i + 1]);
+      continue;
+    }
+    const auto found = numbers.find(argv[i]);
+    if (found == numbers.end()) throw Error(std::string(argv[i]) + ": unknown option");
     found->second = std::atoll(argv[i + 1]);
   }
   return settings;
@@ -86,6 +98,13 @@ void train(const Settings& settings, const Parameters& policy, const LossSpec& s
   table.max_tokens = 4096;
   table.optimizer.learning_rate = 1e-4;
   table.max_steps = settings.at("--steps");
+  table.sharding = settings.sharding;
+  // What there is between two steps.
+  DeviceMemoryUse use;
+  use.model = policy.config();
+  use.ranks = ranks, use.sharding = settings.sharding;
+  const DeviceMemory need = device_memory(use);
+  const int64_t computed = need.weights + need.gradients + need.moments + need.gathered;
   Trainer trainer(policy, spec, table, backend);
   for (int64_t step = 0; step < settings.at("--steps"); ++step) {
     const auto begin = std::chrono::steady_clock::now();
@@ -101,6 +120,8 @@ void train(const Settings& settings, const Parameters& policy, const LossSpec& s
     json.key("loss").value(result.loss).key("grad_norm").value(result.grad_norm);
     json.key("seconds").value(seconds.count());
     json.key("step_seconds").value(result.step_seconds);
+    json.key("sharding").value(std::string(name_of(settings.sharding)));
+    json.key("computed_gib").value(gib(computed));
     json.key("allocated_gib").value(gib(stats.allocated_bytes[0].current));
     json.key("peak_gib").value(gib(stats.allocated_bytes[0].peak));
     std::printf("%s\n", json.end_object().text().c_str());

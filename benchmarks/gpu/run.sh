@@ -91,7 +91,7 @@ build() {
   step configure 120 cmake -G Ninja -S "$root" -B "$BUILD" "-DCMAKE_PREFIX_PATH=$paths" \
     "${options[@]}" || return 1
   for target in leeway_ops leeway_cuda_module cuda_core_test leeway gpu_model_benchmark gpu_memory_table \
-    gpu_lora_step gpu_weight_swap devices_test \
+    gpu_ranks_steps gpu_lora_step gpu_weight_swap devices_test \
     torch_decoder_test torch_sampling_test torch_training_test torch_symbols_test; do
     if ninja -C "$BUILD" -t query "$target" > /dev/null 2>&1; then
       targets+=("$target")
@@ -151,7 +151,7 @@ check() {
     beside lora_check 120 tests/gpu/lora_check.sh "$BUILD/leeway" "$BUILD/lora-check"
   fi
   if [ -x "$BUILD/leeway" ] && grep -q '^GLOO_LIBRARY:.*[^D]$' "$BUILD/CMakeCache.txt"; then
-    beside ranks_check 120 tests/gpu/ranks_check.sh "$BUILD/leeway" "$BUILD/ranks-check"
+    beside ranks_check 240 tests/gpu/ranks_check.sh "$BUILD/leeway" "$BUILD/ranks-check"
   fi
   beside pytorch_loss 60 python3 examples/pytorch_loss.py "$library"
   beside package_check 240 python3 tests/gpu/package_check.py

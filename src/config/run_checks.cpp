@@ -91,6 +91,14 @@ class Checks {
             "\"cuda\"");
     require(!on_gpu || t.numerics == Numerics::exact, {"trainer.numerics", "model.device"},
             "fast works on the CPU only; with model.device = \"cuda\" leave trainer.numerics out");
+    if (t.sharding == Sharding::weights) {
+      require(!run_.model.lora.enabled, {"trainer.sharding", "model.lora"},
+              "several GPUs train all weights alone; leave [model.lora] out, or "
+              "trainer.sharding and the ranks");
+      require(t.precision != TrainingPrecision::float32, {"trainer.sharding", "trainer.precision"},
+              "weights in parts are for passes in bf16; leave trainer.precision out, or "
+              "trainer.sharding");
+    }
     require(!on_gpu || run_.rollout.precision != RolloutPrecision::int8,
             {"rollout.precision", "model.device"},
             "int8 works on the CPU only; with model.device = \"cuda\" use bf16 or float32");

@@ -106,6 +106,7 @@ struct TrainerTable {
   TrainingPrecision precision = TrainingPrecision::automatic;
   Recompute recompute_activations = Recompute::off;
   OptimizerState optimizer_state = OptimizerState::float32;
+  Sharding sharding = Sharding::optimizer;
   int64_t gradient_slots = 0;  // a power of two; 0: automatic
   int64_t threads = 0;         // 0: automatic
   // Its keys are in [trainer] itself. Too large steps destroy a capable policy long before it

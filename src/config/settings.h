@@ -49,6 +49,12 @@ enum class OptimizerState { float32, int8 };
 template <>
 inline constexpr std::array kNames<OptimizerState>{"float32", "int8"};
 
+// trainer.sharding: of what several GPUs have a part each: moments and what float32 weights have
+// beyond those that passes read; or weights and gradients too.
+enum class Sharding { optimizer, weights };
+template <>
+inline constexpr std::array kNames<Sharding>{"optimizer", "weights"};
+
 // rollout.precision: of the sampler's weights, and of its passes on a GPU.
 enum class RolloutPrecision { automatic, float32, bf16, int8 };
 template <>

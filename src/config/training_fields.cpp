@@ -180,6 +180,12 @@ std::vector<Field> trainer_fields(TrainerTable& t, Device device) {
                choice("optimizer_state", t.optimizer_state,
                       "How AdamW's moments are stored on cuda: float32, 8 bytes per parameter, or "
                       "int8 in blocks of 256, 2 bytes. Checkpoints contain float32 either way.")),
+      inert_if(!on_gpu, "model.device",
+               "applies to cuda only and is inert with model.device = \"cpu\"; leave it out",
+               choice("sharding", t.sharding,
+                      "What several GPUs have a part of each: optimizer its moments and half of "
+                      "the float32 weights (ZeRO-1), weights all weights and gradients too, which "
+                      "passes gather layer by layer (ZeRO-3).")),
       inert_if(
           on_gpu, "model.device", of_cpu,
           integer("gradient_slots", t.gradient_slots, 0, 1024,

@@ -20,6 +20,10 @@ namespace {
 constexpr int64_t kFloatsPerLine = 64 / sizeof(float);
 constexpr uint64_t kWorthAsking = uint64_t{64} << 20;
 
+int64_t aligned_size(const ParameterInfo& info) {
+  return (info.size() + kFloatsPerLine - 1) / kFloatsPerLine * kFloatsPerLine;
+}
+
 double gib_of(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 // FNV-1a.
@@ -58,11 +62,15 @@ Parameters::Parameters(std::shared_ptr<const Parameters> base, LoraSettings lora
   base_ = std::move(base);
 }
 
+Parameters Parameters::shape_of(ModelConfig config) {
+  return {std::move(config), std::nullopt, Shape()};
+}
+
 Parameters Parameters::zeros_like(const Parameters& other) {
   return Parameters(other.config_, other.lora_);
 }
 
-Parameters::Parameters(ModelConfig config, std::optional<LoraSettings> lora)
+Parameters::Parameters(ModelConfig config, std::optional<LoraSettings> lora, Shape)
     : config_(std::move(config)),
       lora_(std::move(lora)),
       table_(lora_ ? lora_table(config_, *lora_) : parameter_table(config_)) {
@@ -70,8 +78,13 @@ Parameters::Parameters(ModelConfig config, std::optional<LoraSettings> lora)
   for (size_t i = 0; i < table_.size(); ++i) {
     offsets_.push_back(end);
     places_.emplace(table_[i].name, i);
-    end += (table_[i].size() + kFloatsPerLine - 1) / kFloatsPerLine * kFloatsPerLine;
+    end += aligned_size(table_[i]);
   }
+}
+
+Parameters::Parameters(ModelConfig config, std::optional<LoraSettings> lora)
+    : Parameters(std::move(config), std::move(lora), Shape()) {
+  const int64_t end = table_.empty() ? 0 : offsets_.back() + aligned_size(table_.back());
   const uint64_t bytes = static_cast<uint64_t>(end) * sizeof(float);
   const auto refuse = [&](const std::string& more) {
     throw OutOfMemory(fmt::format("no memory for {} weights: {:.1f} GiB in float32{}", count(),

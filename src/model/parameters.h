@@ -28,6 +28,8 @@ class Parameters {
   Parameters(std::shared_ptr<const Parameters> base, LoraSettings lora);
   // The matrices of an adapter without a base: for gradients and moments, and for files alone.
   Parameters(ModelConfig config, std::optional<LoraSettings> lora);
+  // The table alone, without numbers, which nothing may read or write: for who has them elsewhere.
+  static Parameters shape_of(ModelConfig config);
   // Zeros in the layout of another, without its base.
   static Parameters zeros_like(const Parameters& other);
 
@@ -52,6 +54,10 @@ class Parameters {
   float* find(std::string_view name);
 
  private:
+  // Without numbers.
+  struct Shape {};
+  Parameters(ModelConfig config, std::optional<LoraSettings> lora, Shape);
+
   ModelConfig config_;
   std::optional<LoraSettings> lora_;
   std::shared_ptr<const Parameters> base_;

@@ -9,6 +9,7 @@
 #include "leeway/error.h"
 #include "model/adapter_io.h"
 #include "run/devices.h"
+#include "trainer/ranks_backend.h"
 
 namespace leeway {
 namespace {
@@ -42,7 +43,7 @@ DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
   use.max_tokens = largest_micro_batch(run, model, job.job);
   use.recompute = run.trainer.recompute_activations;
   use.optimizer_state = run.trainer.optimizer_state;
-  use.ranks = job.ranks;
+  use.ranks = job.ranks, use.sharding = run.trainer.sharding;
   const LoraTable& lora = run.model.lora;
   if (lora.enabled && lora.path.empty()) {
     use.lora = {lora.rank, lora.alpha, ordered_targets(lora.targets), {}};
@@ -90,6 +91,7 @@ ModelCheck fits_memory(const MemoryOfJob& job) {
       if (!problem.empty()) throw OutOfMemory(problem);
       return;
     }
+    check_ranks(static_cast<int>(job.ranks), config.run);
     const std::string problem =
         why_it_does_not_fit(memory_use_of(config, model, job), free_device_memory());
     if (problem.empty()) return;

@@ -26,7 +26,8 @@ DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
 std::string why_it_does_not_fit_cpu(const Config& config, const ModelConfig& model,
                                     uint64_t available);
 
-// Throws Error, on the CPU OutOfMemory, with the numbers and, for a GPU, with settings that fit.
+// Throws Error, on the CPU OutOfMemory, with the numbers and, for a GPU, with settings that fit;
+// and where so many GPUs cannot share the run.
 ModelCheck fits_memory(const MemoryOfJob& job);
 
 }  // namespace leeway

@@ -42,6 +42,9 @@ TEST(MemoryCheck, CountsWhatTheJobHasOnTheDevice) {
   EXPECT_FALSE(use.half);
   EXPECT_EQ(use.max_tokens, 6 * model.max_position_embeddings);  // the whole batch
   EXPECT_EQ(use.other_policies.size(), 1u);
+  config.run.trainer.sharding = Sharding::weights;
+  EXPECT_EQ(memory_use_of(config, model, {.ranks = 4}).sharding, Sharding::weights);
+  EXPECT_EQ(memory_use_of(config, model, {.ranks = 4}).ranks, 4);
   use = memory_use_of(config, model, {.job = Job::sft});
   EXPECT_TRUE(use.other_policies.empty());
   EXPECT_EQ(use.sampler.engines, 0);

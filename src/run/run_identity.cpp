@@ -66,7 +66,7 @@ bool may_change(const std::string& key) {
   for (const char* prefix :
        {"output.", "output_dir", "eval.", "checkpoint.", "trainer.threads", "rollout.threads",
         "rollout.kv_bytes", "inference.", "orchestrator.rollout_timeout", "trainer.max_steps",
-        "sft.max_steps"}) {
+        "trainer.sharding", "sft.max_steps"}) {
     if (key.starts_with(prefix)) return true;
   }
   return false;

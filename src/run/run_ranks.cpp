@@ -48,7 +48,13 @@ ToldRun read_run(const std::string& message, const Catalog& catalog) {
   Config config =
       parse_config(catalog, "rank 0's configuration", from.get_string(), {}, ConfigScope::whole);
   ModelConfig model = parse_model_config("rank 0's model", from.get_string());
-  if (!from.get_bool()) return {std::move(config), Parameters(std::move(model))};
+  if (!from.get_bool()) {
+    // Of weights in parts a rank never has all on the host.
+    const bool sharded = config.run.trainer.sharding == Sharding::weights;
+    Parameters like =
+        sharded ? Parameters::shape_of(std::move(model)) : Parameters(std::move(model));
+    return {std::move(config), std::move(like)};
+  }
   LoraSettings lora;
   lora.rank = from.get<int64_t>();
   lora.alpha = from.get<double>();

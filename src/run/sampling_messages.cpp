@@ -81,7 +81,8 @@ SentWeights get_weights(ByteReader& from, const Parameters& like) {
   SentWeights result;
   result.version = from.get<PolicyVersion>();
   if (!from.get_bool()) return result;
-  auto numbers = std::make_shared<Parameters>(like);
+  auto numbers = like.flat().empty() ? std::make_shared<Parameters>(like.config())
+                                     : std::make_shared<Parameters>(like);
   from.get_list(numbers->flat());
   result.numbers = std::move(numbers);
   return result;

@@ -5,6 +5,9 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
+#include <span>
+
 namespace leeway {
 
 class DeviceGroup {
@@ -18,6 +21,10 @@ class DeviceGroup {
   virtual void reduce_scatter(const at::Tensor& whole) = 0;
   // Of any type: fills the parts of the other ranks in.
   virtual void all_gather(const at::Tensor& whole) = 0;
+  // The same for parts of any length: `bounds` [size + 1] says where each begins and the last ends;
+  // some may be empty.
+  virtual void reduce_parts(const at::Tensor& whole, std::span<const int64_t> bounds) = 0;
+  virtual void gather_parts(const at::Tensor& whole, std::span<const int64_t> bounds) = 0;
   // Of any type, from one rank to another, which alone call these.
   virtual void send(const at::Tensor& numbers, int to) = 0;
   virtual void receive(const at::Tensor& numbers, int from) = 0;

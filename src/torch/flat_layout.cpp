@@ -76,6 +76,15 @@ FlatRange FlatLayout::part_of(int rank, int ranks) const {
   return {size / ranks * rank, size / ranks};
 }
 
+std::vector<int64_t> FlatLayout::bounds_of(const FlatRange& range, int ranks) const {
+  std::vector<int64_t> bounds;
+  for (int r = 0; r < ranks; ++r) {
+    bounds.push_back(std::clamp<int64_t>(part_of(r, ranks).begin - range.begin, 0, range.count));
+  }
+  bounds.push_back(range.count);
+  return bounds;
+}
+
 std::vector<Tensor> parameter_views(const FlatLayout& layout, const Tensor& flat) {
   std::vector<Tensor> views;
   for (size_t i = 0; i < layout.table.size(); ++i) {
@@ -135,18 +144,33 @@ void copy_part_to_host(const FlatLayout& layout, int64_t begin, const Tensor& pa
                       [](const Tensor& to, const Tensor& from) { to.copy_(from); });
 }
 
-NetworkTensors network_views(const FlatLayout& layout, const Tensor& flat) {
-  const ModelConfig& config = layout.config;
-  const auto network = network_by<const int64_t>(config, [&](const std::string& name) {
+namespace {
+
+// A network whose pointers are the layout's offsets.
+auto offsets_of(const FlatLayout& layout) {
+  return network_by<const int64_t>(layout.config, [&](const std::string& name) {
     const auto at = std::find_if(layout.table.begin(), layout.table.end(),
                                  [&](const ParameterInfo& info) { return info.name == name; });
     return at == layout.table.end() ? nullptr : &layout.offsets[at - layout.table.begin()];
   });
+}
+
+}  // namespace
+
+NetworkTensors network_views(const FlatLayout& layout, const Tensor& flat) {
+  return network_views(
+      layout, [&](int64_t offset, int64_t count) { return flat.narrow(0, offset, count); });
+}
+
+NetworkTensors network_views(const FlatLayout& layout,
+                             const std::function<Tensor(int64_t, int64_t)>& numbers) {
+  const ModelConfig& config = layout.config;
+  const auto network = offsets_of(layout);
   const auto vector = [&](const int64_t* offset, int64_t count) {
-    return offset == nullptr ? Tensor() : flat.narrow(0, *offset, count);
+    return offset == nullptr ? Tensor() : numbers(*offset, count);
   };
   const auto matrix = [&](const int64_t* offset, int64_t outputs, int64_t inputs) {
-    return flat.narrow(0, *offset, outputs * inputs).view({outputs, inputs});
+    return numbers(*offset, outputs * inputs).view({outputs, inputs});
   };
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   const int64_t queries = config.num_attention_heads * config.head_dim;
@@ -168,6 +192,24 @@ NetworkTensors network_views(const FlatLayout& layout, const Tensor& flat) {
                           .down = matrix(at.down, hidden, inner)});
   }
   return out;
+}
+
+NetworkRanges network_ranges(const FlatLayout& layout) {
+  const ModelConfig& config = layout.config;
+  const auto network = offsets_of(layout);
+  const auto range = [](int64_t begin, int64_t end) {
+    return FlatRange{begin, aligned(end) - begin};
+  };
+  const int64_t table = config.vocab_size * config.hidden_size;
+  NetworkRanges ranges{range(*network.embedding, *network.embedding + table),
+                       range(*network.head, *network.head + table),
+                       {}};
+  for (const LayerPointers<const int64_t>& at : network.layers) {
+    const int64_t end = *at.down + config.hidden_size * config.intermediate_size;
+    LEEWAY_CHECK(*at.q < *at.o && *at.o < *at.gate && *at.gate < *at.down, "a layer in one range");
+    ranges.layers.push_back(range(*at.q, end));
+  }
+  return ranges;
 }
 
 AdapterTensors adapter_views(const FlatLayout& layout, const Tensor& flat) {

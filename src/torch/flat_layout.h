@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -29,6 +30,8 @@ struct FlatLayout {
   // begin with a block of moments' codes.
   static constexpr int kMostRanks = 64;  // ranks_backend.h refuses more
   FlatRange part_of(int rank, int size) const;
+  // Where the parts of so many ranks cut a range, from its beginning: [size + 1].
+  std::vector<int64_t> bounds_of(const FlatRange& range, int size) const;
 
   ModelConfig config;
   std::optional<LoraSettings> lora;  // of an adapter
@@ -69,6 +72,18 @@ struct NetworkTensors {
   std::vector<LayerTensors> layers;
 };
 NetworkTensors network_views(const FlatLayout& layout, const at::Tensor& flat);
+// The same where the numbers lie in several tensors: numbers(offset, count) gives those of a matrix
+// or vector.
+NetworkTensors network_views(const FlatLayout& layout,
+                             const std::function<at::Tensor(int64_t, int64_t)>& numbers);
+
+// Where the matrices of each part of the network lie: ranges that do not overlap, all before
+// `decaying`, but for a head that is the embedding.
+struct NetworkRanges {
+  FlatRange embedding, head;
+  std::vector<FlatRange> layers;
+};
+NetworkRanges network_ranges(const FlatLayout& layout);
 
 inline constexpr size_t kMostLowRankParts = 3;  // of a stack
 // The low-rank updates of matrices that share an input x: y += scale x a^T b^T, part by part.

@@ -36,6 +36,47 @@ TEST(FlatLayout, GivesEveryParameterItsOwnPlaceWithMatricesFirst) {
   }
 }
 
+// Ranges and norms are all there is, and parts of ranks cut them without a rest.
+TEST(FlatLayout, HasTheMatricesOfALayerInOneRange) {
+  for (const Family family : kFamilies) {
+    for (const bool tied : {false, true}) {
+      ModelConfig config = small_config(family);
+      config.tie_word_embeddings = tied;
+      const FlatLayout layout(config);
+      const NetworkRanges ranges = network_ranges(layout);
+      std::vector<FlatRange> all = ranges.layers;
+      all.push_back(ranges.embedding);
+      if (!tied) all.push_back(ranges.head);
+      std::ranges::sort(all, {}, &FlatRange::begin);
+      int64_t end = 0;
+      for (const FlatRange& range : all) {
+        EXPECT_EQ(range.begin, end);
+        end += range.count;
+      }
+      EXPECT_EQ(end, layout.decaying);
+      EXPECT_EQ(tied, ranges.head.begin == ranges.embedding.begin);
+      for (const int ranks : {1, 2, 8}) {
+        int64_t cut = 0;
+        for (const FlatRange& range : all) {
+          const std::vector<int64_t> bounds = layout.bounds_of(range, ranks);
+          ASSERT_EQ(bounds.size(), static_cast<size_t>(ranks) + 1);
+          EXPECT_EQ(bounds.front(), 0);
+          EXPECT_EQ(bounds.back(), range.count);
+          EXPECT_TRUE(std::ranges::is_sorted(bounds));
+          for (int r = 0; r < ranks; ++r) {
+            if (bounds[r] == bounds[r + 1]) continue;
+            const FlatRange part = layout.part_of(r, ranks);
+            EXPECT_GE(range.begin + bounds[r], part.begin);
+            EXPECT_LE(range.begin + bounds[r + 1], part.begin + part.count);
+            cut += bounds[r + 1] - bounds[r];
+          }
+        }
+        EXPECT_EQ(cut, layout.decaying);
+      }
+    }
+  }
+}
+
 TEST(FlatLayout, StandsForStackedMatricesAndReturnsWhatWasCopiedIn) {
   for (const Family family : kFamilies) {
     const ModelConfig config = small_config(family);

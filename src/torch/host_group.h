@@ -28,6 +28,24 @@ class HostGroup : public DeviceGroup {
                                    whole.nbytes() / sizeof(float));
     ranks_.all_gather(numbers, bounds_of(numbers.size()));
   }
+  void reduce_parts(const at::Tensor& whole, std::span<const int64_t> bounds) override {
+    const std::span<float> numbers(whole.data_ptr<float>(), static_cast<size_t>(whole.numel()));
+    const std::vector<size_t> parts(bounds.begin(), bounds.end());
+    const auto r = static_cast<size_t>(rank());
+    ranks_.reduce_scatter(numbers, parts, numbers.subspan(parts[r], parts[r + 1] - parts[r]));
+  }
+  // Of float32, or of a smaller type whose parts are whole numbers of float32.
+  void gather_parts(const at::Tensor& whole, std::span<const int64_t> bounds) override {
+    const size_t size = whole.element_size();
+    std::vector<size_t> parts;
+    for (const int64_t bound : bounds) {
+      const size_t bytes = static_cast<size_t>(bound) * size;
+      LEEWAY_CHECK(bytes % sizeof(float) == 0, "parts of whole words");
+      parts.push_back(bytes / sizeof(float));
+    }
+    ranks_.all_gather({static_cast<float*>(whole.data_ptr()), whole.nbytes() / sizeof(float)},
+                      parts);
+  }
   void send(const at::Tensor& numbers, int to) override {
     ranks_.send(to, Channel::devices,
                 std::string(static_cast<const char*>(numbers.data_ptr()), numbers.nbytes()));

@@ -79,6 +79,25 @@ class NcclGroup final : public DeviceGroup {
     });
   }
 
+  // In rings a broadcast from each owner moves the bytes that a gathering of equal parts does, and
+  // so does a reduction to each.
+  void reduce_parts(const at::Tensor& whole, std::span<const int64_t> bounds) override {
+    auto* const data = whole.data_ptr<float>();
+    for_parts(whole, bounds, [&](int owner, int64_t begin, size_t count, cudaStream_t stream) {
+      return ncclReduce(data + begin, data + begin, count, ncclFloat32, ncclSum, owner,
+                        communicator_, stream);
+    });
+  }
+
+  void gather_parts(const at::Tensor& whole, std::span<const int64_t> bounds) override {
+    const size_t bytes = whole.element_size();
+    auto* const data = static_cast<char*>(whole.data_ptr());
+    for_parts(whole, bounds, [&](int owner, int64_t begin, size_t count, cudaStream_t stream) {
+      char* const part = data + static_cast<size_t>(begin) * bytes;
+      return ncclBroadcast(part, part, count * bytes, ncclInt8, owner, communicator_, stream);
+    });
+  }
+
   void send(const at::Tensor& numbers, int to) override {
     on_stream(numbers, [&](cudaStream_t stream) {
       return ncclSend(numbers.data_ptr(), count_of(numbers), type_of(numbers), to, communicator_,
@@ -96,6 +115,27 @@ class NcclGroup final : public DeviceGroup {
   size_t part_of(const at::Tensor& whole) const {
     LEEWAY_CHECK(whole.is_contiguous() && whole.numel() % size() == 0, "a part for each rank");
     return static_cast<size_t>(whole.numel() / size());
+  }
+
+  // One call for all parts that are not empty: each(owner, first number, numbers, stream).
+  template <class Each>
+  void for_parts(const at::Tensor& whole, std::span<const int64_t> bounds, const Each& each) {
+    LEEWAY_CHECK(whole.is_contiguous() && bounds.size() == static_cast<size_t>(size()) + 1 &&
+                     bounds.back() == whole.numel(),
+                 "a part for each rank");
+    on_stream(whole, [&](cudaStream_t stream) {
+      ncclResult_t result = ncclGroupStart();
+      for (int r = 0; r < size() && may_go_on(result); ++r) {
+        const int64_t begin = bounds[static_cast<size_t>(r)];
+        const auto count = static_cast<size_t>(bounds[static_cast<size_t>(r) + 1] - begin);
+        if (count > 0) result = each(r, begin, count, stream);
+      }
+      const ncclResult_t end = ncclGroupEnd();
+      return may_go_on(result) ? end : result;
+    });
+  }
+  static bool may_go_on(ncclResult_t result) {
+    return result == ncclSuccess || result == ncclInProgress;
   }
 
   template <class Work>

@@ -18,7 +18,9 @@ PolicyNetwork::PolicyNetwork(const Parameters& weights,
                              const std::shared_ptr<const Parameters>& base, torch::Device device,
                              torch::ScalarType compute, bool trains, RankPlace place)
     : place_(place) {
-  if (base == nullptr) {
+  if (place.sharded != nullptr) {
+    make_sharded(weights, device, compute, trains);
+  } else if (base == nullptr) {
     make_whole(weights, device, compute, trains);
   } else {
     make_over_base(weights, base, device, compute, trains);
@@ -36,6 +38,23 @@ void PolicyNetwork::make_whole(const Parameters& weights, torch::Device device,
   if (!trains) return;
   low_ = at::zeros({own().count}, decoder_->flat_weights().options().dtype(at::kShort));
   copy_from(weights);
+}
+
+// Masters of a half precision are split; others are what passes read.
+void PolicyNetwork::make_sharded(const Parameters& weights, torch::Device device,
+                                 torch::ScalarType compute, bool trains) {
+  if (device.is_cuda() && !has_training_kernels(weights.config(), device, compute)) {
+    throw Error(
+        "trainer.sharding = \"weights\" is for passes in bf16, over models whose hidden_size and "
+        "intermediate_size are multiples of 8: leave trainer.precision out, or set "
+        "trainer.sharding = \"optimizer\"");
+  }
+  sharded_ = std::make_unique<ShardedWeights>(FlatLayout(weights.config()), device, compute,
+                                              *place_.sharded);
+  trunk_.emplace(weights.config(), sharded_->network(), TorchRopeTable(weights.config(), device));
+  if (trains && compute == at::kBFloat16) {
+    low_ = at::zeros({own().count}, sharded_->own().options().dtype(at::kShort));
+  }
 }
 
 void PolicyNetwork::make_over_base(const Parameters& weights,
@@ -75,8 +94,19 @@ void PolicyNetwork::copy_from(const Parameters& host) {
     copy_to_flat(adapter_->layout, host, adapter_->copy);
     if (adapter_->masters.defined()) copy_to_flat(adapter_->layout, host, adapter_->masters);
   } else {
+    LEEWAY_CHECK(!sharded_, "weights that are whole");
     if (!low_.defined() || place_.ranks > 1) decoder_->copy_from(host);
     if (low_.defined()) copy_to_flat(decoder_->layout(), host, masters(), own().begin);
+  }
+}
+
+void PolicyNetwork::copy_from(int64_t at, const Tensor& numbers) {
+  LEEWAY_CHECK(sharded_ != nullptr, "weights in parts");
+  const at::NoGradGuard guard;
+  if (low_.defined()) {
+    split(numbers, masters().part(at, numbers.numel()));
+  } else {
+    sharded_->own().narrow(0, at, numbers.numel()).copy_(numbers);
   }
 }
 
@@ -88,19 +118,21 @@ Tensor PolicyNetwork::copy() const {
 
 Tensor PolicyNetwork::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens) const {
   const at::NoGradGuard guard;
-  return trunk_ ? trunk_->forward(tokens, cu_seqlens)
+  return trunk_ ? trunk_->forward(tokens, cu_seqlens, Recompute::off, nullptr, sharded_.get())
                 : decoder_->forward(tokens, cu_seqlens, false);
 }
 
 RecordedPass PolicyNetwork::record(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
                                    Recompute recompute) const {
   RecordedPass pass;
-  pass.hidden = trunk_ ? trunk_->forward(tokens, cu_seqlens, recompute, &pass.record)
-                       : decoder_->forward(tokens, cu_seqlens, recompute != Recompute::off);
+  pass.hidden = trunk_
+                    ? trunk_->forward(tokens, cu_seqlens, recompute, &pass.record, sharded_.get())
+                    : decoder_->forward(tokens, cu_seqlens, recompute != Recompute::off);
   return pass;
 }
 
 PolicyGradients PolicyNetwork::use_gradients(const Tensor& flat) {
+  if (sharded_) return {sharded_->use_gradients(flat), {}};
   if (adapter_) {
     PolicyGradients gradients;
     gradients.network.layers.resize(base_->network.layers.size());
@@ -118,10 +150,13 @@ PolicyGradients PolicyNetwork::use_gradients(const Tensor& flat) {
 }
 
 void PolicyNetwork::backward(RecordedPass&& pass, const Tensor& d_hidden,
-                             const PolicyGradients& gradients, bool are_new) const {
+                             const PolicyGradients& gradients, bool are_new,
+                             PassPieces* sums) const {
   if (trunk_) {
+    PassPieces* const pieces = sharded_ ? sharded_.get() : sums;
+    if (pieces != nullptr) pieces->at(PieceAct::give, kHeadPiece);
     trunk_->backward(std::move(pass.record), d_hidden, gradients.network, are_new,
-                     gradients.adapter);
+                     gradients.adapter, pieces);
   } else {
     torch::autograd::backward({pass.hidden}, {d_hidden});
   }
@@ -132,7 +167,13 @@ FlatAdamW PolicyNetwork::weights_to_step() const {
   const auto part = [&](const Tensor& flat) { return flat.narrow(0, range.begin, range.count); };
   FlatAdamW step;
   step.decaying = std::clamp<int64_t>(layout().decaying - range.begin, 0, range.count);
-  if (adapter_) {
+  if (sharded_) {
+    if (low_.defined()) {
+      step.copy = sharded_->own(), step.low = low_;
+    } else {
+      step.parameters = sharded_->own();
+    }
+  } else if (adapter_) {
     step.parameters = part(adapter_->masters), step.copy = part(adapter_->copy);
   } else if (low_.defined()) {
     step.copy = part(decoder_->flat_weights()), step.low = low_;
@@ -145,13 +186,18 @@ FlatAdamW PolicyNetwork::weights_to_step() const {
 }
 
 std::vector<Tensor> PolicyNetwork::weights_to_hand_out() const {
+  if (sharded_) return {};
   if (adapter_) return {adapter_->masters, adapter_->copy};
   const Tensor &leaves = decoder_->flat_parameters(), &weights = decoder_->flat_weights();
   if (low_.defined() || weights.is_same(leaves)) return {weights};
   return {leaves, weights};
 }
 
-Tensor PolicyNetwork::head_weight() const {
+Tensor PolicyNetwork::head_weight(bool trains) const {
+  if (sharded_) {
+    sharded_->at(trains ? PieceAct::work : PieceAct::read, kHeadPiece);
+    return sharded_->network().head;
+  }
   return decoder_ ? decoder_->head_weight().detach() : base_->network.head;
 }
 

@@ -28,8 +28,7 @@ void wait_for([[maybe_unused]] const Tensor& numbers) {
 }  // namespace
 
 // Waits for the device before and after: what lies between is the time for the others.
-template <class Work>
-void ShardExchange::timed(const Tensor& numbers, const Work& work) {
+void ShardExchange::timed(const Tensor& numbers, const std::function<void()>& work) {
   wait_for(numbers);
   const auto begin = std::chrono::steady_clock::now();
   work();
@@ -60,24 +59,45 @@ void ShardExchange::hand_out(const Tensor& weights) {
 
 void ShardExchange::collect(const FlatLayout& layout, const Tensor& high, const Tensor& low,
                             const std::function<void(int64_t, const Tensor&)>& each) {
-  timed(low, [&] {
+  const bool has_all = high.numel() == layout.size && low.defined();
+  timed(high, [&] {
     for (int r = 0; r < size(); ++r) {
       const FlatRange range = layout.part_of(r, size());
+      // A rank's own numbers, or what it is sent of others'.
+      const auto piece_of = [&](const Tensor& own, int64_t at, int64_t count) {
+        if (rank() == r) return own.narrow(0, at, count);
+        Tensor piece = at::empty({count}, own.options());
+        group_->receive(piece, r);
+        return piece;
+      };
       for (int64_t at = 0; at < range.count; at += kPiece) {
         const int64_t count = std::min(kPiece, range.count - at);
         if (rank() == 0) {
-          Tensor piece = low.narrow(0, r == 0 ? at : 0, r == 0 ? count : 0);
-          if (r != 0) {
-            piece = at::empty({count}, low.options());
-            group_->receive(piece, r);
-          }
-          each(range.begin + at, joined({high.narrow(0, range.begin + at, count), piece}));
+          const Tensor upper =
+              has_all ? high.narrow(0, range.begin + at, count) : piece_of(high, at, count);
+          each(range.begin + at, low.defined() ? joined({upper, piece_of(low, at, count)}) : upper);
         } else if (rank() == r) {
-          group_->send(low.narrow(0, at, count), 0);
+          if (!has_all) group_->send(high.narrow(0, at, count), 0);
+          if (low.defined()) group_->send(low.narrow(0, at, count), 0);
         }
       }
     }
   });
+}
+
+void ShardExchange::spread(const FlatLayout& layout, const Parameters& host, at::Device device,
+                           const std::function<void(int64_t, const Tensor&)>& each) {
+  const at::TensorOptions numbers = at::TensorOptions(device).dtype(at::kFloat);
+  for (int r = 0; r < size(); ++r) {
+    const FlatRange range = layout.part_of(r, size());
+    for (int64_t at = 0; at < range.count && (rank() == 0 || rank() == r); at += kPiece) {
+      const Tensor piece = at::zeros({std::min(kPiece, range.count - at)}, numbers);
+      if (rank() == 0) copy_to_flat_part(layout, host, range.begin + at, piece);
+      if (rank() == r && r != 0) group_->receive(piece, 0);
+      if (rank() == 0 && r != 0) group_->send(piece, r);
+      if (rank() == r) each(at, piece);
+    }
+  }
 }
 
 }  // namespace leeway

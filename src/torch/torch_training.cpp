@@ -14,6 +14,7 @@
 #include "torch/compat.h"
 #include "torch/device_room.h"
 #include "torch/device_weights.h"
+#include "torch/early_sums.h"
 #include "torch/flat_adamw.h"
 #include "torch/policy_network.h"
 #include "torch/shard_exchange.h"
@@ -37,9 +38,10 @@ using torch::Tensor;
 // What training needs besides the weights: zeros in their layout.
 struct LearningState {
   LearningState(const PolicyNetwork& policy, torch::Device device, OptimizerState state)
-      : gradients(at::zeros({policy.layout().size}, at::TensorOptions(device).dtype(at::kFloat))),
+      : gradients(at::zeros({policy.sharded() ? policy.own().count : policy.layout().size},
+                            at::TensorOptions(device).dtype(at::kFloat))),
         moments(make_moments(policy.layout(), device, state, policy.own())) {}
-  Tensor gradients;
+  Tensor gradients;  // of all weights, or of the own part of those that are in parts
   FlatMoments moments;
 };
 
@@ -84,6 +86,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
                        torch::ScalarType compute, std::unique_ptr<ShardExchange> exchange = nullptr)
       : device_(device),
         exchange_(std::move(exchange)),
+        sharding_(exchange_ ? table.sharding : Sharding::optimizer),
         recompute_(table.recompute_activations),
         optimizer_state_(table.optimizer_state),
         pool_(device.is_cpu() ? static_cast<int>(table.threads) : 1),
@@ -97,16 +100,21 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     // Below an adapter a policy's base may be the same, which is on the device once.
     const auto make = [&](const std::shared_ptr<const Parameters>& other) {
       const auto& whole = host_.base() ? other : nullptr;
-      return PolicyNetwork(*other, other->base() ? other->base() : whole, device, compute, false);
+      return PolicyNetwork(*other, other->base() ? other->base() : whole, device, compute, false,
+                           is_sharded() ? place() : RankPlace{});
     };
     if (weights.reference) reference_.emplace(make(weights.reference));
     if (weights.teacher) teacher_.emplace(make(weights.teacher));
+    if (!is_sharded()) return;
+    spread(host_, policy_);
+    if (weights.reference) spread(*weights.reference, *reference_);
+    if (weights.teacher) spread(*weights.teacher, *teacher_);
   }
 
   const Parameters& parameters() override {
     if (!host_is_current_) {
       in_words([&] {
-        if (!is_split()) return policy_.copy_to(host_);
+        if (!has_part()) return policy_.copy_to(host_);
         collect([&](int64_t begin, const Tensor& numbers) {
           copy_part_to_host(policy_.layout(), begin, numbers, host_);
         });
@@ -118,26 +126,26 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
     return in_words([&] {
       // A rank whose part of the masters is not all of them gives what passes read to its sampler.
-      const bool leads = !is_split() || exchange_->rank() == 0;
-      if (leads && (!has_room_for_copy() || (is_split() && host_is_current_))) {
+      const bool leads = !has_part() || exchange_->rank() == 0;
+      if (leads && (!has_room_for_copy() || (has_part() && host_is_current_))) {
         return std::make_shared<const PolicySnapshot>(Parameters(parameters()), version);
       }
       return std::make_shared<const PolicySnapshot>(
           config(),
-          std::make_unique<TorchDeviceWeights>(
-              policy_.layout(), leads ? copy() : policy_.high().detach().clone(), host_.base()),
+          std::make_unique<TorchDeviceWeights>(policy_.layout(), leads ? copy() : copy_of_read(),
+                                               host_.base()),
           version);
     });
   }
   const ModelConfig& config() const override { return host_.config(); }
 
   void score(PolicyKind policy, const MicroBatch& batch, RowValues& values) override {
-    in_words([&] {
+    const PolicyNetwork& network = network_of(policy);
+    in_turn(network, false, [&] {
       const at::NoGradGuard guard;
-      const PolicyNetwork& network = network_of(policy);
       const BatchOnDevice on(batch, device_, false);
       const Tensor hidden = network.forward(on.tokens, batch.cu_seqlens);
-      const HeadOnDevice head{on, hidden, network.head_weight(), network.products()};
+      const HeadOnDevice head{on, hidden, network.head_weight(false), network.products()};
       values.logprobs = floats_of(fetch({head_logprobs(pool_, head).logprobs}));
       values.entropy.clear();
     });
@@ -145,19 +153,21 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
 
   double loss_pass(const MicroBatch& batch, const LossPass& pass, MetricSums& metrics,
                    RowValues& values) override {
-    return in_words([&] {
+    double loss = 0.0;
+    in_turn(policy_, true, [&] {
       const bool is_on_device = pass.entropy_gradient == 0.0 && has_complete_plan(*pass.spec);
       const BatchOnDevice on(batch, device_, is_on_device);
       RecordedPass forward = policy_.record(on.tokens, batch.cu_seqlens, recompute_);
       const HeadOnDevice head = head_of(on, forward);
-      return is_on_device ? loss_on_device(head, std::move(forward), pass, metrics, values)
+      loss = is_on_device ? loss_on_device(head, std::move(forward), pass, metrics, values)
                           : loss_on_host(head, std::move(forward), pass, metrics, values);
     });
+    return loss;
   }
 
   void gradient_pass(const MicroBatch& batch, std::span<const float> g, double entropy_gradient,
                      RowValues& values) override {
-    in_words([&] {
+    in_turn(policy_, true, [&] {
       const BatchOnDevice on(batch, device_, false);
       RecordedPass forward = policy_.record(on.tokens, batch.cu_seqlens, recompute_);
       const HeadOnDevice head = head_of(on, forward);
@@ -166,7 +176,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
       policy_.backward(std::move(forward),
                        head_backward(pool_, head, g, batch.entropy_gradients(entropy_gradient),
                                      gradients_->network.head, are_new),
-                       *gradients_, are_new);
+                       *gradients_, are_new, sums_of_pass());
       set_values(fetch({found.logprobs, found.entropy}), values);
     });
   }
@@ -264,19 +274,41 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
 
   double take_seconds() override { return exchange_->take_seconds(); }
   StateShard& shard() override { return *shard_; }
-  bool needs_weights() const override { return is_split() && !host_is_current_; }
+  bool needs_weights() const override { return has_part() && !host_is_current_; }
   void bring_weights() override {
     in_words([&] { collect({}); });
   }
+  void begin_passes(const SlotPass& pass, int64_t own, int64_t most) override {
+    order_ = pass, own_left_ = own, most_left_ = most;
+    if (sums_early()) in_words([&] { early_sums().begin(); });
+  }
+  void end_passes() override {
+    if (sums_early()) {
+      in_words([&] {
+        fill_old_gradients();
+        exchange_->timed(learning().gradients, [&] { early_sums().finish(); });
+        gradients_are_summed_ = true;
+      });
+    }
+    if (!is_sharded()) return;
+    const bool trains = order_.kind != PassKind::score;
+    const PolicyNetwork& network = trains ? policy_ : network_of(order_.policy);
+    while (most_left_ > 0) in_turn(network, trains, [] {});
+  }
+  void bring_snapshot() override {
+    if (is_sharded()) in_words([&] { policy_.sharded()->read_all([](int64_t, const Tensor&) {}); });
+  }
 
  private:
+  bool is_sharded() const { return sharding_ == Sharding::weights; }
   RankPlace place() const {
-    return exchange_ ? RankPlace{exchange_->rank(), exchange_->size()} : RankPlace{};
+    if (!exchange_) return {};
+    return {exchange_->rank(), exchange_->size(), is_sharded() ? &exchange_->group() : nullptr};
   }
   // Whether other ranks have a part of the masters.
-  bool is_split() const { return exchange_ && policy_.low().defined(); }
+  bool has_part() const { return exchange_ && (policy_.low().defined() || is_sharded()); }
   Tensor own_part(const Tensor& flat) const {
-    return flat.narrow(0, policy_.own().begin, policy_.own().count);
+    return is_sharded() ? flat : flat.narrow(0, policy_.own().begin, policy_.own().count);
   }
   // Weights and moments of the own part.
   FlatAdamW own_state() {
@@ -284,16 +316,63 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     own.moments = learning().moments;
     return own;
   }
-  // The own part of the weights goes to all ranks.
+  // The own part of the weights goes to all ranks; of weights in parts, what all have whole.
   void hand_out() {
+    if (ShardedWeights* const sharded = policy_.sharded()) {
+      sharded->weights_changed();
+      exchange_->timed(policy_.high(), [&] { sharded->hand_out_rest(); });
+    }
     for (const Tensor& weights : policy_.weights_to_hand_out()) exchange_->hand_out(weights);
   }
+
+  // One pass. Where weights are in parts all ranks make it at once: what is left of one that fails,
+  // or that computes nothing, is made up for.
+  template <class Work>
+  void in_turn(const PolicyNetwork& network, bool trains, const Work& work) {
+    --own_left_, --most_left_;
+    ShardedWeights* const sharded = network.sharded();
+    if (sharded == nullptr) return in_words(work);
+    in_words([&] {
+      if (trains) begin_gradients();
+      sharded->begin(trains);
+    });
+    try {
+      in_words(work);
+    } catch (const Lost&) {
+      throw;
+    } catch (const Error&) {
+      in_words([&] { sharded->finish(); });
+      throw;
+    }
+    in_words([&] { sharded->finish(); });
+  }
+
+  // Whether gradients are summed over ranks while the last passes of the order go on. Those of an
+  // adapter are few.
+  bool sums_early() const {
+    return exchange_ && !is_sharded() && !policy_.layout().lora && order_.ends_step;
+  }
+  EarlySums& early_sums() {
+    const Tensor& gradients = learning().gradients;
+    if (!early_sums_) early_sums_.emplace(policy_.layout(), gradients, exchange_->group());
+    return *early_sums_;
+  }
+  // Of the pass that is the rank's last; else null.
+  PassPieces* sums_of_pass() { return sums_early() && own_left_ == 0 ? &early_sums() : nullptr; }
+
   void collect(const std::function<void(int64_t, const Tensor&)>& each) {
     exchange_->collect(policy_.layout(), policy_.high(), policy_.low(), each);
   }
+  // From rank 0's host to all ranks, of which each takes its part.
+  void spread(const Parameters& host, PolicyNetwork& network) {
+    exchange_->spread(network.layout(), host, device_,
+                      [&](int64_t at, const Tensor& numbers) { network.copy_from(at, numbers); });
+    network.sharded()->weights_changed();
+    network.sharded()->hand_out_rest();
+  }
   // Of the weights, in float32.
   Tensor copy() {
-    if (!is_split()) return policy_.copy();
+    if (!has_part()) return policy_.copy();
     const Tensor full =
         at::zeros({policy_.layout().size}, at::TensorOptions(device_).dtype(at::kFloat));
     collect([&](int64_t begin, const Tensor& numbers) {
@@ -301,11 +380,22 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     });
     return full;
   }
+  // Of what passes read, whole.
+  Tensor copy_of_read() {
+    if (!is_sharded()) return policy_.high().detach().clone();
+    const Tensor whole = at::zeros({policy_.layout().size}, policy_.high().options());
+    policy_.sharded()->read_all([&](int64_t begin, const Tensor& numbers) {
+      whole.narrow(0, begin, numbers.numel()).copy_(numbers);
+    });
+    return whole;
+  }
   // The own part of the gradients becomes that of all ranks.
   void sum_gradients() {
     fill_old_gradients();
-    if (exchange_ && !std::exchange(gradients_are_summed_, true))
-      exchange_->sum(learning().gradients);
+    if (!exchange_ || std::exchange(gradients_are_summed_, true)) return;
+    const Tensor& gradients = learning().gradients;
+    if (!is_sharded()) return exchange_->sum(gradients);
+    exchange_->timed(gradients, [&] { policy_.sharded()->sum_rest(); });
   }
 
   // Whether the device has room for another copy of the weights, and `more`, also while passes are
@@ -330,12 +420,19 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   }
 
   void fill_old_gradients() {
-    if (std::exchange(gradients_are_old_, false)) learning().gradients.zero_();
+    if (!std::exchange(gradients_are_old_, false)) return;
+    learning().gradients.zero_();
+    if (is_sharded()) policy_.sharded()->rest_gradients().zero_();
   }
   // Before a backward pass. Returns whether it writes the gradients of matrices instead of adding
   // to them; the others are zero then.
   bool begin_gradients() {
     const Tensor& flat = learning().gradients;
+    LEEWAY_CHECK(!gradients_are_summed_, "gradients of one step");
+    if (is_sharded()) {  // a piece is written, and added to the part when it is summed
+      fill_old_gradients();
+      return true;
+    }
     if (!gradients_are_old_ || !policy_.can_overwrite_gradients()) {
       fill_old_gradients();
       return false;
@@ -349,7 +446,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   }
 
   HeadOnDevice head_of(const BatchOnDevice& on, const RecordedPass& pass) const {
-    return {on, pass.hidden.detach(), policy_.head_weight(), policy_.products()};
+    return {on, pass.hidden.detach(), policy_.head_weight(true), policy_.products()};
   }
 
   double loss_on_device(const HeadOnDevice& head, RecordedPass&& forward, const LossPass& pass,
@@ -357,7 +454,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     const bool are_new = begin_gradients();
     const HeadLoss found = head_loss(pool_, head, *pass.spec, pass.prox_is_pi, pass.denominator,
                                      gradients_->network.head, are_new);
-    policy_.backward(std::move(forward), found.d_hidden, *gradients_, are_new);
+    policy_.backward(std::move(forward), found.d_hidden, *gradients_, are_new, sums_of_pass());
     const std::vector<double> numbers =
         fetch({found.loss, found.metrics, found.values.logprobs, found.values.entropy, found.kept});
     const std::span<const double> all = numbers;
@@ -391,7 +488,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     policy_.backward(std::move(forward),
                      head_backward(pool_, head, g, batch.entropy_gradients(pass.entropy_gradient),
                                    gradients_->network.head, are_new),
-                     *gradients_, are_new);
+                     *gradients_, are_new, sums_of_pass());
     return loss;
   }
 
@@ -403,6 +500,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
 
   torch::Device device_;
   std::unique_ptr<ShardExchange> exchange_;  // of a rank among others; else null
+  Sharding sharding_;                        // of a rank among others
   Recompute recompute_;
   OptimizerState optimizer_state_;
   ThreadPool pool_;
@@ -416,6 +514,9 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   bool gradients_are_old_ = false;            // to be taken for zeros
   bool gradients_are_summed_ = false;         // over ranks
   std::optional<TorchStateShard> shard_;      // of a rank among others
+  std::optional<EarlySums> early_sums_;       // of a rank whose weights are whole
+  SlotPass order_;                            // whose passes are made
+  int64_t own_left_ = 0, most_left_ = 0;      // passes of this rank, and of all ranks
   int64_t steps_ = 0;
 };
 

@@ -3,67 +3,25 @@
 
 #include <gtest/gtest.h>
 
-#include <thread>
-
-#include "ranks/local_ranks.h"
-#include "torch/host_group.h"
 #include "torch/shard_exchange.h"
+#include "torch/torch_ranks_test_support.h"
 #include "torch/torch_state_shard.h"
-#include "torch/torch_training.h"
-#include "trainer/ranks_backend.h"
 #include "trainer/state_loading.h"
 #include "trainer/state_saving.h"
-#include "trainer/test_support.h"
 
 namespace leeway {
 namespace {
 
 using at::Tensor;
 using testing::HostGroup;
+using testing::lead;
 using testing::make_policy;
+using testing::on_ranks;
 using testing::rolled_out;
 using testing::small_table;
 using testing::spec_of;
 using testing::TestFolder;
-
-MakeTrainingBackend alone() {
-  return [](TrainingWeights weights, const TrainerTable& table) {
-    return make_torch_training(std::move(weights), table, torch::kCPU, torch::kFloat);
-  };
-}
-
-MakeRankBackend of_ranks() {
-  return [](Ranks& ranks, TrainingWeights weights, const TrainerTable& table) {
-    return make_torch_rank(ranks, std::make_unique<HostGroup>(ranks), std::move(weights), table,
-                           torch::kCPU, torch::kFloat);
-  };
-}
-
-// Runs `work` on all ranks, each a thread.
-void on_ranks(int size, const std::function<void(Ranks&)>& work) {
-  const auto ranks = make_local_ranks(size);
-  std::vector<std::thread> threads;
-  for (const auto& each : ranks) threads.emplace_back([&] { work(*each); });
-  for (std::thread& thread : threads) thread.join();
-}
-
-// Trains on rank 0; the others serve.
-void lead(int size, const LossSpec& spec, const Parameters& policy, const TrainerTable& table,
-          const std::function<void(Trainer&)>& work) {
-  on_ranks(size, [&](Ranks& ranks) {
-    if (ranks.rank() > 0) {
-      KeptSnapshots snapshots;
-      serve_training(ranks, {.like = &policy, .specs = {&spec}, .make = of_ranks()}, snapshots);
-      return;
-    }
-    RanksTraining training(ranks, {&spec}, of_ranks());
-    {
-      Trainer trainer(policy, spec, table, training.backends());
-      work(trainer);
-    }
-    training.end();
-  });
-}
+using testing::torch_ranks;
 
 // An adapter over `base`, with numbers in both of its matrices.
 Parameters adapter_over(Parameters base) {
@@ -82,7 +40,7 @@ Parameters adapter_over(Parameters base) {
 // Trains one, then ranks, on the same batches; `spread` as of rolled_out.
 void expect_the_steps_of_one(const Parameters& policy, const LossSpec& spec,
                              const TrainerTable& table, double spread) {
-  Trainer one(policy, spec, table, alone());
+  Trainer one(policy, spec, table, testing::one_torch_trainer());
   std::vector<BatchResult> expected;
   for (uint64_t batch = 0; batch < 3; ++batch) {
     expected.push_back(one.train_batch(rolled_out(policy, batch, 9, spread)));
@@ -140,11 +98,11 @@ TEST(TorchRanks, EachGivesItsSamplerTheNewAdapter) {
     auto& own = given[static_cast<size_t>(ranks.rank())];
     if (ranks.rank() > 0) {
       KeptSnapshots snapshots;
-      serve_training(ranks, {.like = &policy, .specs = {&spec}, .make = of_ranks()}, snapshots);
+      serve_training(ranks, {.like = &policy, .specs = {&spec}, .make = torch_ranks()}, snapshots);
       own = snapshots.take(1);
       return;
     }
-    RanksTraining training(ranks, {&spec}, of_ranks());
+    RanksTraining training(ranks, {&spec}, torch_ranks());
     training.keep_snapshots();
     {
       Trainer trainer(policy, spec, small_table(), training.backends());

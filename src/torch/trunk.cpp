@@ -12,6 +12,17 @@ namespace leeway {
 
 using at::Tensor;
 
+namespace {
+
+void tell(PassPieces* pieces, PieceAct act, int64_t piece) {
+  if (pieces != nullptr) pieces->at(act, piece);
+}
+void tell(PassPieces* pieces, PieceAct act, size_t layer) {
+  tell(pieces, act, static_cast<int64_t>(layer));
+}
+
+}  // namespace
+
 Trunk::Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope,
              AdapterTensors adapter)
     : config_(config),
@@ -139,15 +150,17 @@ Tensor Trunk::layer_backward(size_t number, const PackedSequences& sequences,
 }
 
 Tensor Trunk::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
-                      Recompute recompute, TrunkRecord* record) const {
+                      Recompute recompute, TrunkRecord* record, PassPieces* pieces) const {
   const at::NoGradGuard guard;
   const PackedSequences sequences(config_, cu_seqlens, tokens.size(0), tokens.device());
   PassRows rows;
   rows.tokens = tokens.to(at::kInt);
   Tensor x = at::empty({tokens.size(0), config_.hidden_size}, weights_.embedding.options());
   Tensor delta;
+  tell(pieces, PieceAct::read, kEmbeddingPiece);
   embed(weights_.embedding, rows, x);
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    tell(pieces, PieceAct::read, i);
     LayerPass pass = layer_forward(i, sequences, x, delta);
     x = pass.kept.y, delta = std::move(pass.delta);
     if (record == nullptr) continue;
@@ -170,7 +183,7 @@ Tensor Trunk::forward(const Tensor& tokens, std::span<const int64_t> cu_seqlens,
 }
 
 void Trunk::backward(TrunkRecord&& record, const Tensor& d_hidden, const NetworkTensors& gradients,
-                     bool are_new, const AdapterTensors& adapter) const {
+                     bool are_new, const AdapterTensors& adapter, PassPieces* pieces) const {
   const at::NoGradGuard guard;
   LEEWAY_CHECK(record.layers.size() == weights_.layers.size(), "the record of a pass");
   Tensor d = norm_backward(record.last, weights_.final_norm, config_.rms_norm_eps,
@@ -179,6 +192,7 @@ void Trunk::backward(TrunkRecord&& record, const Tensor& d_hidden, const Network
   for (size_t i = weights_.layers.size(); i-- > 0;) {
     TrunkRecord::Layer kept = std::move(record.layers[i]);
     record.layers[i] = {};
+    tell(pieces, PieceAct::work, i);
     if (!kept.qkv.defined()) {
       kept = layer_forward(i, *record.sequences, kept.x, Tensor(), true).kept;
     }
@@ -190,8 +204,12 @@ void Trunk::backward(TrunkRecord&& record, const Tensor& d_hidden, const Network
     const LayerAdapter* of_adapter = adapter.layers.empty() ? nullptr : &adapter.layers[i];
     d = layer_backward(i, *record.sequences, std::move(kept), std::move(d),
                        {gradients.layers[i], of_adapter, are_new});
+    tell(pieces, PieceAct::give, i);
   }
-  if (gradients.embedding.defined()) embed_backward(record.tokens, d, gradients.embedding);
+  if (!gradients.embedding.defined()) return;
+  tell(pieces, PieceAct::write, kEmbeddingPiece);
+  embed_backward(record.tokens, d, gradients.embedding);
+  tell(pieces, PieceAct::give, kEmbeddingPiece);
 }
 
 }  // namespace leeway

@@ -16,6 +16,7 @@
 #include "config/settings.h"
 #include "torch/flat_layout.h"
 #include "torch/packed_sequences.h"
+#include "torch/pass_pieces.h"
 #include "torch/sampling_operations.h"
 
 namespace leeway {
@@ -42,22 +43,25 @@ struct TrunkRecord {
 
 class Trunk {
  public:
-  // Weights in the compute type, views of memory that is read at every pass.
+  // Weights in the compute type, views of memory that is read at every pass. Those of different
+  // pieces may lie in the same memory, where `pieces` below puts them in time.
   Trunk(const ModelConfig& config, NetworkTensors weights, const TorchRopeTable& rope,
         AdapterTensors adapter = {});
 
   // hidden [N, hidden_size], after the final norm. Tokens, sequences and errors as in
   // TorchDecoder::forward. With `record` the pass can be gone back; `recompute` says what the
-  // record is without, which changes no bit of the gradients.
+  // record is without, which changes no bit of the gradients. `pieces` is told of all but the head.
   at::Tensor forward(const at::Tensor& tokens, std::span<const int64_t> cu_seqlens,
-                     Recompute recompute = Recompute::off, TrunkRecord* record = nullptr) const;
+                     Recompute recompute = Recompute::off, TrunkRecord* record = nullptr,
+                     PassPieces* pieces = nullptr) const;
 
   // From d_hidden, the gradient of what the recorded pass returned, adds to `gradients`, float32
   // views beside the weights; those of the layers' matrices are written instead with `are_new`. The
   // head's is left alone, unless it is the embedding's. Undefined ones are not computed: those of a
   // base below an adapter, whose own are `adapter`. Takes the record apart.
   void backward(TrunkRecord&& record, const at::Tensor& d_hidden, const NetworkTensors& gradients,
-                bool are_new = false, const AdapterTensors& adapter = {}) const;
+                bool are_new = false, const AdapterTensors& adapter = {},
+                PassPieces* pieces = nullptr) const;
 
   const at::Tensor& head_weight() const { return weights_.head; }
   cuda::Products* products() const { return products_.get(); }

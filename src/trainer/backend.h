@@ -113,7 +113,7 @@ struct TrainingWeights {
 };
 
 // Makes a backend with these weights. Of `table` it uses threads, numerics, recompute_activations,
-// optimizer_state and gradient_slots.
+// optimizer_state, sharding and gradient_slots.
 using MakeTrainingBackend = std::function<std::unique_ptr<TrainingBackend>(
     TrainingWeights weights, const TrainerTable& table)>;
 

@@ -31,6 +31,19 @@ int64_t adapter_of(const DeviceMemoryUse& use) {
   return count;
 }
 
+// Parameters that sharded_weights.h has in one place at a time: two layers, and the embedding or
+// the head.
+int64_t gathered_of(const ModelConfig& model) {
+  const int64_t queries = model.num_attention_heads * model.head_dim;
+  const int64_t keys = model.num_key_value_heads * model.head_dim;
+  const int64_t layer = model.hidden_size * (2 * queries + 2 * keys + 3 * model.intermediate_size);
+  return 2 * layer + model.vocab_size * model.hidden_size;
+}
+
+bool is_sharded(const DeviceMemoryUse& use) {
+  return use.ranks > 1 && use.sharding == Sharding::weights;
+}
+
 // Widths of a token's rows.
 struct Widths {
   explicit Widths(const ModelConfig& model)
@@ -99,21 +112,31 @@ struct Choice {
 // `use` with other settings, those first that cost the least time.
 std::vector<Choice> choices(const DeviceMemoryUse& use) {
   std::vector<Choice> list;
+  const auto add = [&](Recompute recompute, Sharding sharding, OptimizerState state) {
+    Choice choice{use, {}};
+    choice.use.recompute = recompute, choice.use.optimizer_state = state;
+    choice.use.sharding = sharding;
+    std::vector<std::string> keys;
+    if (state != use.optimizer_state) {
+      keys.push_back(fmt::format("trainer.optimizer_state = \"{}\"", name_of(state)));
+    }
+    if (sharding != use.sharding) {
+      keys.push_back(fmt::format("trainer.sharding = \"{}\"", name_of(sharding)));
+    }
+    if (recompute != use.recompute) {
+      keys.push_back(fmt::format("trainer.recompute_activations = \"{}\"", name_of(recompute)));
+    }
+    choice.text = fmt::format("{}", fmt::join(keys, " and "));
+    list.push_back(std::move(choice));
+  };
+  const bool can_shard = use.ranks > 1 && use.half && !use.lora;
   for (const Recompute recompute : {Recompute::off, Recompute::selective, Recompute::layer}) {
-    if (recompute < use.recompute) continue;
-    for (const OptimizerState state : {OptimizerState::float32, OptimizerState::int8}) {
-      if (state < use.optimizer_state) continue;
-      Choice choice{use, {}};
-      choice.use.recompute = recompute, choice.use.optimizer_state = state;
-      std::vector<std::string> keys;
-      if (state != use.optimizer_state) {
-        keys.push_back(fmt::format("trainer.optimizer_state = \"{}\"", name_of(state)));
+    for (const Sharding sharding : {Sharding::optimizer, Sharding::weights}) {
+      if (sharding != use.sharding && !(can_shard && sharding == Sharding::weights)) continue;
+      for (const OptimizerState state : {OptimizerState::float32, OptimizerState::int8}) {
+        if (recompute < use.recompute || state < use.optimizer_state) continue;
+        add(recompute, sharding, state);
       }
-      if (recompute != use.recompute) {
-        keys.push_back(fmt::format("trainer.recompute_activations = \"{}\"", name_of(recompute)));
-      }
-      choice.text = fmt::format("{}", fmt::join(keys, " and "));
-      list.push_back(std::move(choice));
     }
   }
   return list;
@@ -167,11 +190,17 @@ DeviceMemory device_memory(const DeviceMemoryUse& use) {
     memory.weights = use.half ? 2 * count + 2 * count / use.ranks : 4 * count;
   }
   memory.gradients = 4 * count;
+  if (is_sharded(use)) {
+    memory.weights = 4 * count / use.ranks, memory.gradients /= use.ranks;
+    memory.gathered = (number + 4) * gathered_of(use.model);
+  }
   memory.moments =
       (use.optimizer_state == OptimizerState::int8 ? 2 * count + count / 32 : 8 * count) /
       use.ranks;
   for (const ModelConfig& other : use.other_policies) {
-    memory.other_policies += number * parameters_of(other);
+    memory.other_policies +=
+        number * (is_sharded(use) ? parameters_of(other) / use.ranks + gathered_of(other)
+                                  : parameters_of(other));
   }
   // The input of the last norm, too.
   memory.activations = tokens * (use.model.num_hidden_layers * layer.kept + row);
@@ -194,6 +223,7 @@ std::string why_it_does_not_fit(const DeviceMemoryUse& use, int64_t free) {
   add("weights", need.weights);
   add("gradients", need.gradients);
   add(fmt::format("optimizer's moments in {}", name_of(use.optimizer_state)), need.moments);
+  add("layers that passes gather, and their gradients", need.gathered);
   add("reference and teacher", need.other_policies);
   add(fmt::format("activations of {} tokens, trainer.recompute_activations = \"{}\"",
                   use.max_tokens, name_of(use.recompute)),
@@ -221,7 +251,9 @@ std::string why_it_does_not_fit(const DeviceMemoryUse& use, int64_t free) {
                     "\nNo settings make it fit: the least, without sampling, is {} GiB. "
                     "Train a smaller model{}",
                     gib(device_memory(least).total()),
-                    use.lora ? "" : ", or an adapter ([model.lora])");
+                    use.lora ? ""
+                             : ", or an adapter ([model.lora]), or share this one between more "
+                               "GPUs (--ranks, trainer.sharding = \"weights\")");
 }
 
 }  // namespace leeway

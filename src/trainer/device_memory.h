@@ -33,7 +33,10 @@ struct DeviceMemoryUse {
   // Reference and teacher; those that are the shared model with or without an adapter are not
   // counted.
   std::vector<ModelConfig> other_policies;
-  int64_t ranks = 1;  // that share the update: each has a part of masters and moments
+  // That share the update: each has a part of masters and moments; or of all weights and gradients,
+  // those of other policies too.
+  int64_t ranks = 1;
+  Sharding sharding = Sharding::optimizer;
   SamplerMemoryUse sampler;
 };
 
@@ -42,6 +45,7 @@ struct DeviceMemory {
   int64_t weights = 0;  // float32, of which passes in bf16 read a half; below an adapter that half
   int64_t gradients = 0;  // float32
   int64_t moments = 0;    // of AdamW
+  int64_t gathered = 0;   // of weights in parts, what passes bring together and its gradients
   int64_t other_policies = 0;
   int64_t activations = 0;  // kept between forward and backward pass
   int64_t workspace = 0;    // the most that is needed beside them: by the head or by a layer
@@ -49,8 +53,8 @@ struct DeviceMemory {
   int64_t libraries = 0;    // workspaces and code of CUDA's libraries
 
   int64_t total() const {
-    return weights + gradients + moments + other_policies + activations + workspace + sampler +
-           libraries;
+    return weights + gradients + moments + gathered + other_policies + activations + workspace +
+           sampler + libraries;
   }
 };
 

@@ -167,6 +167,49 @@ TEST(DeviceMemory, RanksShareTheMomentsOfAnAdapter) {
   }
 }
 
+// Qwen3's shape of 32 billion parameters.
+DeviceMemoryUse largest_use() {
+  DeviceMemoryUse use = large_use();
+  use.model.hidden_size = 5120, use.model.intermediate_size = 25600;
+  use.model.num_hidden_layers = 64, use.model.num_attention_heads = 64;
+  return use;
+}
+
+// 16 bytes a parameter that ranks share, and 6 of two layers and of the embedding.
+TEST(DeviceMemory, RanksShareWeightsAndGradients) {
+  DeviceMemoryUse use = largest_use();
+  const DeviceMemory alone = device_memory(use);
+  EXPECT_EQ(alone.gathered, 0);
+  use.sharding = Sharding::weights;
+  EXPECT_EQ(device_memory(use).total(), alone.total());  // nobody to share with
+  const int64_t layer = 5120 * (2 * 8192 + 2 * 1024 + 3 * 25600), table = 151936 * 5120;
+  use.other_policies = {use.model};
+  for (const int64_t ranks : {2, 8, 64}) {
+    use.ranks = ranks;
+    const DeviceMemory each = device_memory(use);
+    EXPECT_EQ(each.weights, alone.weights / ranks);
+    EXPECT_EQ(each.gradients, alone.gradients / ranks);
+    EXPECT_EQ(each.moments, alone.moments / ranks);
+    EXPECT_EQ(each.gathered, 6 * (2 * layer + table));
+    EXPECT_EQ(each.other_policies, 2 * (alone.weights / 4 / ranks + 2 * layer + table));
+    EXPECT_EQ(each.activations, alone.activations);
+  }
+}
+
+TEST(DeviceMemory, ThirtyTwoBillionParametersTrainOnEightGpus) {
+  const int64_t free = 139 * kGibi;  // an H200
+  DeviceMemoryUse use = largest_use();
+  use.ranks = 8;
+  expect_words(why_it_does_not_fit(use, free), {"These settings fit:",
+                                                "trainer.sharding = \"weights\" and "
+                                                "trainer.recompute_activations = \"selective\": "});
+  use.sharding = Sharding::weights, use.recompute = Recompute::layer;
+  EXPECT_EQ(why_it_does_not_fit(use, free), "");
+  use.ranks = 2;
+  expect_words(why_it_does_not_fit(use, free),
+               {"layers that passes gather", "No settings make it fit", "between more GPUs"});
+}
+
 TEST(DeviceMemory, WhereSamplingIsTooMuchServersAreNamed) {
   DeviceMemoryUse use = large_use();
   use.recompute = Recompute::layer, use.optimizer_state = OptimizerState::int8;

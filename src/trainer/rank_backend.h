@@ -25,6 +25,13 @@ class RankShare {
   // then.
   virtual bool needs_weights() const = 0;
   virtual void bring_weights() = 0;
+  // Around the micro-batches of one order, on all ranks: `own` are this rank's, `most` those of the
+  // rank that has most. Where ranks need each other within a pass, the end makes up for passes that
+  // this rank does not have, and for those that a failure has kept it from.
+  virtual void begin_passes(const SlotPass& pass, int64_t own, int64_t most) = 0;
+  virtual void end_passes() = 0;
+  // Rank 0, while the others take a snapshot for their samplers: gives its part.
+  virtual void bring_snapshot() = 0;
 };
 
 // Its functions that change or add up anything are called on all ranks at once; `load` with the
@@ -34,7 +41,8 @@ struct RankBackend {
   RankShare* share = nullptr;  // a part of the backend
 };
 
-// Called on all ranks at once. `ranks` must outlive the backend.
+// Called on all ranks at once. `ranks` must outlive the backend. Where weights are in parts those
+// of rank 0 count, and others' may be without numbers.
 using MakeRankBackend =
     std::function<RankBackend(Ranks& ranks, TrainingWeights weights, const TrainerTable& table)>;
 

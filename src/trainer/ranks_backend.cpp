@@ -21,6 +21,16 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// A rank's slots of a pass; `most` as in PassOrder.
+std::vector<SlotResult> run_share(const RankBackend& local, const PackedBatch& batch,
+                                  std::span<const GradientSlot> slots, const SlotPass& pass,
+                                  int64_t most, std::span<const float> g) {
+  local.share->begin_passes(pass, micro_batches_of(slots), most);
+  std::vector<SlotResult> results = run_each_slot(*local.backend, batch, slots, pass, g);
+  local.share->end_passes();
+  return results;
+}
+
 std::string order(TrainingOrder kind) {
   ByteWriter message;
   message.put(kind);
@@ -65,19 +75,19 @@ class RanksBackend : public TrainingBackend {
       message.put(TrainingOrder::snapshot);
       message.put(version);
       tell(message.take());
+      local_.share->bring_snapshot();
     }
     return snapshot;
   }
 
-  // Single passes are the leader's own: the trainer gives slots.
-  void score(PolicyKind policy, const MicroBatch& batch, RowValues& values) override {
-    here().score(policy, batch, values);
+  void score(PolicyKind, const MicroBatch&, RowValues&) override {
+    LEEWAY_CHECK(false, "ranks make passes over slots");
   }
   double loss_pass(const MicroBatch&, const LossPass&, MetricSums&, RowValues&) override {
-    LEEWAY_CHECK(false, "gradients of ranks come from slots");
+    LEEWAY_CHECK(false, "ranks make passes over slots");
   }
   void gradient_pass(const MicroBatch&, std::span<const float>, double, RowValues&) override {
-    LEEWAY_CHECK(false, "gradients of ranks come from slots");
+    LEEWAY_CHECK(false, "ranks make passes over slots");
   }
 
   int64_t slots() const override { return local_.backend->slots(); }
@@ -86,11 +96,12 @@ class RanksBackend : public TrainingBackend {
     const size_t share = slots.size() / static_cast<size_t>(ranks_.size());
     const uint8_t spec = number_of(pass);
     std::vector<std::span<const float>> rows;  // of g, by rank
+    int64_t most = 0;
     for (int r = 0; r < ranks_.size(); ++r) {
+      const auto of_rank = slots.subspan(static_cast<size_t>(r) * share, share);
+      most = std::max(most, micro_batches_of(of_rank));
       size_t count = 0;
-      for (const GradientSlot& slot : slots.subspan(static_cast<size_t>(r) * share, share)) {
-        count += g.empty() ? 0 : rows_of(batch, slot);
-      }
+      for (const GradientSlot& slot : of_rank) count += g.empty() ? 0 : rows_of(batch, slot);
       rows.push_back(g.first(count));
       g = g.subspan(count);
     }
@@ -98,12 +109,12 @@ class RanksBackend : public TrainingBackend {
       ByteWriter message;
       message.put(TrainingOrder::pass);
       put_pass(message, batch, slots.subspan(static_cast<size_t>(r) * share, share), pass, spec,
-               rows[static_cast<size_t>(r)]);
+               most, rows[static_cast<size_t>(r)]);
       ranks_.send(r, Channel::training, message.take());
     }
     const double begin = now_seconds();
     std::vector<SlotResult> results =
-        run_each_slot(here(), batch, slots.first(share), pass, rows[0]);
+        run_share(local_, batch, slots.first(share), pass, most, rows[0]);
     const double waits = now_seconds();
     std::vector<double> taken = {waits - begin};
     for (int r = 1; r < ranks_.size(); ++r) {
@@ -223,7 +234,7 @@ bool serve(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots,
       if (pass.spec >= options.specs.size()) throw Error("an order with a loss that is not known");
       pass.pass.loss.spec = options.specs[pass.spec];
       const double begin = now_seconds();
-      const auto results = run_each_slot(*local.backend, pass.batch, pass.slots, pass.pass, pass.g);
+      const auto results = run_share(local, pass.batch, pass.slots, pass.pass, pass.most, pass.g);
       ranks.send(0, Channel::training, results_message(results, now_seconds() - begin));
       break;
     }
@@ -253,6 +264,11 @@ bool serve(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots,
 
 void check_ranks(int ranks, const RunConfig& run) {
   if (run.model.device == Device::cuda) {
+    if (ranks == 1 && run.trainer.sharding == Sharding::weights) {
+      throw Error(
+          "trainer.sharding = \"weights\": there is one process, which has all weights; start "
+          "several (--ranks N, or a launcher), or set trainer.sharding = \"optimizer\"");
+    }
     if (kMostGpuRanks % ranks == 0) return;
     throw Error(
         fmt::format("{} ranks with a GPU each cannot share a step: use a power of two, at most {}",

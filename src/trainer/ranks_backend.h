@@ -18,7 +18,8 @@
 namespace leeway {
 
 // Throws Error with the numbers that do unless this many ranks can share the steps of the run: on
-// the CPU they divide its slots, on GPUs they are a power of two, at most kMostGpuRanks.
+// the CPU they divide its slots, on GPUs they are a power of two, at most kMostGpuRanks, and
+// several where they share the weights.
 inline constexpr int kMostGpuRanks = 64;
 void check_ranks(int ranks, const RunConfig& run);
 

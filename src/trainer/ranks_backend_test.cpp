@@ -251,6 +251,11 @@ TEST(RanksBackend, RanksOnGpusAreAPowerOfTwo) {
   for (const int size : {3, 6, 128}) {
     testing::expect_refused([&] { check_ranks(size, run); }, {"a power of two, at most 64"});
   }
+  EXPECT_NO_THROW(check_ranks(1, run));
+  run.trainer.sharding = Sharding::weights;
+  EXPECT_NO_THROW(check_ranks(2, run));
+  testing::expect_refused([&] { check_ranks(1, run); },
+                          {"trainer.sharding", "one process", "--ranks N", "\"optimizer\""});
 }
 
 TEST(RanksBackend, ALostRankEndsTheStepWithItsReason) {
@@ -295,7 +300,7 @@ TEST(RanksBackend, MalformedOrdersAreErrors) {
   const PackedBatch batch = pack_samples(samples, false);
   ByteWriter writer;
   SlotPass pass{.kind = PassKind::loss, .policy = PolicyKind::current, .loss = {.spec = &spec}};
-  put_pass(writer, batch, plan_slots(batch, 2, 100), pass, 0, {});
+  put_pass(writer, batch, plan_slots(batch, 2, 100), pass, 0, 1, {});
   const std::string good = writer.take();
   ByteReader whole(good);
   EXPECT_EQ(get_pass(whole).batch.tokens.size(), batch.tokens.size());

@@ -36,6 +36,9 @@ class ShardedUpdate : public GradientUpdate, public RankShare, public StateShard
   double take_seconds() override;
   bool needs_weights() const override { return false; }
   void bring_weights() override {}
+  void begin_passes(const SlotPass&, int64_t, int64_t) override {}
+  void end_passes() override {}
+  void bring_snapshot() override {}
 
   StateModel model() const override { return state_model(policy_); }
   std::vector<StatePiece> pieces(int rank) const override;

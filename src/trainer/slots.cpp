@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "leeway/error.h"
+#include "ranks/ranks.h"
 #include "trainer/backend.h"
 #include "trainer/micro_batch.h"
 
@@ -39,6 +40,12 @@ std::vector<GradientSlot> plan_slots(const PackedBatch& batch, int64_t count, in
   return slots;
 }
 
+int64_t micro_batches_of(std::span<const GradientSlot> slots) {
+  int64_t count = 0;
+  for (const GradientSlot& slot : slots) count += static_cast<int64_t>(slot.size());
+  return count;
+}
+
 size_t rows_of(const PackedBatch& batch, const GradientSlot& slot) {
   size_t rows = 0;
   for (const std::vector<size_t>& samples : slot) {
@@ -73,6 +80,8 @@ SlotResult run_slot(TrainingBackend& backend, const PackedBatch& batch, const Gr
       add(values.logprobs, result.values.logprobs);
       add(values.entropy, result.values.entropy);
     }
+  } catch (const Lost&) {
+    throw;
   } catch (const Error& error) {
     // The inputs were checked, so a number is not finite.
     result.failure = error.what();

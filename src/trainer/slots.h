@@ -43,6 +43,7 @@ using GradientSlot = std::vector<std::vector<size_t>>;
 std::vector<GradientSlot> plan_slots(const PackedBatch& batch, int64_t count, int64_t max_tokens,
                                      std::span<const size_t> only = {});
 
+int64_t micro_batches_of(std::span<const GradientSlot> slots);
 // The rows of a slot, in its order.
 size_t rows_of(const PackedBatch& batch, const GradientSlot& slot);
 
@@ -52,6 +53,7 @@ struct SlotPass {
   PassKind kind = PassKind::score;
   PolicyKind policy = PolicyKind::current;  // score: whose log-probabilities
   LossPass loss;                            // loss; gradient: its entropy_gradient
+  bool ends_step = false;                   // the gradients of the next step are complete with this
 };
 
 struct SlotResult {

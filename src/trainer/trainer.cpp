@@ -187,7 +187,7 @@ struct Trainer::Impl {
   std::vector<float> score(PolicyKind policy, const PackedBatch& batch) {
     std::vector<float> result(batch.tokens.size());
     const std::vector<GradientSlot> slots = plan(batch);
-    const auto scored = backend->run_slots(batch, slots, {PassKind::score, policy, {}}, {});
+    const auto scored = backend->run_slots(batch, slots, {PassKind::score, policy}, {});
     for (const SlotResult& each : scored) {
       if (!each.failure.empty()) throw Error(each.failure);
     }
@@ -212,7 +212,7 @@ struct Trainer::Impl {
 
   // Two passes: all log-probabilities, the loss of the whole minibatch, then gradients.
   void pass_together(const PackedBatch& batch, std::span<const GradientSlot> slots,
-                     const LossPass& how, PassResult& result) {
+                     const LossPass& how, bool ends_step, PassResult& result) {
     std::vector<float> pi;
     for (const SlotResult& each : backend->run_slots(batch, slots, {}, {})) {
       if (!each.failure.empty()) throw Error(each.failure);
@@ -227,9 +227,8 @@ struct Trainer::Impl {
     result.loss += evaluator.evaluate(spec, micro_batch.view(pi, how.prox_is_pi), gradient,
                                       how.denominator, &result.metrics, kept);
     scatter(micro_batch, kept, result.kept);
-    take(batch, slots,
-         backend->run_slots(batch, slots, {PassKind::gradient, PolicyKind::current, how}, gradient),
-         result);
+    const SlotPass pass{PassKind::gradient, PolicyKind::current, how, ends_step};
+    take(batch, slots, backend->run_slots(batch, slots, pass, gradient), result);
   }
 
   // Adds what the slots gave, in their order, and throws Error for one that failed.
@@ -267,11 +266,16 @@ struct Trainer::Impl {
     return total;
   }
 
-  // One pass over the batch, or over the samples `only`. `trained_of_step`: trained tokens of the
-  // whole optimizer step, if these are only some of them.
+  // What a pass is of its optimizer step. The numbers are those of the whole step, if the pass has
+  // only some of its samples.
+  struct OfStep {
+    std::optional<double> denominator;
+    std::optional<int64_t> trained;  // tokens
+    bool ends = false;               // the step comes next
+  };
+  // One pass over the batch, or over the samples `only`.
   PassResult pass(std::span<const Sample> samples, const PackedBatch& batch,
-                  std::span<const size_t> only, bool prox_is_pi, std::optional<double> denominator,
-                  std::optional<int64_t> trained_of_step) {
+                  std::span<const size_t> only, bool prox_is_pi, const OfStep& of_step) {
     PassResult result;
     // `merge` takes the lists of other samples from the passes that make them.
     result.logprobs = zeros_of<TokenValues>(samples, only);
@@ -291,17 +295,20 @@ struct Trainer::Impl {
     result.micro_batches = static_cast<int64_t>(plan.size());
     if (plan.empty()) return result;
     const double trained =
-        static_cast<double>(trained_of_step ? *trained_of_step : result.trained_tokens);
-    LossPass how{&spec, prox_is_pi, denominator, 0.0};
+        static_cast<double>(of_step.trained ? *of_step.trained : result.trained_tokens);
+    // Without a trained token there may be no step.
+    const bool ends_step = of_step.ends && result.trained_tokens > 0;
+    LossPass how{&spec, prox_is_pi, of_step.denominator, 0.0};
     if (table.entropy_bonus != 0.0) how.entropy_gradient = -table.entropy_bonus / trained;
     try {
       if (needs_whole_batch(spec) && plan.size() > 1) {
-        pass_together(batch, slots, how, result);
+        pass_together(batch, slots, how, ends_step, result);
       } else {
-        if (!denominator && !needs_whole_batch(spec)) how.denominator = denominator_of(batch, plan);
-        take(batch, slots,
-             backend->run_slots(batch, slots, {PassKind::loss, PolicyKind::current, how}, {}),
-             result);
+        if (!how.denominator && !needs_whole_batch(spec)) {
+          how.denominator = denominator_of(batch, plan);
+        }
+        const SlotPass pass{PassKind::loss, PolicyKind::current, how, ends_step};
+        take(batch, slots, backend->run_slots(batch, slots, pass, {}), result);
       }
       result.loss -= table.entropy_bonus * result.entropy / trained;
       if (!std::isfinite(result.loss)) result.failure = fmt::format("the loss is {}", result.loss);
@@ -363,7 +370,7 @@ PassResult Trainer::forward_backward(std::span<const Sample> samples, const Poli
   batch.prox = pack_values(batch, streams.prox);
   batch.ref = pack_values(batch, streams.ref);
   batch.teacher = pack_values(batch, streams.teacher);
-  PassResult result = impl_->pass(samples, batch, {}, streams.prox_is_pi, denominator, {});
+  PassResult result = impl_->pass(samples, batch, {}, streams.prox_is_pi, {denominator, {}});
   if (impl_->pass_failure.empty()) impl_->pass_failure = result.failure;
   return result;
 }
@@ -468,11 +475,14 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
     const auto minibatches =
         split_minibatches(samples, parts, static_cast<uint64_t>(impl.backend->steps() + epoch));
     for (const std::vector<size_t>& minibatch : minibatches) {
+      Impl::OfStep of_step;
+      if (!step_each) {
+        of_step.trained = trained;
+        if (!needs_whole_batch(impl.spec)) of_step.denominator = denominator;
+      }
+      of_step.ends = step_each || &minibatch == &minibatches.back();
       PassResult pass = timed(result.pass_seconds, [&] {
-        return impl.pass(
-            samples, batch, minibatch, streams.prox_is_pi,
-            step_each || needs_whole_batch(impl.spec) ? std::nullopt : std::optional(denominator),
-            step_each ? std::nullopt : std::optional(trained));
+        return impl.pass(samples, batch, minibatch, streams.prox_is_pi, of_step);
       });
       const bool trains = pass.trained_tokens > 0;
       result.passes.merge(std::move(pass));

@@ -18,15 +18,18 @@ WeightsKind kind_of(const std::shared_ptr<const Parameters>& weights, const Para
   return weights->lora() != nullptr ? WeightsKind::adapter : WeightsKind::whole;
 }
 
+// Where weights are in parts, ranks get theirs of rank 0 when they have made their backends.
 void put_other(ByteWriter& to, const std::shared_ptr<const Parameters>& weights,
-               const Parameters& policy) {
+               const Parameters& policy, Sharding sharding) {
   const WeightsKind kind = kind_of(weights, policy);
   to.put(kind);
   if (kind == WeightsKind::whole) to.put(model_config_json(weights->config()));
+  if (sharding == Sharding::weights) return;
   if (kind == WeightsKind::whole || kind == WeightsKind::adapter) to.put(weights->flat());
 }
 
-std::shared_ptr<const Parameters> get_other(ByteReader& from, const Parameters& policy) {
+std::shared_ptr<const Parameters> get_other(ByteReader& from, const Parameters& policy,
+                                            Sharding sharding) {
   switch (from.get_enum(WeightsKind::whole)) {
     case WeightsKind::none: return nullptr;
     case WeightsKind::base: return policy.base();
@@ -36,8 +39,11 @@ std::shared_ptr<const Parameters> get_other(ByteReader& from, const Parameters& 
       return weights;
     }
     case WeightsKind::whole: {
-      auto weights =
-          std::make_shared<Parameters>(parse_model_config("the leader's model", from.get_view()));
+      ModelConfig config = parse_model_config("the leader's model", from.get_view());
+      if (sharding == Sharding::weights) {
+        return std::make_shared<Parameters>(Parameters::shape_of(std::move(config)));
+      }
+      auto weights = std::make_shared<Parameters>(std::move(config));
       from.get_list(weights->flat());
       return weights;
     }
@@ -70,9 +76,12 @@ void put_weights(ByteWriter& to, const TrainingWeights& weights, const TrainerTa
   to.put(table.recompute_activations);
   to.put(table.gradient_slots);
   to.put(table.optimizer_state);
-  to.put(std::span<const float>(weights.policy.flat()));
-  put_other(to, weights.reference, weights.policy);
-  put_other(to, weights.teacher, weights.policy);
+  to.put(table.sharding);
+  if (table.sharding == Sharding::optimizer) {
+    to.put(std::span<const float>(weights.policy.flat()));
+  }
+  put_other(to, weights.reference, weights.policy, table.sharding);
+  put_other(to, weights.teacher, weights.policy, table.sharding);
 }
 
 TrainingWeights get_weights(ByteReader& from, const Parameters& like, TrainerTable& table) {
@@ -85,18 +94,21 @@ TrainingWeights get_weights(ByteReader& from, const Parameters& like, TrainerTab
   table.recompute_activations = from.get_enum(Recompute::layer);
   table.gradient_slots = from.get<int64_t>();
   table.optimizer_state = from.get_enum(OptimizerState::int8);
+  table.sharding = from.get_enum(Sharding::weights);
   TrainingWeights weights{like};
-  from.get_list(weights.policy.flat());
-  weights.reference = get_other(from, weights.policy);
-  weights.teacher = get_other(from, weights.policy);
+  if (table.sharding == Sharding::optimizer) from.get_list(weights.policy.flat());
+  weights.reference = get_other(from, weights.policy, table.sharding);
+  weights.teacher = get_other(from, weights.policy, table.sharding);
   return weights;
 }
 
 void put_pass(ByteWriter& to, const PackedBatch& batch, std::span<const GradientSlot> slots,
-              const SlotPass& pass, uint8_t spec, std::span<const float> g) {
+              const SlotPass& pass, uint8_t spec, int64_t most, std::span<const float> g) {
   to.put(pass.kind);
   to.put(pass.policy);
   to.put(spec);
+  to.put(most);
+  to.put(pass.ends_step);
   to.put(pass.loss.prox_is_pi);
   to.put(pass.loss.denominator.value_or(std::numeric_limits<double>::quiet_NaN()));
   to.put(pass.loss.entropy_gradient);
@@ -132,6 +144,8 @@ PassOrder get_pass(ByteReader& from) {
   order.pass.kind = from.get_enum(PassKind::gradient);
   order.pass.policy = from.get_enum(PolicyKind::teacher);
   order.spec = from.get<uint8_t>();
+  order.most = from.get<int64_t>();
+  order.pass.ends_step = from.get_bool();
   order.pass.loss.prox_is_pi = from.get_bool();
   if (const auto denominator = from.get<double>(); denominator == denominator) {
     order.pass.loss.denominator = denominator;

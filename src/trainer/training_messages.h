@@ -29,7 +29,8 @@ enum class TrainingOrder {
   end        // of the group
 };
 
-// A backend's weights, and of its table what a rank cannot know by itself.
+// A backend's weights, and of its table what a rank cannot know by itself. Of weights in parts the
+// shapes alone: rank 0 hands the parts out when all have made their backends.
 void put_weights(ByteWriter& to, const TrainingWeights& weights, const TrainerTable& table);
 // `like` has the policy's shape and, of an adapter, its base. Throws Error if the base is another
 // one than the leader's.
@@ -42,10 +43,11 @@ struct PassOrder {
   std::vector<GradientSlot> slots;
   SlotPass pass;
   uint8_t spec = 0;
+  int64_t most = 0;  // micro-batches of the rank that has most
   std::vector<float> g;
 };
 void put_pass(ByteWriter& to, const PackedBatch& batch, std::span<const GradientSlot> slots,
-              const SlotPass& pass, uint8_t spec, std::span<const float> g);
+              const SlotPass& pass, uint8_t spec, int64_t most, std::span<const float> g);
 PassOrder get_pass(ByteReader& from);
 
 // `seconds` that the slots took.
