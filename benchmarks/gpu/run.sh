@@ -271,7 +271,7 @@ for stage in "${stages[@]}"; do
       if python3 -c 'import trl' 2> /dev/null; then measure trl_step 180; else echo "   no trl: its step is left out"; fi
       ;;
     loss) measure loss 90 "$library" ;;
-    model) measure model 480 --program "$BUILD/gpu_model_benchmark" ;;
+    model) measure model 600 --program "$BUILD/gpu_model_benchmark" ;;
     memory) measure memory 120 --program "$BUILD/gpu_memory_table" ;;
     lora) measure lora 180 --program "$BUILD/gpu_lora_step" ;;
     loop) measure loop 180 --program "$BUILD/leeway" ;;
