@@ -59,8 +59,8 @@ class Definition {
     network_ = network_views(layout_, flat_);
   }
 
-  // Log-probabilities after every token. [ids, vocabulary]
-  Tensor logprobs(const std::vector<int32_t>& ids) const {
+  // Logits after every token. [ids, vocabulary]
+  Tensor logits(const std::vector<int32_t>& ids) const {
     const auto count = static_cast<int64_t>(ids.size());
     const int64_t dim = config_.head_dim, heads = config_.num_attention_heads;
     const int64_t kv_heads = config_.num_key_value_heads;
@@ -94,7 +94,14 @@ class Definition {
       const Tensor s = stored(stored(at::silu(halves[0])) * halves[1]);
       x = stored(x + product(s, layer.down, Tensor()));
     }
-    return at::log_softmax(at::mm(normed(x, network_.final_norm), network_.head.t()), 1);
+    return at::mm(normed(x, network_.final_norm), network_.head.t());
+  }
+
+  // As they are recorded: of logits in bf16, with the token's own as it is.
+  static double logprob(const Tensor& logits, int32_t id) {
+    Tensor rounded = stored(logits);
+    rounded[id] = logits[id];
+    return at::log_softmax(rounded, 0)[id].item<double>();
   }
 
  private:
@@ -139,10 +146,10 @@ std::vector<double> differences(const Results& results, const std::vector<Reques
     const std::vector<int32_t>& prompt = requests[static_cast<size_t>(key.first)].prompt;
     std::vector<int32_t> ids = prompt;
     ids.insert(ids.end(), sample.ids.begin(), sample.ids.end());
-    const Tensor logprobs = definition.logprobs(ids);
+    const Tensor logits = definition.logits(ids);
     for (size_t i = 0; i < sample.ids.size(); ++i) {
       const auto row = static_cast<int64_t>(prompt.size() + i) - 1;
-      const double expected = logprobs[row][int64_t{sample.ids[i]}].item<double>();
+      const double expected = Definition::logprob(logits[row], sample.ids[i]);
       all.push_back(std::abs(expected - double{sample.raw_logprobs[i]}));
     }
   }
@@ -168,7 +175,8 @@ std::vector<Parameters> assorted_weights() {
 
 // On the CPU sums are float32, which hardly ever rounds to another bf16 number than float64. Where
 // it does, codes change, and everything after them: one-token prompts have few numbers where that
-// can happen. What is left is the rounding of recorded logits to bf16, 2^-9 of numbers of up to 4.
+// can happen. Elsewhere logits differ by what float32 rounds, and recorded ones in bf16 hardly
+// ever.
 TEST(Fp8Sampling, RecordsTheLogprobsOfItsCodes) {
   for (const Parameters& weights : assorted_weights()) {
     std::vector<Request> requests;
@@ -179,7 +187,7 @@ TEST(Fp8Sampling, RecordsTheLogprobsOfItsCodes) {
     const Results results = run_all(weights, on(at::kCPU, true), requests);
     const auto near = [&](bool fp8) {
       const std::vector<double> all = differences(results, requests, Definition(weights, fp8));
-      return std::ranges::count_if(all, [](double x) { return x < 0.008; });
+      return std::ranges::count_if(all, [](double x) { return x < 1e-4; });
     };
     EXPECT_GE(near(true), 42) << name_of(weights.config().family);
     EXPECT_LE(near(false), 25) << name_of(weights.config().family);
