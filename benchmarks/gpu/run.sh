@@ -175,6 +175,7 @@ measure() {
 sanitized_tests=(
   'attention cuda_core_test Attention.*-*SameBits*'
   'low_rank cuda_core_test Crc32c.*:Finite.*:LowRank.*'
+  'coded_rows cuda_core_test CodedRows.*'
   'loss cuda_core_test GpuLoss.*-*EveryPreset'
   'loss_presets cuda_core_test GpuLoss.*EveryPreset'
   'head cuda_core_test GpuHead.*-*Every*:*Invariant*'

@@ -227,6 +227,8 @@ bool has_coded_kernel(const Projection& p) {
          aligned(p.weight) && aligned(p.y);
 }
 
+// Of all blocks but the largest two fit onto a multiprocessor: while one waits for its products or
+// adds them, the other multiplies.
 void project_coded(const Projection& p, cudaStream_t stream) {
   if (p.rows == 0) return;
   const int64_t costs[] = {cost_of(p, 1, 32), cost_of(p, 1, 64), cost_of(p, 2, 64),
@@ -235,9 +237,9 @@ void project_coded(const Projection& p, cudaStream_t stream) {
   if (costs[0] == least) {
     launch<1, 32, 8>(p, stream);
   } else if (costs[1] == least) {
-    launch<1, 64, 8>(p, stream);
+    launch<1, 64, 6>(p, stream);
   } else if (costs[2] == least) {
-    launch<2, 64, 6>(p, stream);
+    launch<2, 64, 4>(p, stream);
   } else {
     launch<2, 128, 6>(p, stream);
   }
