@@ -158,7 +158,7 @@ template <class Kernel, class... Arguments>
 void launch_rows(Kernel* kernel, int threads, const CodedRows& to, cudaStream_t stream,
                  const Arguments&... arguments) {
   if (to.rows == 0) return;
-  constexpr size_t kAlwaysThere = size_t{48} << 10;
+  constexpr size_t kAlwaysThere = size_t{40} << 10;  // beside what the kernels have of it
   const size_t bytes = static_cast<size_t>(to.width) * sizeof(Bf16);
   if (bytes > kAlwaysThere) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
