@@ -167,6 +167,8 @@ TEST(Generate, RefusesWhatCannotBe) {
                  {"top_p", "1.5"});
   expect_mistake(generate(kModel, prompt, {"--max-new-tokens", "4", "--stop-at-eos"}),
                  {"eos_token_id"});
+  expect_mistake(generate(kModel, prompt, {"--max-new-tokens", "4", "--precision", "fp8"}),
+                 {"--precision fp8", "GPU only", "int8", "--device cuda"});
   expect_mistake(generate(kModel, prompt, {"--max-new-tokens", "4", "--precision", "int4"}),
                  {"int4"});
   expect_mistake(generate(kModel, prompt,

@@ -95,7 +95,7 @@ TEST(Completion, OffersCommandsAndTheirOptionsInBash) {
 
 TEST(Completion, OffersValuesInBash) {
   EXPECT_EQ(completed({"leeway", "generate", "--precision", ""}),
-            (Words{"float32", "bf16", "int8"}));
+            (Words{"float32", "bf16", "int8", "fp8"}));
   EXPECT_EQ(completed({"leeway", "generate", "--tokens", "t.json", "--device", "cu"}),
             Words{"cuda"});
   EXPECT_EQ(completed({"leeway", "generate", "--precision", "=", "b"}), Words{"bf16"});

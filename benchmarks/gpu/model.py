@@ -31,10 +31,10 @@ METHOD = ("medians of 5 steps after 2 warm-ups, by the host's clock with the dev
           "used_gib: of the device, allocators' caches included")
 # Seconds per stage.
 LIMITS = {"train_eager": 60, "train_compiled": 120, "sample": 60, "sample_compiled": 120,
-          "ours_train": 120, "ours_sample": 90, "ours_table": 120}
-# What runs without --only, within the 480 s that run.sh has for it: transformers' compiled sampling
+          "ours_train": 120, "ours_sample": 90, "ours_table": 120, "ours_precision": 120}
+# What runs without --only, within the 600 s that run.sh has for it: transformers' compiled sampling
 # did not end within 90 s.
-USUAL = ["train_compiled", "ours_train", "ours_sample", "ours_table"]
+USUAL = ["train_compiled", "ours_train", "ours_sample", "ours_table", "ours_precision"]
 # Sequences, tokens of a prompt, new tokens: what `ours_table` samples.
 TABLE = [(32, 128, 128), (64, 128, 128), (128, 128, 128), (256, 128, 128), (512, 128, 128),
          (1024, 128, 128), (256, 1920, 128), (64, 8064, 128), (8, 32640, 128)]
@@ -188,6 +188,17 @@ def table_rows(program, limit):
     return [{**row, "name": "ours, table"} for row in rows], failure
 
 
+def precision_rows(program, limit):
+    """Sampling in bf16 and in fp8, by the program beside it; 8 billion parameters too."""
+    program = os.path.join(os.path.dirname(os.path.abspath(program)), "gpu_sampling_precision")
+    rows, failures = [], []
+    for model in ("0.6B", "8B"):
+        some, failure = rows_of([program, "--model", model], limit / 2)
+        rows += some
+        failures += [failure] if failure else []
+    return rows, "; ".join(failures)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", choices=PARTS)
@@ -209,6 +220,8 @@ def main():
         begin = time.time()
         if part == "ours_table":
             rows, failure = table_rows(arguments.program, LIMITS[part])
+        elif part == "ours_precision":
+            rows, failure = precision_rows(arguments.program, LIMITS[part])
         else:
             rows, failure = rows_of(command, LIMITS[part])
         results["rows"] += rows
@@ -237,6 +250,12 @@ def main():
                  ("prompt_seconds", "prompts, s", ".2f"), ("kv_gib", "KV GiB", ".1f"),
                  ("used_gib", "used GiB", ".1f")],
                 [r for r in results["rows"] if r["name"] == "ours, table"]))
+    print(table("sampling in two precisions, ours; weights that a decode step reads",
+                [("model", "model", "s"), ("precision", "", "s"), ("sequences", "sequences", ".0f"),
+                 ("tokens_per_second", "tokens/s", ",.0f"),
+                 ("decode_tokens_per_second", "decode/s", ",.0f"), ("step_ms", "step ms", ".2f"),
+                 ("weight_gb", "weights GB", ".2f"), ("weight_tb_per_second", "TB/s", ".2f")],
+                [r for r in results["rows"] if r["name"] == "ours, precision"]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 //   gpu_model_benchmark [--device cuda|cpu] [--model 0.6B|tiny] [--repeats N] [--only train|sample]
 //                       [--recompute off|selective|layer] [--optimizer-state float32|int8]
 //                       [--sequences N] [--prompt TOKENS] [--new TOKENS] [--cases N:PROMPT:NEW,..]
-// The last four are of sampling; with --cases there is nothing else, and each case has a process of
+//                       [--precision bf16|fp8]
+// The last five are of sampling; with --cases there is nothing else, and each case has a process of
 // its own. The memory in use is the process's: with --only it is that of training or of sampling
 // alone.
 
@@ -40,6 +41,7 @@ struct Options {
   OptimizerState optimizer_state = OptimizerState::float32;
   int64_t sequences = 0, prompt = 0, fresh = 0;  // of sampling; 0: the workload's
   std::string cases;
+  Precision precision = Precision::bf16;  // of sampling
 };
 
 struct Workload {
@@ -277,7 +279,7 @@ void sample(const Options& options, const Workload& work, const Parameters& weig
   const int64_t bytes = options.device == Device::cpu ? 4 : 2;
   engine_options.kv_bytes = work.prompts * blocks * kBlockKeys * config.num_hidden_layers *
                             config.num_key_value_heads * config.head_dim * 2 * bytes;
-  engine_options.backend = sampling_backend(options.device, Precision::bf16);
+  engine_options.backend = sampling_backend(options.device, options.precision);
   Engine engine(weights, 0, engine_options);
   std::vector<double> whole, decode, prompts;
   for (int round = -1; round < std::min(options.repeats, 3); ++round) {
@@ -288,7 +290,7 @@ void sample(const Options& options, const Workload& work, const Parameters& weig
                                       : kNone);
     prompts.push_back(time.seconds - time.decode_seconds);
   }
-  print("ours, sample",
+  print(options.precision == Precision::fp8 ? "ours, sample, fp8" : "ours, sample",
         {{"sequences", static_cast<double>(work.prompts)},
          {"prompt_tokens", static_cast<double>(work.prompt_length)},
          {"new_tokens", static_cast<double>(work.new_tokens)},
@@ -321,6 +323,8 @@ Options parse(int argc, char** argv) {
       options.prompt = std::atoi(value.c_str());
     } else if (name == "--new" && std::atoi(value.c_str()) > 0) {
       options.fresh = std::atoi(value.c_str());
+    } else if (name == "--precision" && (value == "bf16" || value == "fp8")) {
+      options.precision = *value_named<Precision>(value);
     } else if (name == "--cases" && !value.empty()) {
       options.cases = value;
     } else if (name == "--only" && (value == "train" || value == "sample")) {
@@ -331,7 +335,7 @@ Options parse(int argc, char** argv) {
           ": unknown option; options are --device cuda|cpu, --model 0.6B|tiny, --repeats N, "
           "--only train|sample, --recompute off|selective|layer, "
           "--optimizer-state float32|int8, --sequences N, --prompt TOKENS, --new TOKENS, "
-          "--cases N:PROMPT:NEW,..");
+          "--cases N:PROMPT:NEW,.., --precision bf16|fp8");
     }
   }
   return options;

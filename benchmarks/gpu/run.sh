@@ -179,6 +179,7 @@ measure() {
 sanitized_tests=(
   'attention cuda_core_test Attention.*-*SameBits*'
   'low_rank cuda_core_test Crc32c.*:Finite.*:LowRank.*'
+  'coded_rows cuda_core_test CodedRows.*'
   'loss cuda_core_test GpuLoss.*-*EveryPreset'
   'loss_presets cuda_core_test GpuLoss.*EveryPreset'
   'head cuda_core_test GpuHead.*-*Every*:*Invariant*'
@@ -279,7 +280,7 @@ for stage in "${stages[@]}"; do
       fi
       ;;
     loss) measure loss 90 "$library" ;;
-    model) measure model 480 --program "$BUILD/gpu_model_benchmark" ;;
+    model) measure model 600 --program "$BUILD/gpu_model_benchmark" ;;
     memory) measure memory 120 --program "$BUILD/gpu_memory_table" ;;
     lora) measure lora 180 --program "$BUILD/gpu_lora_step" ;;
     loop) measure loop 180 --program "$BUILD/leeway" ;;

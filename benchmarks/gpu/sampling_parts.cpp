@@ -1,6 +1,9 @@
 // Where the time of a decode step goes: every operation of the sampling pass alone, the whole pass,
 // and a step of the engine, for several numbers of sequences. Prints one JSON object a line.
-//   gpu_sampling_parts [--model 0.6B|135M|tiny] [--keys N]
+//   gpu_sampling_parts [--model 0.6B|135M|8B|tiny] [--keys N] [--precision bf16|fp8]
+//
+// In fp8: the operations that differ from those of bf16, for decode rows and for those of prompts,
+// with the products of cuBLASLt beside ours.
 //
 // An operation is measured over all layers, captured as one CUDA graph and replayed, so that its
 // time is the device's and each layer's weights come from memory as they do in a step.
@@ -16,7 +19,10 @@
 
 #include "../report.h"
 #include "base/rng.h"
+#include "cuda/products.h"
 #include "engine/engine.h"
+#include "torch/coded_operations.h"
+#include "torch/cuda_tensors.h"
 #include "torch/sampling_operations.h"
 #include "torch/sampling_pass.h"
 #include "torch/sampling_weights.h"
@@ -38,9 +44,10 @@ ModelConfig config_of(const std::string& name) {
   static const std::map<std::string, Shape> kShapes{
       {"0.6B", {151936, 1024, 3072, 28, 16, 8, 128, true}},
       {"135M", {49152, 576, 1536, 30, 9, 3, 64, false}},
+      {"8B", {151936, 4096, 12288, 36, 32, 8, 128, true}},
       {"tiny", {320, 64, 160, 2, 4, 2, 16, true}}};
   const auto found = kShapes.find(name);
-  if (found == kShapes.end()) throw Error("--model " + name + ": 0.6B, 135M or tiny");
+  if (found == kShapes.end()) throw Error("--model " + name + ": 0.6B, 135M, 8B or tiny");
   const Shape& shape = found->second;
   ModelConfig config;
   config.vocab_size = shape.vocabulary;
@@ -225,6 +232,73 @@ class Pass {
   std::shared_ptr<cuda::Products> products_ = make_products(at::kCUDA);
 };
 
+// The operations of a pass of `count` rows in fp8.
+class CodedPass {
+ public:
+  CodedPass(const ModelConfig& config, const SamplingWeights& weights, int64_t count)
+      : config_(config), weights_(weights), count_(count) {
+    const auto numbers = [&](int64_t width) {
+      return at::randn({count, width}, at::device(at::kCUDA).dtype(at::kBFloat16));
+    };
+    const int64_t queries = config.num_attention_heads * config.head_dim;
+    x_ = numbers(config.hidden_size), delta_ = numbers(config.hidden_size);
+    attention_ = numbers(queries), gate_up_ = numbers(2 * config.intermediate_size);
+    qkv_ = numbers(queries + 2 * config.num_key_value_heads * config.head_dim);
+    hidden_ = coded(x_), queries_ = coded(attention_),
+    inner_ = coded(numbers(config.intermediate_size));
+    cudaDeviceSynchronize();  // what is measured runs on another stream
+  }
+
+  void report() {
+    Tensor nothing;
+    measure("add_norm, codes", [&](const SamplingLayer& layer) {
+      add_norm_coded(x_, delta_, layer.input_norm, config_.rms_norm_eps, nothing, hidden_);
+    });
+    measure("attention, codes", [&](const SamplingLayer&) { code_rows(attention_, queries_); });
+    measure("swiglu, codes",
+            [&](const SamplingLayer&) { swiglu_rows_coded(gate_up_, nothing, inner_); });
+    product("qkv", hidden_, &SamplingLayer::qkv_coded, qkv_);
+    product("o", queries_, &SamplingLayer::o_coded, delta_);
+    product("gate_up", hidden_, &SamplingLayer::gate_up_coded, gate_up_);
+    product("down", inner_, &SamplingLayer::down_coded, delta_);
+  }
+
+ private:
+  static CodedTensor coded(const Tensor& numbers) {
+    CodedTensor to = empty_coded(numbers.size(0), numbers.size(1), at::kCUDA);
+    code_rows(numbers, to);
+    return to;
+  }
+  void measure(const std::string& name, const std::function<void(const SamplingLayer&)>& each) {
+    const double ms = device_ms([&] {
+      for (const SamplingLayer& layer : weights_.layers) each(layer);
+    });
+    const double one = ms / static_cast<double>(weights_.layers.size());
+    print("fp8, " + name, count_, {{"us", 1e3 * one}, {"step_ms", ms}});
+  }
+  void product(const std::string& name, const CodedTensor& x, CodedTensor SamplingLayer::*weight,
+               Tensor& y) {
+    measure(name, [&](const SamplingLayer& layer) {
+      project_coded(products_.get(), x, layer.*weight, Tensor(), y);
+    });
+    measure(name + ", cuBLASLt", [&](const SamplingLayer& layer) {
+      cuda::Projection p;
+      p.rows = count_, p.inputs = x.codes.size(1), p.outputs = y.size(1);
+      p.x = data_of(x.codes), p.weight = data_of((layer.*weight).codes), p.y = data_of(y);
+      p.x_scales = x.scales.data_ptr<float>();
+      p.weight_scales = (layer.*weight).scales.data_ptr<float>();
+      products_->project_codes_by_library(p, stream_of(y));
+    });
+  }
+
+  const ModelConfig& config_;
+  const SamplingWeights& weights_;
+  const int64_t count_;
+  Tensor x_, delta_, attention_, gate_up_, qkv_;
+  CodedTensor hidden_, queries_, inner_;
+  std::shared_ptr<cuda::Products> products_ = make_products(at::kCUDA);
+};
+
 // Decode steps of an engine around `keys` keys: what the host adds to the pass.
 void report_engine(const ModelConfig& config, const Parameters& weights, int64_t rows,
                    int64_t keys) {
@@ -259,13 +333,22 @@ void report_engine(const ModelConfig& config, const Parameters& weights, int64_t
 void run(int argc, char** argv) {
   std::string model = "0.6B";
   int64_t keys = 192;
+  bool fp8 = false;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
     if (name == "--model") model = argv[i + 1];
     if (name == "--keys") keys = std::atoll(argv[i + 1]);
+    if (name == "--precision") fp8 = std::string(argv[i + 1]) == "fp8";
   }
   const c10::InferenceMode inference;
   const ModelConfig config = config_of(model);
+  if (fp8) {
+    const SamplingWeights weights(config, at::kCUDA, at::kBFloat16, {.fp8 = true});
+    for (const int64_t rows : {8, 32, 64, 128, 256, 1024, 8192}) {
+      CodedPass(config, weights, rows).report();
+    }
+    return;
+  }
   {
     const SamplingWeights weights(config, at::kCUDA, at::kBFloat16);
     for (const int64_t rows : {32, 256, 1024}) Pass(config, weights, rows, keys).report();

@@ -66,9 +66,7 @@ void check_options(const Options& options) {
   refuse(no_renderer && options.no_thinking, "--no-thinking", "a plain prompt",
          "it is for --messages and --chat");
   check_device(options.device, "--device cuda");
-  if (options.device == Device::cuda && options.engine.precision == Precision::int8) {
-    throw Error("--precision int8: works on the CPU only; with --device cuda use bf16 or float32");
-  }
+  check_precision(options.device, options.engine.precision);
 }
 
 EngineOptions engine_options(const Options& options) {
@@ -306,7 +304,7 @@ void add_generate(CLI::App& app, Program&) {
   command->add_flag("--quiet", options->quiet,
                     "Do not say what comes from the folder, nor the speed");
   add_choice(*command, "--precision", options->engine.precision,
-             "Dtype of the weights while sampling");
+             "Dtype of the weights while sampling; int8 is for cpu, fp8 for cuda");
   add_choice(*command, "--device", options->device, "Device to run on; cuda needs a GPU");
   command
       ->add_option("--kv-bytes", options->engine.kv_bytes,

@@ -66,9 +66,7 @@ std::string api_key(const Options& options) {
 int serve(Options& options) {
   check_device(options.device, "--device cuda");
   ServerOptions& server = options.server;
-  if (options.device == Device::cuda && server.engine.precision == Precision::int8) {
-    throw Error("--precision int8: works on the CPU only; with --device cuda use bf16 or float32");
-  }
+  check_precision(options.device, server.engine.precision);
   server.api_key = api_key(options);
   if (options.device_weights) {
     if (options.device == Device::cpu) {
@@ -129,7 +127,7 @@ void add_options(CLI::App& command, const std::shared_ptr<Options>& options) {
   add_adapter_option(command, options->adapter);
   add_choice(command, "--device", options->device, "Device to run on; cuda needs a GPU");
   add_choice(command, "--precision", server.engine.precision,
-             "Dtype of the weights while sampling");
+             "Dtype of the weights while sampling; int8 is for cpu, fp8 for cuda");
   add_choice(command, "--kv-after-swap", server.engine.kv_after_swap,
              "What running requests do with their KV cache when weights change");
   command

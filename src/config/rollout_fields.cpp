@@ -98,7 +98,8 @@ std::vector<Field> rollout_fields(RolloutTable& t, InferencePool pool) {
              "training requires 0."),
       of_engine(choice("precision", t.precision,
                        "Dtype of the sampler's weights. auto is the trainer's: bf16 on cuda, "
-                       "float32 on cpu.")),
+                       "float32 on cpu. int8 is for cpu; fp8 is for cuda: matrices of the layers "
+                       "and the rows they are multiplied with in e4m3.")),
       of_engine(
           choice("kv_after_swap", t.kv_after_swap,
                  "What happens to the KV cache of unfinished rollouts when the weights change.")),

@@ -101,7 +101,16 @@ class Checks {
     }
     require(!on_gpu || run_.rollout.precision != RolloutPrecision::int8,
             {"rollout.precision", "model.device"},
-            "int8 works on the CPU only; with model.device = \"cuda\" use bf16 or float32");
+            "int8 works on the CPU only; with model.device = \"cuda\" use fp8, bf16 or float32");
+    require(on_gpu || run_.rollout.precision != RolloutPrecision::fp8,
+            {"rollout.precision", "model.device"},
+            "fp8 works on a GPU only; set model.device = \"cuda\", or use int8");
+    require(
+        run_.rollout.precision != RolloutPrecision::fp8 ||
+            t.precision != TrainingPrecision::float32,
+        {"rollout.precision", "trainer.precision"},
+        "fp8 is beside bf16: with trainer.precision = \"float32\" use float32 or bf16, or leave "
+        "trainer.precision out");
   }
 
   void loss() {

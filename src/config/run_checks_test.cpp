@@ -106,6 +106,10 @@ TEST(RunChecks, ADeviceHasItsPrecisionsAndItsKeys) {
        {"[trainer]\nprecision = \"bf16\"\n",
         {"line 2", "trainer.precision", "float32", "model.device = \"cuda\""}},
        {cuda + "[rollout]\nprecision = \"int8\"\n", {"line 4", "rollout.precision", "bf16"}},
+       {"[rollout]\nprecision = \"fp8\"\n",
+        {"line 2", "rollout.precision", "GPU only", "model.device = \"cuda\"", "int8"}},
+       {cuda + "[trainer]\nprecision = \"float32\"\n[rollout]\nprecision = \"fp8\"\n",
+        {"rollout.precision", "trainer.precision", "bf16"}},
        {"[trainer]\noptimizer_state = \"int8\"\n",
         {"line 2", "trainer.optimizer_state", "cuda only", "inert", "leave it out"}},
        {cuda + "[trainer]\noptimizer_state = \"int4\"\n", {"line 4", "float32, int8"}},
@@ -126,6 +130,7 @@ TEST(RunChecks, ADeviceHasItsPrecisionsAndItsKeys) {
        {cuda + "[trainer]\nthreads = 2\n", {"line 4", "trainer.threads", "inert"}}});
   expect_taken({cuda, cuda + "[trainer]\nprecision = \"bf16\"\n[rollout]\nprecision = \"bf16\"\n",
                 cuda + "[trainer]\nprecision = \"float32\"\n",
+                cuda + "[rollout]\nprecision = \"fp8\"\n",
                 cuda + "[trainer]\noptimizer_state = \"int8\"\n",
                 cuda + "[trainer]\nsharding = \"weights\"\n",
                 "[trainer]\nrecompute_activations = \"selective\"\n",
@@ -144,6 +149,9 @@ TEST(RunChecks, RolloutsHaveTheTrainersPrecisionUnlessToldOtherwise) {
 
   run.model.device = Device::cuda;
   EXPECT_TRUE(rollouts_are_exact(run));
+  run.rollout.precision = RolloutPrecision::fp8;
+  EXPECT_EQ(rollout_precision(run), Precision::fp8);
+  EXPECT_FALSE(rollouts_are_exact(run));
   run.rollout.precision = RolloutPrecision::automatic;
   EXPECT_EQ(rollout_precision(run), Precision::bf16);
   EXPECT_TRUE(rollouts_are_exact(run));

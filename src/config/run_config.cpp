@@ -195,6 +195,7 @@ Precision rollout_precision(const RunConfig& run) {
     case RolloutPrecision::float32: return Precision::float32;
     case RolloutPrecision::bf16: return Precision::bf16;
     case RolloutPrecision::int8: return Precision::int8;
+    case RolloutPrecision::fp8: return Precision::fp8;
     case RolloutPrecision::automatic: break;
   }
   const bool half =

@@ -56,9 +56,9 @@ template <>
 inline constexpr std::array kNames<Sharding>{"optimizer", "weights"};
 
 // rollout.precision: of the sampler's weights, and of its passes on a GPU.
-enum class RolloutPrecision { automatic, float32, bf16, int8 };
+enum class RolloutPrecision { automatic, float32, bf16, int8, fp8 };
 template <>
-inline constexpr std::array kNames<RolloutPrecision>{"auto", "float32", "bf16", "int8"};
+inline constexpr std::array kNames<RolloutPrecision>{"auto", "float32", "bf16", "int8", "fp8"};
 
 // orchestrator.schedule: whether sampling waits for the trainer, so that runs repeat bit for bit,
 // or runs ahead of it.

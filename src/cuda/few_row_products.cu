@@ -3,10 +3,9 @@
 
 #include "cuda/few_row_products.h"
 
-#include <cuda.h>
-
 #include <algorithm>
 
+#include "cuda/box_copies.cuh"
 #include "cuda/early_launch.cuh"
 #include "cuda/row_math.cuh"
 
@@ -15,50 +14,15 @@ namespace {
 
 using Bf16 = __nv_bfloat16;
 
-constexpr int kDepth = 64;        // inputs of a stage
-constexpr int kDepthBytes = 128;  // of a row
+constexpr int kDepth = 64;              // inputs of a stage
+constexpr int kDepthBytes = kBoxBytes;  // of a row
 constexpr int kGroupRows = 64, kGroupThreads = 128;
 
 // ---------------------------------------------------------------------------------------------
-// Barriers, copies and products that have no other spelling
+// Products that have no other spelling
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-__device__ __forceinline__ uint32_t address_of(const void* shared) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
-__device__ __forceinline__ void make_barrier(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void wait_for(uint32_t barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain%=:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again%=;\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-// A box of the matrix that begins at an input and a row.
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& from, int input, int row,
-                                         uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
-      "l"(&from), "r"(barrier), "r"(input), "r"(row)
-      : "memory");
-}
-// Rows of 128 bytes whose pieces of 16 bytes are permuted as the copies leave them.
-__device__ __forceinline__ uint64_t matrix_at(uint32_t address) {
-  constexpr uint64_t kPermuted = uint64_t{1} << 62, kEightRows = uint64_t{1024 / 16} << 32;
-  return kPermuted | kEightRows | uint64_t{1} << 16 | (address & 0x3ffff) / 16;
-}
 // c [64, n] += a [64, 16] b [n, 16]^T, in rows and columns as mma.m16n8k16 has them: a warp has 16
 // rows, a lane rows lane / 4 and 8 further, columns 8 i + 2 (lane % 4) and the next.
 __device__ __forceinline__ void multiply_add(float (&c)[16], uint64_t a, uint64_t b) {
@@ -220,37 +184,9 @@ __global__ void __launch_bounds__(kGroups* kGroupThreads + kWarp)
 // ---------------------------------------------------------------------------------------------
 // Launches
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-EncodeTiled encode_tiled() {
-  static const EncodeTiled function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
-                                                cudaEnableDefault, &result),
-               "cuTensorMapEncodeTiled");
-    if (found == nullptr) throw Error("CUDA: the driver has no cuTensorMapEncodeTiled");
-    return reinterpret_cast<EncodeTiled>(found);
-  }();
-  return function;
-}
-
-// A matrix [rows, inputs] that is copied in boxes of `box_rows` rows and kDepth inputs.
+// A matrix [rows, inputs] that is copied in boxes of `box_rows` rows.
 CUtensorMap map_of(const void* matrix, int64_t rows, int64_t inputs, int box_rows) {
-  CUtensorMap map;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(inputs), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(inputs) * sizeof(Bf16)};
-  const cuuint32_t box[2] = {kDepth, static_cast<cuuint32_t>(box_rows)}, every[2] = {1, 1};
-  const CUresult status =
-      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes,
-                     strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) throw Error("CUDA: a map of a matrix is refused");
-  return map;
-}
-
-unsigned parts_of(int64_t size, int64_t part) {
-  return static_cast<unsigned>((size + part - 1) / part);
+  return box_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, sizeof(Bf16), matrix, rows, inputs, box_rows);
 }
 
 template <int kGroups, int kOutputs, int kStages, bool kGated>
@@ -266,7 +202,7 @@ void launch(const Projection& p, cudaStream_t stream) {
   product.bias = static_cast<const Bf16*>(p.bias);
   product.y = static_cast<Bf16*>(p.y);
   product.y_stride = !kGated && p.y_stride > 0 ? p.y_stride : product.outputs;
-  const dim3 grid(parts_of(product.outputs, kOwn), parts_of(p.rows, kRows));
+  const dim3 grid(blocks_for(product.outputs, kOwn), blocks_for(p.rows, kRows));
   launch_early(kernel, grid, kGroups * kGroupThreads + kWarp, size_t{kBytes}, stream,
                map_of(p.x, p.rows, p.inputs, kRows), map_of(p.weight, p.outputs, p.inputs, kOwn),
                product);
@@ -276,8 +212,8 @@ void launch(const Projection& p, cudaStream_t stream) {
 // Rows and outputs of a block whose inputs are read, times the number of times that all
 // multiprocessors are filled with blocks: what a product takes per input.
 int64_t cost_of(const Projection& p, int groups, int outputs) {
-  const int64_t blocks =
-      static_cast<int64_t>(parts_of(p.outputs, outputs)) * parts_of(p.rows, groups * kGroupRows);
+  const int64_t blocks = static_cast<int64_t>(blocks_for(p.outputs, outputs)) *
+                         blocks_for(p.rows, groups * kGroupRows);
   const int64_t waves = (blocks + multiprocessors() - 1) / multiprocessors();
   return waves * (groups * kGroupRows + outputs);
 }
@@ -312,9 +248,10 @@ bool takes(const Projection& p) {
     if (status != cudaSuccess) cudaGetLastError();  // no code for this device at all
     return status == cudaSuccess && attributes.sharedSizeBytes > 0;
   }();
-  return loaded && p.rows <= kMostFewRows && !p.weight_by_inputs && p.type == Dtype::bf16 &&
-         p.y_type == Dtype::bf16 && p.inputs % 8 == 0 && p.outputs % 8 == 0 &&
-         p.y_stride % 2 == 0 && aligned(p.x) && aligned(p.weight) && aligned(p.y);
+  return loaded && p.x_scales == nullptr && p.rows <= kMostFewRows && !p.weight_by_inputs &&
+         p.type == Dtype::bf16 && p.y_type == Dtype::bf16 && p.inputs % 8 == 0 &&
+         p.outputs % 8 == 0 && p.y_stride % 2 == 0 && aligned(p.x) && aligned(p.weight) &&
+         aligned(p.y);
 }
 
 }  // namespace

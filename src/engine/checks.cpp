@@ -39,6 +39,22 @@ void check_options(const EngineOptions& options) {
   }
 }
 
+void check_sizes_for_fp8(const ModelConfig& config) {
+  const int64_t heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
+  const auto check = [](const char* name, int64_t size) {
+    if (size % 16 == 0) return;
+    throw Error(
+        fmt::format("precision fp8: {} is {}, and products in fp8 take multiples of 16; use bf16 "
+                    "(rollout.precision, --precision)",
+                    name, size));
+  };
+  check("hidden_size", config.hidden_size);
+  check("intermediate_size", config.intermediate_size);
+  check("num_attention_heads * head_dim", heads * config.head_dim);
+  check("(num_attention_heads + 2 num_key_value_heads) * head_dim",
+        (heads + 2 * kv_heads) * config.head_dim);
+}
+
 int64_t most_blocks(const ModelConfig& config, const EngineOptions& options) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   const int64_t longest = (config.max_position_embeddings + kBlockKeys - 1) / kBlockKeys;

@@ -25,4 +25,8 @@ RequestLimits limits_of(const ModelConfig& config, const EngineOptions& options,
 // key that differs.
 void check_same_network(const ModelConfig& own, const ModelConfig& other);
 
+// Throws Error for a model that cannot be sampled in fp8: products of codes take inputs and outputs
+// that are multiples of 16.
+void check_sizes_for_fp8(const ModelConfig& config);
+
 }  // namespace leeway

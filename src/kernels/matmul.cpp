@@ -159,6 +159,7 @@ void multiply_panel(const PanelTask& t, Precision precision) {
     case Precision::float32: return multiply_panel_of<float>(t);
     case Precision::bf16: return multiply_panel_of<hwy::bfloat16_t>(t);
     case Precision::int8: return multiply_panel_of<int8_t>(t);
+    case Precision::fp8: break;  // refused by PackedMatrix
   }
 }
 
@@ -272,6 +273,7 @@ void gemm(Team& team, int64_t m, int64_t n, int64_t k, const Operand& a, const O
 
 PackedMatrix::PackedMatrix(Precision precision, int64_t outputs, int64_t inputs)
     : precision_(precision), outputs_(outputs), inputs_(inputs) {
+  LEEWAY_CHECK(precision != Precision::fp8, "fp8 is for GPUs");
   panels_.resize(static_cast<size_t>(panels_of(outputs)) * panel_bytes());
   if (precision == Precision::int8)
     scales_.resize(static_cast<size_t>(panels_of(outputs)) * kPanel);
@@ -321,6 +323,7 @@ void PackedMatrix::pack(Team& team, std::span<const Part> parts) {
                 [&](float value) { return static_cast<int8_t>(std::lrintf(value * inverse)); });
           break;
         }
+        case Precision::fp8: break;
       }
     }
   });
@@ -341,6 +344,7 @@ void PackedMatrix::row(int64_t output, float* to) const {
       return read(reinterpret_cast<const int8_t*>(data),
                   [&](int8_t value) { return static_cast<float>(value) * scale; });
     }
+    case Precision::fp8: break;
   }
 }
 

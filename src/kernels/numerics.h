@@ -5,10 +5,10 @@
 
 namespace leeway {
 
-// Of packed weights.
-enum class Precision { float32, bf16, int8 };
+// Of a sampler's weights. Packed ones for CPUs are not fp8, those on a GPU are not int8.
+enum class Precision { float32, bf16, int8, fp8 };
 template <>
-inline constexpr std::array kNames<Precision>{"float32", "bf16", "int8"};
+inline constexpr std::array kNames<Precision>{"float32", "bf16", "int8", "fp8"};
 
 // `exact`: all products use our own kernels with one fixed order (kernels/matmul.h). `fast`:
 // products of training passes use the BLAS (kernels/blas.h).

@@ -72,6 +72,16 @@ void check_device(const Config& config) {
   check_device(device, fmt::format("model.device = \"{}\"", name_of(device)));
 }
 
+void check_precision(Device device, Precision precision) {
+  if (device == Device::cuda && precision == Precision::int8) {
+    throw Error(
+        "--precision int8: works on the CPU only; with --device cuda use fp8, bf16 or float32");
+  }
+  if (device == Device::cpu && precision == Precision::fp8) {
+    throw Error("--precision fp8: works on a GPU only; use int8, or --device cuda");
+  }
+}
+
 int64_t rows_per_step(Device device) { return device == Device::cpu ? 512 : 8192; }
 
 void choose_device_memory(Device device, bool shares_weights) {
@@ -84,7 +94,7 @@ int64_t free_device_memory() { return cuda_backends().backends->free_memory(); }
 
 MakeSamplingBackend sampling_backend(Device device, Precision precision) {
   if (device == Device::cpu) return {};
-  return cuda_backends().backends->sampling(precision == Precision::bf16);
+  return cuda_backends().backends->sampling(precision);
 }
 
 MakeSamplingBackend sampling_backend(const RunConfig& run) {

@@ -31,6 +31,9 @@ int64_t free_device_memory();
 // (`shares_weights`): memory that grows has no handles for that.
 void choose_device_memory(Device device, bool shares_weights);
 
+// Throws Error for a sampler's precision that the device does not have (`--precision`).
+void check_precision(Device device, Precision precision);
+
 // These take devices that have been checked. `precision` is that of the passes on cuda, where there
 // is no int8; the engine on the CPU uses its own options.
 MakeSamplingBackend sampling_backend(Device device, Precision precision);

@@ -32,6 +32,13 @@ int64_t engines_of(const RunConfig& run, const MemoryOfJob& job) {
   return run.inference.pool == InferencePool::in_process ? 2 : 0;
 }
 
+// In this process evaluations are in the precision of training; servers have one.
+int64_t fp8_engines_of(const RunConfig& run, const MemoryOfJob& job) {
+  const int64_t engines = engines_of(run, job);
+  if (rollout_precision(run) != Precision::fp8 || job.job == Job::sft) return 0;
+  return job.spawn_servers > 0 ? engines : engines / 2;
+}
+
 }  // namespace
 
 DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
@@ -59,8 +66,12 @@ DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
   if (job.job == Job::train && config.loss_spec.reads(Stream::teacher)) {
     use.other_policies.push_back(load_model_config(run.trainer.teacher));
   }
-  use.sampler = {engines_of(run, job), run.rollout.kv_bytes, run.rollout.max_sequences,
-                 rows_per_step(run.model.device), job.spawn_servers == 0};
+  use.sampler = {.engines = engines_of(run, job),
+                 .fp8_engines = fp8_engines_of(run, job),
+                 .kv_bytes = run.rollout.kv_bytes,
+                 .max_sequences = run.rollout.max_sequences,
+                 .max_rows = rows_per_step(run.model.device),
+                 .in_process = job.spawn_servers == 0};
   return use;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/text_table.h"
 #include "orchestrator/steady_clock.h"
+#include "run/devices.h"
 
 namespace leeway {
 
@@ -29,6 +30,9 @@ Sampler& PolicyEvaluator::loaded(std::shared_ptr<const PolicySnapshot> weights) 
   }
   EngineOptions options = setup_.engine_options(0);
   options.precision = Precision::float32;
+  if (rollout_precision(setup_.config.run) == Precision::fp8) {
+    options.backend = sampling_backend(setup_.config.run.model.device, Precision::bf16);
+  }
   options.threads = 0;
   engine_ = std::make_unique<EngineSampler>(*weights, options);
   return *engine_;

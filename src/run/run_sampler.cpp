@@ -40,8 +40,10 @@ void RunSampler::sample_in_process(const PolicySnapshot& weights, int threads, C
     return;
   }
   sampler_ = setup_.ranks->make_sampler(weights, options);
-  // An evaluation's bits must not depend on the number of ranks: it is in float32.
+  // An evaluation's bits must not depend on the number of ranks: it is in float32, or on a GPU in
+  // the precision of training.
   if (!options.backend && options.precision != Precision::float32) return;
+  if (options.precision == Precision::fp8) return;
   shared_ = std::make_unique<SharedSampler>(*sampler_, weights.version(), clock);
 }
 

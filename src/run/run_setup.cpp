@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/files.h"
+#include "engine/checks.h"
 #include "leeway/error.h"
 #include "model/adapter_io.h"
 #include "orchestrator/demonstrations.h"
@@ -96,6 +97,7 @@ Parameters make_weights(const Config& config, const Tokenizer& tokenizer,
   if (!run.model.path.empty() && !tokenizer_file.empty()) {
     refuse_ids_beyond(tokenizer_file, run.model.path, model.vocab_size, tokenizer.vocab_size());
   }
+  if (rollout_precision(run) == Precision::fp8) check_sizes_for_fp8(model);
   if (check) check(config, model);
   if (run.model.lora.enabled) return make_adapter(run);
   if (!run.model.path.empty()) return load_parameters(run.model.path);

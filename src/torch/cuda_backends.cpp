@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "leeway/error.h"
 #include "torch/device_room.h"
 #include "torch/nccl_group.h"
 #include "torch/torch_errors.h"
@@ -47,8 +48,10 @@ MakeRankBackend cuda_rank_training(bool half) {
   };
 }
 
-MakeSamplingBackend cuda_sampling(bool half) {
-  return make_torch_sampling(first_gpu(), type_of(half));
+MakeSamplingBackend cuda_sampling(Precision precision) {
+  LEEWAY_CHECK(precision != Precision::int8, "int8 is for CPUs");
+  return make_torch_sampling(first_gpu(), type_of(precision != Precision::float32),
+                             {.fp8 = precision == Precision::fp8});
 }
 
 WeightSharing cuda_sharing() { return cuda_weight_sharing(first_gpu()); }

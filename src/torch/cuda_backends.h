@@ -7,6 +7,7 @@
 #include <string>
 
 #include "engine/backend.h"
+#include "kernels/numerics.h"
 #include "model/shared_weights.h"
 #include "trainer/rank_backend.h"
 
@@ -25,7 +26,8 @@ struct CudaBackends {
   MakeTrainingBackend (*training)(bool half);
   // The same for a rank among others, on its first GPU; Error if the build has no NCCL.
   MakeRankBackend (*rank_training)(bool half);
-  MakeSamplingBackend (*sampling)(bool half);
+  // In float32, bf16 or fp8, whose passes are in bf16 beside the layers' products.
+  MakeSamplingBackend (*sampling)(Precision precision);
   // Weights of the first GPU, between processes.
   WeightSharing (*sharing)();
 };

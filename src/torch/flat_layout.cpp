@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "cuda/moment_codes.h"
 #include "leeway/error.h"
@@ -39,8 +40,21 @@ Tensor host_view(std::span<const float> values, const std::vector<int64_t>& shap
 
 }  // namespace
 
-FlatLayout::FlatLayout(const ModelConfig& model) : config(model), table(parameter_table(model)) {
+FlatLayout::FlatLayout(const ModelConfig& model, std::vector<ParameterInfo> parameters)
+    : config(model), table(std::move(parameters)) {
   place();
+}
+
+FlatLayout::FlatLayout(const ModelConfig& model) : FlatLayout(model, parameter_table(model)) {}
+
+FlatLayout FlatLayout::without_layer_matrices(const ModelConfig& config) {
+  std::vector<ParameterInfo> kept = parameter_table(config);
+  std::erase_if(kept, is_layer_matrix);
+  return FlatLayout(config, std::move(kept));
+}
+
+bool is_layer_matrix(const ParameterInfo& info) {
+  return decays(info) && info.name.starts_with("model.layers.");
 }
 
 FlatLayout::FlatLayout(const Parameters& parameters)
@@ -170,7 +184,8 @@ NetworkTensors network_views(const FlatLayout& layout,
     return offset == nullptr ? Tensor() : numbers(*offset, count);
   };
   const auto matrix = [&](const int64_t* offset, int64_t outputs, int64_t inputs) {
-    return numbers(*offset, outputs * inputs).view({outputs, inputs});
+    return offset == nullptr ? Tensor()
+                             : numbers(*offset, outputs * inputs).view({outputs, inputs});
   };
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   const int64_t queries = config.num_attention_heads * config.head_dim;

@@ -25,6 +25,9 @@ struct FlatLayout {
   explicit FlatLayout(const ModelConfig& config);
   // Of what is trained of `parameters`: an adapter's own matrices, or all.
   explicit FlatLayout(const Parameters& parameters);
+  // Of the parameters of a model that are kept where the layers' matrices are codes
+  // (coded_operations.h): all others.
+  static FlatLayout without_layer_matrices(const ModelConfig& config);
 
   // What one of `size` ranks updates, a power of two of them: parts are of the same length and
   // begin with a block of moments' codes.
@@ -42,8 +45,11 @@ struct FlatLayout {
   int64_t decaying = 0, size = 0;
 
  private:
+  FlatLayout(const ModelConfig& config, std::vector<ParameterInfo> table);
   void place();
 };
+// Whether a parameter is one of the matrices of a layer, by its name and role.
+bool is_layer_matrix(const ParameterInfo& info);
 
 // The parameters as views of `flat`, a tensor [layout.size], beside layout.table.
 std::vector<at::Tensor> parameter_views(const FlatLayout& layout, const at::Tensor& flat);
@@ -57,7 +63,8 @@ void copy_to_flat_part(const FlatLayout& layout, const Parameters& host, int64_t
 void copy_part_to_host(const FlatLayout& layout, int64_t begin, const at::Tensor& part,
                        Parameters& host);
 
-// The parameters as the network uses them, views of `flat`; undefined where the family has none.
+// The parameters as the network uses them, views of `flat`; undefined where the family, or the
+// layout, has none.
 // Matrices are [outputs, inputs].
 struct LayerTensors {
   at::Tensor input_norm, post_norm;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "leeway/error.h"
+#include "torch/compat.h"
 #include "torch/layer_rows.h"
 
 #ifdef LEEWAY_CUDA
@@ -261,7 +262,9 @@ void swiglu_rows(const Tensor& gate_up, Tensor& s) {
   }
 #endif
   const std::vector<Tensor> halves = gate_up.chunk(2, -1);
-  s.copy_(at::silu(halves[0]) * halves[1]);
+  // Some versions of ATen compute silu of bf16 in bf16.
+  const Tensor gate = at::silu(halves[0].to(wide_type(s))).to(s.scalar_type());
+  s.copy_(gate * halves[1]);
 }
 
 void project_gated(cuda::Products* products, const Tensor& x, const Tensor& transposed,

@@ -11,6 +11,7 @@
 #include "engine/checks.h"
 #include "engine/host_draws.h"
 #include "leeway/error.h"
+#include "torch/coded_operations.h"
 #include "torch/device_weights.h"
 #include "torch/low_rank.h"
 #include "torch/sampling_operations.h"
@@ -19,6 +20,7 @@
 #include "torch/torch_errors.h"
 
 #ifdef LEEWAY_CUDA
+#include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -100,6 +102,7 @@ class TorchSampling final : public SamplingBackend {
   // as needed; graphs are captured on them and on `integers_`, and are discarded when these move.
   int64_t rows_room_ = 0, draws_room_ = 0;
   Tensor x_, h_, qkv_, q_, attention_, delta_, gate_up_, s_, low_;
+  CodedTensor coded_;  // in fp8: of the input of the next product, whatever its width
   Tensor last_x_, last_, logits_, draw_space_, sampled_;
   Tensor host_sampled_;  // pinned where the device is CUDA
   PassIntegers integers_;
@@ -110,10 +113,15 @@ class TorchSampling final : public SamplingBackend {
   std::vector<Drawn> host_drawn_;
 };
 
-void check_device(torch::Device device, torch::ScalarType compute, const ModelConfig& config) {
+void check_device(torch::Device device, torch::ScalarType compute, const ModelConfig& config,
+                  bool fp8) {
   if (compute != at::kFloat && compute != at::kBFloat16) {
     throw Error(fmt::format("sampling in {}: the compute type is float32 or bfloat16",
                             c10::toString(compute)));
+  }
+  if (fp8) {
+    LEEWAY_CHECK(compute == at::kBFloat16, "fp8 is beside bf16");
+    check_sizes_for_fp8(config);
   }
   if (!device.is_cuda()) return;
 #ifdef LEEWAY_CUDA
@@ -122,6 +130,13 @@ void check_device(torch::Device device, torch::ScalarType compute, const ModelCo
     throw Error(fmt::format(
         "head_dim is {}: sampling on CUDA takes multiples of 8 up to 256; sample on the CPU",
         config.head_dim));
+  }
+  const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
+  if (fp8 && 10 * properties->major + properties->minor < 89) {
+    throw Error(fmt::format(
+        "precision fp8: {} has no products in fp8, which begin with compute capability 8.9; use "
+        "bf16 (rollout.precision, --precision)",
+        properties->name));
   }
 #else
   throw Error(fmt::format("device {}: this build has no CUDA (head_dim {})", device.str(),
@@ -152,7 +167,7 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
       blocks_(block_count(options, block_bytes_, most_blocks)),
       products_(make_products(device)),
       integers_(device) {
-  check_device(device, compute, config);
+  check_device(device, compute, config, own.fp8);
 #ifdef LEEWAY_CUDA
   if (device_.is_cuda()) {
     // Its kernels are small and wait for each other: beside a trainer's large ones they go first.
@@ -171,7 +186,8 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
 }
 
 void TorchSampling::make_tensors() {
-  weights_.emplace(config_, device_, compute_, at_once_);
+  weights_.emplace(config_, device_, compute_,
+                   SamplingWeights::Options{.at_once = at_once_, .fp8 = own_.fp8});
   kv_ = at::empty(
       {2 * config_.num_hidden_layers, blocks_, kBlockKeys, counts_.kv_heads, counts_.head_dim},
       of_type(compute_));
@@ -225,6 +241,11 @@ void TorchSampling::reserve(const PassShape& shape) {
     make(gate_up_, 2 * config_.intermediate_size);
     make(s_, config_.intermediate_size);
     make(low_, weights_->low_width);
+    if (own_.fp8) {
+      coded_ = {};
+      const int64_t widest = std::max({config_.hidden_size, queries, config_.intermediate_size});
+      coded_ = empty_coded(rows_room_, widest, device_);
+    }
     moved = true;
   }
   const int64_t draws = std::max(shape.draws, shape.logit_rows);
@@ -269,6 +290,19 @@ void TorchSampling::forward(const PassShape& shape) {
     low = low.view({from.size(0), stack.a.size(0)});
     add_low_rank(stack, adapter.scale, from, low, y);
   };
+  // In fp8 a product's input is made codes on the way to it, and its numbers are for an adapter.
+  const bool fp8 = own_.fp8;
+  Tensor nothing;
+  const auto norm = [&](const Tensor& added, const Tensor& weight) {
+    if (!fp8) return add_norm(x, added, weight, eps, h);
+    CodedTensor coded = first_coded(coded_, x.size(0), x.size(1));
+    add_norm_coded(x, added, weight, eps, adapter.layers.empty() ? nothing : h, coded);
+  };
+  const auto multiply = [&](const Tensor& from, const Tensor& transposed, const CodedTensor& codes,
+                            const Tensor& bias, Tensor& y) {
+    if (!fp8) return project(products_.get(), from, transposed, bias, y);
+    project_coded(products_.get(), first_coded(coded_, from.size(0), from.size(1)), codes, bias, y);
+  };
   // Prompts: of their last layer most rows are keys and values alone.
   const bool trims = 2 * shape.logit_rows <= shape.rows;
 
@@ -278,8 +312,8 @@ void TorchSampling::forward(const PassShape& shape) {
     const SamplingLayer& layer = weights_->layers[i];
     const bool last = i + 1 == weights_->layers.size();
     Tensor &keys = pages_[2 * i], &values = pages_[2 * i + 1];
-    add_norm(x, i == 0 ? Tensor() : delta, layer.input_norm, eps, h);
-    project(products_.get(), h, layer.qkv_t, layer.qkv_bias, qkv);
+    norm(i == 0 ? Tensor() : delta, layer.input_norm);
+    multiply(h, layer.qkv_t, layer.qkv_coded, layer.qkv_bias, qkv);
     add_update(i, &LayerAdapter::qkv, h, qkv);
     store_heads(layer.heads, rows, qkv, q, keys, values);
     if (last && shape.logit_rows == 0) return;
@@ -292,17 +326,26 @@ void TorchSampling::forward(const PassShape& shape) {
       attention = few, x = few_x;
       for (Tensor* of_row : {&h, &delta, &gate_up, &s}) *of_row = first(*of_row, shape.logit_rows);
     }
-    project(products_.get(), attention, layer.o_t, layer.o_bias, delta);
+    if (fp8) {
+      CodedTensor coded = first_coded(coded_, attention.size(0), attention.size(1));
+      code_rows(attention, coded);
+    }
+    multiply(attention, layer.o_t, layer.o_coded, layer.o_bias, delta);
     add_update(i, &LayerAdapter::o, attention, delta);
-    add_norm(x, delta, layer.post_norm, eps, h);
-    if (adapter.layers.empty()) {
+    norm(delta, layer.post_norm);
+    if (adapter.layers.empty() && !fp8) {
       project_gated(products_.get(), h, layer.gate_up_t, gate_up, s);
     } else {
-      project(products_.get(), h, layer.gate_up_t, Tensor(), gate_up);
+      multiply(h, layer.gate_up_t, layer.gate_up_coded, Tensor(), gate_up);
       add_update(i, &LayerAdapter::gate_up, h, gate_up);
-      swiglu_rows(gate_up, s);
+      if (fp8) {
+        CodedTensor coded = first_coded(coded_, s.size(0), s.size(1));
+        swiglu_rows_coded(gate_up, adapter.layers.empty() ? nothing : s, coded);
+      } else {
+        swiglu_rows(gate_up, s);
+      }
     }
-    project(products_.get(), s, layer.down_t, Tensor(), delta);
+    multiply(s, layer.down_t, layer.down_coded, Tensor(), delta);
     add_update(i, &LayerAdapter::down, s, delta);
   }
   Tensor last = first(last_, shape.logit_rows), logits = first(logits_, shape.logit_rows);

@@ -19,6 +19,10 @@ struct TorchSamplingOptions {
   // Passes of only decode rows are padded to one of a few numbers of rows, and on CUDA captured as
   // a graph the second time that number occurs: a pass is then one launch instead of hundreds.
   bool graphs = true;
+  // The layers' matrices and the rows they are multiplied with in fp8 (coded_operations.h), as
+  // inference engines have them: `compute` is bfloat16, and the sizes of the model are as
+  // engine/checks.h wants them. Embedding, head, attention and the KV cache stay in bf16.
+  bool fp8 = false;
 };
 
 // For EngineOptions::backend. `compute`: float32 or bfloat16, the type of weights and KV cache;

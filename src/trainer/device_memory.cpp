@@ -92,6 +92,17 @@ int64_t head_bytes(const DeviceMemoryUse& use) {
   return std::min(kHeadBytes, use.max_tokens * row) + 16 * use.max_tokens;
 }
 
+// The matrices of the layers, which are codes in fp8.
+struct CodedBytes {
+  int64_t numbers = 0, rows = 0;
+};
+CodedBytes coded_bytes(const ModelConfig& model) {
+  const Widths w(model);
+  const int64_t layers = model.num_hidden_layers;
+  return {layers * (w.qkv() * w.hidden + w.hidden * w.queries + 3 * w.inner * w.hidden),
+          layers * (w.qkv() + 2 * w.hidden + 2 * w.inner)};
+}
+
 int64_t sampler_bytes(const DeviceMemoryUse& use) {
   const SamplerMemoryUse& sampler = use.sampler;
   const Widths w(use.model);
@@ -100,8 +111,15 @@ int64_t sampler_bytes(const DeviceMemoryUse& use) {
   const int64_t draw = number * w.hidden + 4 * w.vocabulary;
   int64_t own = use.lora ? adapter_of(use) : 0;
   if (!use.lora || !sampler.in_process) own += parameters_of(use.model);
-  return sampler.engines *
-         (number * own + sampler.kv_bytes + sampler.max_rows * row + sampler.max_sequences * draw);
+  const int64_t engine =
+      number * own + sampler.kv_bytes + sampler.max_rows * row + sampler.max_sequences * draw;
+  // In fp8 a byte for each number of the layers' matrices, in the place of the matrices or, where
+  // these are the shared base of an adapter, beside it. A pass has codes of its widest row.
+  const CodedBytes coded = coded_bytes(use.model);
+  const int64_t widest = std::max({w.hidden, w.queries, w.inner});
+  const int64_t kept = use.lora ? 0 : number * coded.numbers;
+  const int64_t more = coded.numbers + 4 * coded.rows - kept + sampler.max_rows * (widest + 4);
+  return sampler.engines * engine + sampler.fp8_engines * more;
 }
 
 struct Choice {

@@ -17,6 +17,7 @@ namespace leeway {
 // An engine of this process, as EngineOptions (engine/engine.h).
 struct SamplerMemoryUse {
   int64_t engines = 0;                                    // 0: others sample
+  int64_t fp8_engines = 0;                                // of them
   int64_t kv_bytes = 0, max_sequences = 0, max_rows = 0;  // of each
   bool in_process = true;  // with the model below an adapter that the trainer has
 };

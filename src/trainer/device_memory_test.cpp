@@ -87,6 +87,17 @@ TEST(DeviceMemory, CountsOtherPoliciesAndEngines) {
   const int64_t pass = 8192 * 2 * (3 * 1024 + 4096 + 2 * 2048 + 3 * 3072);
   const int64_t draws = 256 * (2 * 1024 + 4 * 151936);
   EXPECT_EQ(device_memory(use).sampler, 2 * (alone.weights / 2 + kGibi + pass + draws));
+  // A byte instead of two for a matrix of a layer, a scale for each of its outputs, and codes of a
+  // pass's rows.
+  use.sampler.fp8_engines = 1;
+  const int64_t matrices = 28 * 1024 * (4096 + 2048 + 3 * 3072);
+  const int64_t scales = 28 * 4 * (4096 + 1024 + 6144 + 1024);
+  EXPECT_EQ(device_memory(use).sampler,
+            2 * (alone.weights / 2 + kGibi + pass + draws) - matrices + scales + 8192 * (3072 + 4));
+  use.lora = {16, 32.0, {"q_proj"}, ""};
+  const int64_t with_codes = device_memory(use).sampler;
+  use.sampler.fp8_engines = 0;  // the base is there anyway, and codes come beside it
+  EXPECT_EQ(with_codes - device_memory(use).sampler, matrices + scales + 8192 * (3072 + 4));
 }
 
 TEST(DeviceMemory, WhatFitsIsNotRefusedAndWhatDoesNotIsWithItsNumbers) {
