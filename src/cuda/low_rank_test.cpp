@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "base/rng.h"
-#include "base/test_size.h"
 #include "cuda/gpu_test_support.h"
 
 namespace leeway::cuda {
@@ -118,49 +117,6 @@ TEST(LowRank, ARowHasTheSameBitsWithAnyNumberOfRows) {
       const Numbers some = problem.computed(first, rows);
       EXPECT_EQ(std::memcmp(some.data(), all.data() + first * c.width, some.size() * 2), 0)
           << "rank " << c.rank << ", " << rows << " rows from " << first;
-    }
-  }
-}
-
-// Of the rows from `first` on of x [rows, inputs], whose rows lie 8 numbers further apart.
-Numbers low_of(const Numbers& x, const Numbers& a, int64_t inputs, int64_t first, int64_t rows) {
-  const int64_t width = static_cast<int64_t>(a.size()) / inputs, stride = inputs + 8;
-  const DeviceArray<__nv_bfloat16> x_there(std::span<const __nv_bfloat16>(
-      x.data() + first * stride, static_cast<size_t>(rows * stride)));
-  const DeviceArray<__nv_bfloat16> a_there(a);
-  const DeviceArray<__nv_bfloat16> low(Numbers(static_cast<size_t>(rows * width)));
-  low_rank_inputs({rows, inputs, width, x_there.data(), stride, a_there.data(), low.data()},
-                  nullptr);
-  return low.values();
-}
-
-TEST(LowRank, ProjectsRowsToTheRankWithTheSameBitsAmongAnyOthers) {
-  LEEWAY_NEEDS_GPU();
-  // One part and several, shares of the inputs that are not full, more outputs than a block has.
-  for (const auto& [inputs, width] : std::vector<std::pair<int64_t, int64_t>>{
-           {8, 8}, {72, 24}, {576, 48}, {1024, 16}, {1032, 40}, {3072, 72}, {1536, 192}}) {
-    Rng rng(11);
-    const int64_t rows = testing::small_cases() ? 333 : 5000;
-    const Numbers x = random_numbers(rows * (inputs + 8), rng);
-    const Numbers a = random_numbers(width * inputs, rng);
-    const Numbers all = low_of(x, a, inputs, 0, rows);
-    for (const int64_t row : {int64_t{0}, int64_t{13}, rows / 2, rows - 1}) {
-      for (int64_t o = 0; o < width; ++o) {
-        double sum = 0.0, size = 0.0;
-        for (int64_t k = 0; k < inputs; ++k) {
-          const double term = at(x, row * (inputs + 8) + k) * at(a, o * inputs + k);
-          sum += term, size += std::abs(term);
-        }
-        // A rounding to bf16, and those of a float32 sum.
-        ASSERT_NEAR(at(all, row * width + o), sum, 0.004 * std::abs(sum) + 1e-6 * size)
-            << inputs << " inputs, row " << row << ", output " << o;
-      }
-    }
-    for (const auto& [first, count] :
-         std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {5, 1}, {13, 2}, {9, 17}, {100, 200}}) {
-      const Numbers some = low_of(x, a, inputs, first, count);
-      EXPECT_EQ(std::memcmp(some.data(), all.data() + first * width, some.size() * 2), 0)
-          << inputs << " inputs, " << width << " outputs, " << count << " rows from " << first;
     }
   }
 }

@@ -24,25 +24,6 @@ Tensor columns_of(const LowRankStack& stack, const Tensor& low, size_t i) {
   return low.narrow(1, static_cast<int64_t>(i) * rank, rank);
 }
 
-#ifdef LEEWAY_CUDA
-bool has_kernels(const Tensor& x) { return x.is_cuda() && x.scalar_type() == at::kBFloat16; }
-#endif
-
-// low = x a^T
-void project_low(const LowRankStack& stack, const Tensor& x, Tensor& low) {
-#ifdef LEEWAY_CUDA
-  if (has_kernels(x)) {
-    cuda::LowRankInputs inputs;
-    inputs.rows = x.size(0), inputs.inputs = x.size(1), inputs.width = stack.a.size(0);
-    inputs.x = data_of(x), inputs.x_stride = x.stride(0);
-    inputs.a = data_of(stack.a), inputs.low = data_of(low);
-    cuda::low_rank_inputs(inputs, stream_of(x));
-    return;
-  }
-#endif
-  at::mm_out(low, x, stack.a.t());
-}
-
 }  // namespace
 
 void check_rank(int64_t rank, at::Device device) {
@@ -53,12 +34,12 @@ void check_rank(int64_t rank, at::Device device) {
       rank, (rank + 7) / 8 * 8));
 }
 
-void add_low_rank(const LowRankStack& stack, double scale, const Tensor& x, Tensor& low,
-                  Tensor& y) {
+void add_low_rank(cuda::Products* products, const LowRankStack& stack, double scale,
+                  const Tensor& x, Tensor& low, Tensor& y) {
   if (!stack.a.defined()) return;
-  project_low(stack, x, low);
+  project(products, x, stack.a.t(), Tensor(), low);
 #ifdef LEEWAY_CUDA
-  if (has_kernels(y)) {
+  if (y.is_cuda() && y.scalar_type() == at::kBFloat16) {
     static_assert(kMostLowRankParts <= cuda::kMostLowRankParts);
     cuda::LowRankUpdate update;
     update.rows = x.size(0), update.rank = stack.parts[0].b.size(1);
@@ -79,10 +60,11 @@ void add_low_rank(const LowRankStack& stack, double scale, const Tensor& x, Tens
   }
 }
 
-void add_low_rank(const LowRankStack& stack, double scale, const Tensor& x, Tensor& y) {
+void add_low_rank(cuda::Products* products, const LowRankStack& stack, double scale,
+                  const Tensor& x, Tensor& y) {
   if (!stack.a.defined()) return;
   Tensor low = at::empty({x.size(0), stack.a.size(0)}, x.options());
-  add_low_rank(stack, scale, x, low, y);
+  add_low_rank(products, stack, scale, x, low, y);
 }
 
 Tensor low_rank_backward(const LowRankStack& stack, double scale, const Tensor& d_y, Tensor& d_x) {
@@ -96,12 +78,13 @@ Tensor low_rank_backward(const LowRankStack& stack, double scale, const Tensor& 
   return d_low;
 }
 
-void low_rank_gradients(const LowRankStack& stack, double scale, const Tensor& x, const Tensor& d_y,
-                        const Tensor& d_low, const LowRankStack& gradients, bool are_new) {
+void low_rank_gradients(cuda::Products* products, const LowRankStack& stack, double scale,
+                        const Tensor& x, const Tensor& d_y, const Tensor& d_low,
+                        const LowRankStack& gradients, bool are_new) {
   if (!stack.a.defined()) return;
   weight_gradient(d_low, x, gradients.a, are_new);
   Tensor low = at::empty_like(d_low);
-  project_low(stack, x, low);
+  project(products, x, stack.a.t(), Tensor(), low);
   low.mul_(scale);
   for (size_t i = 0; i < stack.parts.size(); ++i) {
     const LowRankStack::Part& part = stack.parts[i];

@@ -288,7 +288,7 @@ void TorchSampling::forward(const PassShape& shape) {
     if (!stack.a.defined()) return;
     Tensor low = low_.view({-1}).narrow(0, 0, from.size(0) * stack.a.size(0));
     low = low.view({from.size(0), stack.a.size(0)});
-    add_low_rank(stack, adapter.scale, from, low, y);
+    add_low_rank(products_.get(), stack, adapter.scale, from, low, y);
   };
   // In fp8 a product's input is made codes on the way to it, and its numbers are for an adapter.
   const bool fp8 = own_.fp8;

@@ -50,7 +50,7 @@ HeadWeights Trunk::heads_of(const LayerTensors& layer) const {
 void Trunk::add_update(size_t layer, LowRankStack LayerAdapter::*stack, const Tensor& x,
                        Tensor& y) const {
   if (adapter_.layers.empty()) return;
-  add_low_rank(adapter_.layers[layer].*stack, adapter_.scale, x, y);
+  add_low_rank(products_.get(), adapter_.layers[layer].*stack, adapter_.scale, x, y);
 }
 
 Tensor Trunk::gate_up_of(size_t layer, const Tensor& h) const {
@@ -107,8 +107,8 @@ Tensor Trunk::layer_backward(size_t number, const PackedSequences& sequences,
                                     LowRankStack LayerAdapter::*stack, const Tensor& d_y,
                                     const Tensor& x, const Tensor& d_low) {
     if (adapter == nullptr) return;
-    low_rank_gradients(adapter_.layers[number].*stack, adapter_.scale, x, d_y, d_low,
-                       adapter->*stack, are_new);
+    low_rank_gradients(products_.get(), adapter_.layers[number].*stack, adapter_.scale, x, d_y,
+                       d_low, adapter->*stack, are_new);
   };
   const double eps = config_.rms_norm_eps;
   const HeadWeights heads = heads_of(layer);
