@@ -6,7 +6,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/output.h"
 #include "generate/model_text.h"
+#include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "text/renderer.h"
 
 namespace leeway {
@@ -20,6 +23,26 @@ inline void add_text_options(CLI::App& command, ModelTextOptions& options) {
                   fmt::format("The chat format in place of the folder's (auto): {}",
                               fmt::join(renderer_names(), ", ")))
       ->type_name("NAME");
+}
+
+// MODEL, also as --model. `folder` must outlive the parsing.
+inline void add_model_option(CLI::App& command, std::string& folder) {
+  auto* place = command.add_option("model", folder, "Hugging Face folder (Qwen3, Qwen2, Llama)");
+  command.add_option("--model", folder, "The same as MODEL")->type_name("MODEL")->excludes(place);
+}
+
+// Throws Error unless MODEL, and the adapter where one is named, is a folder here.
+inline void check_model_option(const std::string& folder, const std::string& adapter = "") {
+  if (folder.empty()) throw Error("MODEL is required: a Hugging Face folder on this disk");
+  check_model_folder("MODEL " + folder, folder);
+  if (!adapter.empty()) check_model_folder("--adapter " + adapter, adapter);
+}
+
+// The model of MODEL and --adapter, with a warning for an adapter that names another base.
+inline Parameters load_named_policy(const std::string& folder, const std::string& adapter) {
+  const std::string warning = other_base_warning(adapter, folder);
+  if (!warning.empty()) warn(warning);
+  return load_policy(folder, adapter);
 }
 
 // --adapter. `folder` must outlive the parsing.

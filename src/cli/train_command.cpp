@@ -11,6 +11,7 @@
 #include "cli/supervised_output.h"
 #include "cli/terminal_progress.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "run/memory_check.h"
 #include "run/resume_hint.h"
 #include "run/run_start.h"
@@ -66,6 +67,11 @@ ResumedSummary train(const Catalog& catalog, const Options& options) {
   RunSetup setup(
       load_config(catalog, options), true,
       fits_memory({.spawn_servers = options.spawn_servers, .ranks = ranks_of(options.ranks)}));
+  const ModelTable& model = setup.config.run.model;
+  if (const std::string warning = other_base_warning(model.lora.path, model.path);
+      !warning.empty()) {
+    warn(warning);
+  }
   setup.spawn_servers = options.spawn_servers;
   setup.ranks = options.ranks;
   return run_training(setup, catalog, {}, progress, should_stop);

@@ -1,4 +1,6 @@
-// Adapters as PEFT keeps them: adapter_config.json and adapter_model.safetensors.
+// Adapters as PEFT keeps them: adapter_config.json and adapter_model.safetensors. Beside them lies
+// leeway_base.json, {"base": "FOLDER", "checksum": "<8 hexadecimal digits>"}, which PEFT does not
+// read: the sum of the weights that the adapter was trained over.
 //
 // Only what computes scale = lora_alpha / r over whole linear modules is read; every setting that
 // asks for more (use_dora, rank_pattern, modules_to_save, ..) is refused by its name.
@@ -17,21 +19,33 @@ bool is_adapter_folder(const std::string& folder);
 // Whether a folder of weights was written to its end: each kind has a file that is written last.
 bool is_complete_folder(const std::string& folder);
 
-// Reads adapter_config.json. Throws Error naming the file, the key and its value.
+// Reads adapter_config.json, and leeway_base.json where it is there. Throws Error naming the file,
+// the key and its value.
 LoraSettings load_lora_settings(const std::string& folder);
 
 // The folder itself, or of an adapter the base that adapter_config.json names. Throws Error if that
 // is no folder here.
 std::string model_folder_of(const std::string& folder);
 
-// The adapter over `base`, whatever base its files name. Throws Error as load_parameters does, and
-// for matrices that do not fit the base, naming the first of them.
-Parameters load_adapter(const std::string& folder, std::shared_ptr<const Parameters> base);
+// The adapter over `base`, whatever folder its files name. Throws Error as load_parameters does,
+// for matrices that do not fit the base, naming the first of them, and for a base whose weights are
+// not those that the adapter was trained over, where its folder says which. `base_name` is the base
+// in messages.
+Parameters load_adapter(const std::string& folder, std::shared_ptr<const Parameters> base,
+                        const std::string& base_name = "the base given");
 // Over the base of model_folder_of.
 Parameters load_adapter(const std::string& folder);
 
 // The matrices alone, without the base that they are for.
 Parameters load_adapter_matrices(const std::string& folder, const ModelConfig& config);
+
+// Throws Error unless an adapter with these settings belongs to weights with this checksum.
+void check_base_sum(const std::string& folder, const LoraSettings& lora, uint32_t sum,
+                    const std::string& base_name);
+
+// A warning for an adapter that does not say which weights it was trained over, and names
+// another folder on this disk than `base`; empty: none.
+std::string other_base_warning(const std::string& adapter, const std::string& base);
 
 // The model of a folder with the adapter of another over it; an empty name: without one. Throws
 // Error as both loads do, and for an adapter over an adapter.
@@ -40,7 +54,7 @@ Parameters load_policy(const std::string& folder, const std::string& adapter);
 // Weights of the kind that `like` is: an adapter over its base, or all of a model.
 Parameters load_like(const Parameters& like, const std::string& folder);
 
-// Writes both files in float32, adapter_config.json last, and returns their sums.
+// Writes the files, in float32, adapter_config.json last, and returns their sums.
 FileSums save_adapter(const Parameters& adapter, const std::string& folder);
 
 }  // namespace leeway

@@ -117,7 +117,7 @@ void ProcessPool::serve(size_t place, Time now) {
             fmt::format("{}: process {} gave no answer within {} s and was killed{}",
                         processes_.settings().timeout_key, slot.child->pid(),
                         processes_.settings().turn_timeout, slot.child->last_words())};
-    processes_.replace(slot, loss->message, now);
+    processes_.replace(slot, *loss, now);
   }
   if (loss) {
     lose(place, *loss);
@@ -210,11 +210,12 @@ void ProcessPool::expire_queue(Time now) {
   for (uint64_t number; (number = next_in_queue()) != 0;) {
     if (now - std::max(requests_.at(number).submitted, last_answer_) <= timeout_) return;
     queue_.pop_front();
-    const std::string& last = processes_.last_failure();
-    fail(number, FailureKind::timeout,
+    const Processes::Loss& last = processes_.last_failure();
+    const bool failed = !last.message.empty();
+    fail(number, failed ? last.kind : FailureKind::timeout,
          fmt::format("{}: no process took the {} for {} s{}", processes_.settings().timeout_key,
                      processes_.settings().request_type, processes_.settings().turn_timeout,
-                     last.empty() ? "" : "; the last one that failed: " + last));
+                     failed ? "; the last one that failed: " + last.message : ""));
   }
 }
 

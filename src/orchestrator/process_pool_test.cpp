@@ -288,6 +288,7 @@ TEST_F(ProcessPoolTest, GreetSaysWhetherAProgramStarts) {
   EXPECT_EQ(greeting(answering(kReward)), "");
   expect_words(greeting("no-such-program-anywhere"), "exit status 127");
   expect_words(greeting("sleep " + kForever, 0.2), "no hello within 0.2 s");
+  expect_words(greeting("cat"), "it repeats what it is sent");
   expect_words(greeting("echo '{\"type\": \"hello\", \"protocol\": 2}'; sleep " + kForever),
                "protocol \"2\"");
   // A program that starts at the second attempt is accepted.

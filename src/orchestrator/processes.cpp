@@ -93,7 +93,7 @@ std::string Processes::greet() {
     if (slot.state == Slot::State::ready) return "";
     if (slot.state == Slot::State::empty) {
       const bool again = refusal_.empty() && !greeting_late_ && starts < kStartsInVain;
-      if (starts > 0 && !again) return last_failure_;
+      if (starts > 0 && !again) return last_failure_.message;
       if (may_start(slot, now)) {
         ++starts;
         start(slot, now);
@@ -201,6 +201,11 @@ std::optional<Processes::Loss> Processes::take_lines(Slot& slot, Time now, const
 }
 
 std::optional<Processes::Loss> Processes::take_greeting(Slot& slot, std::string_view line) {
+  if (line == kGreeting) {
+    throw Error(
+        "it repeats what it is sent instead of answering; see the protocol in "
+        "docs/environments.md");
+  }
   JsonValue hello = read_json("JSON", line);
   const JsonValue* type = hello.find("type");
   const JsonValue* protocol = hello.find("protocol");
@@ -230,12 +235,13 @@ std::optional<Processes::Loss> Processes::take_greeting(Slot& slot, std::string_
 
 Processes::Loss Processes::lose(Slot& slot, FailureKind kind, const std::string& message,
                                 Time now) {
-  replace(slot, message, now);
-  return {kind, message};
+  Loss loss{kind, message};
+  replace(slot, loss, now);
+  return loss;
 }
 
-void Processes::replace(Slot& slot, const std::string& message, Time now) {
-  last_failure_ = message;
+void Processes::replace(Slot& slot, const Loss& loss, Time now) {
+  last_failure_ = loss;
   if (slot.child && !slot.child->end()) dying_.push_back(slot.child->keeper_pid());
   slot.child.reset();
   slot.state = Slot::State::empty;
