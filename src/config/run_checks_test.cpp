@@ -117,7 +117,8 @@ TEST(RunChecks, HeadsOfAModelDivide) {
 TEST(RunChecks, ADeviceHasItsPrecisionsAndItsKeys) {
   const std::string cuda = "[model]\ndevice = \"cuda\"\n";
   expect_refused(
-      {{"[model]\ndevice = \"gpu\"\n", {"line 2", "model.device", "cpu, cuda"}},
+      {{"[model]\ndevice = \"gpu\"\n",
+        {"line 2", "model.device", "cpu, cuda", "did you mean cuda?"}},
        {"[trainer]\nprecision = \"bf16\"\n",
         {"line 2", "trainer.precision", "float32", "model.device = \"cuda\""}},
        {cuda + "[rollout]\nprecision = \"int8\"\n", {"line 4", "rollout.precision", "bf16"}},

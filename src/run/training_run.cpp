@@ -420,6 +420,14 @@ class Run {
 
 }  // namespace
 
+void check_training(const RunSetup& setup) {
+  refuse_sampling(setup.config.run.rollout);
+  check_environments(*setup.environments);
+  check_servers(setup);
+  SteadyClock clock;
+  checked_program(setup.config.run.orchestrator, clock);
+}
+
 RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& start,
                         Progress& progress, const StopCondition& should_stop) {
   refuse_sampling(setup.config.run.rollout);
