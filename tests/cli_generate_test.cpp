@@ -78,7 +78,7 @@ TEST(GenerateText, AModelIsAFolderOnThisDisk) {
     expect_mistake(run_program({command}), {"MODEL is required"});
     expect_mistake(run_program({command, kModel, "--adapter", "nowhere"}),
                    {"--adapter nowhere: there is no such folder"});
-    expect_mistake(run_program({command, kModel, "--model", kModel}), {"model"});
+    expect_mistake(run_program({command, kModel, "--model", kModel}), {"MODEL and --model"});
     const RunResult help = run_program({command, "--help"});
     EXPECT_TRUE(contains(help.out, "The same as MODEL")) << help;
     EXPECT_FALSE(contains(help.out, "REQUIRED")) << help;

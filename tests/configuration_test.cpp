@@ -61,7 +61,7 @@ TEST(DryRun, ChecksAndShowsWhatARunWouldDoAndWritesNothing) {
   ASSERT_EQ(plan.code, 0) << plan;
   for (const char* words :
        {"random weights: llama, ", " parameters\n", "device       cpu\n",
-        "environment  sort (sort): ", "loss         icepop\n",
+        "environment  sort (sort): prompts are generated\n", "loss         icepop\n",
         "1 of 2 prompts x 2 rollouts, up to 4 new tokens each", "memory       at least "}) {
     EXPECT_TRUE(contains(plan.out, words)) << words << " is not in " << plan;
   }
@@ -76,18 +76,17 @@ TEST(DryRun, ChecksAndShowsWhatARunWouldDoAndWritesNothing) {
   refused("model.path=Qwen/Qwen3-0.6B", {"--set", "model.path"});
   expect_mistake(run_program({"train", folder.write("none.toml", kRun), "--dry-run"}, here),
                  {"[[environment]]"});
-  // A program that repeats what it is told is no environment.
   const std::string echo =
       folder.write("echo.toml", std::string(kRun) +
                                     "[orchestrator.renderer]\nname = \"qwen3\"\n"
-                                    "[[environment]]\nname = \"process\"\ncommand = \"cat\"\n"
+                                    "[[environment]]\nname = \"process\"\ncommand = \"false\"\n"
                                     "data = \"data.jsonl\"\n");
   expect_mistake(
       run_program({"train", echo, "--dry-run", "--set", "model.vocab_size=300"}, here),
       {echo + " line ", "environment.0.data = ", "there is no such file", folder / "data.jsonl"});
   folder.write("data.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\"}\n");
   expect_mistake(run_program({"train", echo, "--dry-run", "--set", "model.vocab_size=300"}, here),
-                 {"process", "it repeats what it is sent"});
+                 {"environment process: its program does not work", "exit status 1"});
   EXPECT_FALSE(std::filesystem::exists(folder / "run"));
 }
 

@@ -27,8 +27,13 @@ inline void add_text_options(CLI::App& command, ModelTextOptions& options) {
 
 // MODEL, also as --model. `folder` must outlive the parsing.
 inline void add_model_option(CLI::App& command, std::string& folder) {
-  auto* place = command.add_option("model", folder, "Hugging Face folder (Qwen3, Qwen2, Llama)");
-  command.add_option("--model", folder, "The same as MODEL")->type_name("MODEL")->excludes(place);
+  const auto set = [&folder](const std::string& name) {
+    if (!folder.empty()) throw Error("MODEL and --model name a model each; give one");
+    folder = name;
+  };
+  command.add_option_function<std::string>("model", set,
+                                           "Hugging Face folder (Qwen3, Qwen2, Llama)");
+  command.add_option_function<std::string>("--model", set, "The same as MODEL")->type_name("MODEL");
 }
 
 // Throws Error unless MODEL, and the adapter where one is named, is a folder here.

@@ -126,6 +126,16 @@ void ProcessPool::serve(size_t place, Time now) {
   }
 }
 
+Turn ProcessPool::read_answer(const JsonValue& answer) const {
+  try {
+    return read_answer_(answer);
+  } catch (const Error& error) {
+    const JsonValue* type = answer.find("type");
+    if (type == nullptr || type->text != processes_.settings().request_type) throw;
+    throw Error(fmt::format("it repeats what it is sent instead of answering: {}", error.what()));
+  }
+}
+
 void ProcessPool::take_line(size_t place, std::string_view line, Time now) {
   Slot& slot = processes_.slot(place);
   Work& work = works_[place];
@@ -145,7 +155,7 @@ void ProcessPool::take_line(size_t place, std::string_view line, Time now) {
       if (numbered) throw Unasked(fmt::format("its id must be the turn's, {}", work.id));
       throw Error(fmt::format("the answer's id must be the turn's, {}", work.id));
     }
-    finish(work.request, read_answer_(answer));
+    finish(work.request, read_answer(answer));
   } catch (const Error& error) {
     if (dynamic_cast<const Unasked*>(&error) != nullptr || !busy) {
       ++unasked_answers_;

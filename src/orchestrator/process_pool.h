@@ -92,6 +92,7 @@ class ProcessPool {
   void pump_if_due(Time now);
   void pump(Time now);
   void serve(size_t place, Time now);
+  Turn read_answer(const JsonValue& answer) const;
   void take_line(size_t place, std::string_view line, Time now);
   void hand_out(Time now);
   void send(size_t place, Time now);

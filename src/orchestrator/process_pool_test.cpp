@@ -288,7 +288,6 @@ TEST_F(ProcessPoolTest, GreetSaysWhetherAProgramStarts) {
   EXPECT_EQ(greeting(answering(kReward)), "");
   expect_words(greeting("no-such-program-anywhere"), "exit status 127");
   expect_words(greeting("sleep " + kForever, 0.2), "no hello within 0.2 s");
-  expect_words(greeting("cat"), "it repeats what it is sent");
   expect_words(greeting("echo '{\"type\": \"hello\", \"protocol\": 2}'; sleep " + kForever),
                "protocol \"2\"");
   // A program that starts at the second attempt is accepted.
@@ -302,6 +301,24 @@ TEST_F(ProcessPoolTest, GreetSaysWhetherAProgramStarts) {
   EXPECT_EQ(count_children(), 1);
   EXPECT_EQ(ask(pool).kind, Turn::Kind::reward);
   EXPECT_EQ(count_children(), 1);
+}
+
+TEST_F(ProcessPoolTest, AProgramThatRepeatsWhatItIsSentIsSaidToDoSo) {
+  ProcessPool pool(settings("cat"), read_reward);
+  EXPECT_EQ(pool.greet(), "") << "the greeting may be repeated";
+  expect_failure(ask(pool), FailureKind::bad_answer,
+                 {"it repeats what it is sent instead of answering", "no reward"});
+}
+
+// The queue is given up for the reason that its processes were.
+TEST_F(ProcessPoolTest, RequestsThatNoProcessTakesFailForTheReasonOfTheProcesses) {
+  ProcessPool pool(settings("cat", 1, 0.3), read_reward);
+  std::vector<uint64_t> open;
+  for (int i = 0; i < 30; ++i) open.push_back(pool.submit("\"n\": 1"));
+  for (const uint64_t request : open) {
+    expect_failure(wait_for([&] { return pool.poll(request); }), FailureKind::bad_answer,
+                   {"it repeats what it is sent"});
+  }
 }
 
 TEST_F(ProcessPoolTest, BlankLinesAreNothing) {

@@ -201,11 +201,6 @@ std::optional<Processes::Loss> Processes::take_lines(Slot& slot, Time now, const
 }
 
 std::optional<Processes::Loss> Processes::take_greeting(Slot& slot, std::string_view line) {
-  if (line == kGreeting) {
-    throw Error(
-        "it repeats what it is sent instead of answering; see the protocol in "
-        "docs/environments.md");
-  }
   JsonValue hello = read_json("JSON", line);
   const JsonValue* type = hello.find("type");
   const JsonValue* protocol = hello.find("protocol");

@@ -53,7 +53,8 @@ void check_file(const Config& config, const std::string& key, const std::string&
 
 std::string given_text(const Config& config, const std::string& key, const std::string& value) {
   const std::string origin = origin_of(config, key);
-  return fmt::format("{}{}{} = {}", origin, origin.empty() ? "" : ": ", key, toml_string(value));
+  const char* then = origin.empty() ? "" : origin == "--set" ? " " : ": ";
+  return fmt::format("{}{}{} = {}", origin, then, key, toml_string(value));
 }
 
 void check_input_paths(const Config& config) {

@@ -39,7 +39,7 @@ TEST(InputPaths, AModelThatIsNotThereIsRefusedByItsKeyAndLine) {
                  {"run.toml line 2: " + key + " = ", "Qwen/Qwen3-0.6B", "there is no such folder",
                   "Leeway downloads nothing", "hf download NAME --local-dir FOLDER"});
   }
-  expect_words(problem_of("run.toml", "", {"model.path=nowhere"}), {"--set", "model.path = "});
+  expect_words(problem_of("run.toml", "", {"model.path=nowhere"}), {"--set model.path = "});
 }
 
 TEST(InputPaths, DataThatIsNotThereIsRefusedWithWhereItWasLookedFor) {

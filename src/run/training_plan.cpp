@@ -24,8 +24,17 @@ std::string source_of(const RunConfig& run) {
   return fmt::format("{} with the adapter {}", run.model.path, run.model.lora.path);
 }
 
-std::string count_text(const std::optional<uint64_t>& count) {
-  return count ? fmt::format("{}", *count) : "any number of";
+std::string prompts_text(const Environment& environment) {
+  const std::optional<uint64_t> train = environment.size(Split::train);
+  const std::optional<uint64_t> held_out = environment.size(Split::held_out);
+  if (!train || !held_out) return "prompts are generated";
+  return fmt::format("{} prompts, {} held out", *train, *held_out);
+}
+
+std::string bytes_text(double bytes) {
+  constexpr double kGib = 1 << 30;
+  return bytes < kGib ? fmt::format("{:.1f} MiB", bytes / (1 << 20))
+                      : fmt::format("{:.1f} GiB", bytes / kGib);
 }
 
 int64_t parameters_of(const Parameters& weights) {
@@ -43,18 +52,16 @@ std::string training_plan_text(const RunSetup& setup, const MemoryOfJob& job) {
   out += fmt::format("\ndevice       {}\n", name_of(run.model.device));
   for (size_t i = 0; i < setup.environments->members().size(); ++i) {
     const EnvironmentMix::Member& member = setup.environments->members()[i];
-    out += fmt::format("environment  {} ({}): {} prompts, {} held out\n", member.id,
-                       run.environments[i].name, count_text(member.environment->size(Split::train)),
-                       count_text(member.environment->size(Split::held_out)));
+    out += fmt::format("environment  {} ({}): {}\n", member.id, run.environments[i].name,
+                       prompts_text(*member.environment));
   }
   out += fmt::format("loss         {}\n", setup.config.preset);
   out += fmt::format("steps        {}{} of {} prompts x {} rollouts, up to {} new tokens each\n",
                      run.sft.enabled ? fmt::format("{} supervised, then ", run.sft.max_steps) : "",
                      run.trainer.max_steps, run.orchestrator.prompts_per_batch,
                      run.orchestrator.group_size, run.rollout.max_new_tokens);
-  out += fmt::format("memory       {}{:.2f} GiB\n",
-                     run.model.device == Device::cuda ? "" : "at least ",
-                     memory_bytes(setup, job) / (1 << 30));
+  out += fmt::format("memory       {}{}\n", run.model.device == Device::cuda ? "" : "at least ",
+                     bytes_text(memory_bytes(setup, job)));
   return out + fmt::format("run folder   {}, not written\n", run.output_dir);
 }
 
