@@ -196,7 +196,8 @@ TEST_F(LoraRun, IsUsedMergedAndEvaluated) {
   // The merged model has the base's shape and other weights.
   expect_mistake(leeway({"merge", "merged", adapter, "again"}),
                  {adapter, "other weights than merged", "checksum"});
-  expect_mistake(leeway({"generate", "merged", "--adapter", adapter, "--prompt", "a"}),
+  expect_mistake(leeway({"generate", "merged", "--adapter", adapter, "--tokenizer", "byte",
+                         "--quiet", "--prompt", "a"}),
                  {adapter, "other weights than merged", "checksum"});
   expect_mistake(leeway({"convert", adapter, "adapter.gguf"}),
                  {adapter, "LoRA adapter", "leeway merge BASE"});
