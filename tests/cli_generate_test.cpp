@@ -67,6 +67,33 @@ TEST(GenerateText, APromptGivesTheTokensOfItsIdsAndStreamsTheirText) {
   EXPECT_EQ(quiet.out, streamed.out);
 }
 
+TEST(GenerateText, AModelIsAFolderOnThisDisk) {
+  for (const std::string command : {"generate", "logprobs", "serve"}) {
+    SCOPED_TRACE(command);
+    expect_mistake(run_program({command, "Qwen/Qwen3-0.6B"}),
+                   {"MODEL Qwen/Qwen3-0.6B: there is no such folder; Leeway downloads nothing",
+                    "hf download NAME --local-dir FOLDER", "leeway convert FILE.gguf FOLDER"});
+    expect_mistake(run_program({command, "--model", kModel + "/config.json"}),
+                   {"config.json: is a file, and a model is a folder"});
+    expect_mistake(run_program({command}), {"MODEL is required"});
+    expect_mistake(run_program({command, kModel, "--adapter", "nowhere"}),
+                   {"--adapter nowhere: there is no such folder"});
+    expect_mistake(run_program({command, kModel, "--model", kModel}), {"MODEL and --model"});
+    const RunResult help = run_program({command, "--help"});
+    EXPECT_TRUE(contains(help.out, "The same as MODEL")) << help;
+    EXPECT_FALSE(contains(help.out, "REQUIRED")) << help;
+  }
+}
+
+TEST(GenerateText, AClosedOutputIsNoFaultOfThePrompt) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full here";
+  const RunResult result =
+      run_program(joined({"generate", kModel, "--tokenizer", "byte", "--prompt", "Hello"}, kShort),
+                  {.stdout_file = "/dev/full"});
+  EXPECT_EQ(result.code, 2) << result;
+  EXPECT_TRUE(contains(result.err, "leeway: cannot write the result to stdout")) << result;
+}
+
 TEST(GenerateText, SamplesAreObjectsOrNumberedTexts) {
   const RunResult json =
       generate(joined({"--prompt", "Hello", "--json", "--samples", "3"}, kShort));

@@ -49,6 +49,33 @@ TEST(Render, WritesWhatTheTemplateWrites) {
   EXPECT_TRUE(contains(kept.out, "<think>\\neasy\\n</think>")) << kept;
 }
 
+TEST(Render, TakesMessagesAloneAndTheModelsOwnTemplate) {
+  const TempFolder folder;
+  const std::string list = folder.write("l.json", R"([{"role": "user", "content": "2+2?"}])");
+  const std::string object =
+      folder.write("o.json", R"({"messages": [{"role": "user", "content": "2+2?"}]})");
+  const RunResult plain = run_program({"render", "--renderer", "qwen3", "--input", list});
+  ASSERT_EQ(plain.code, 0) << plain;
+  EXPECT_EQ(plain.out, run_program({"render", "--renderer", "qwen3", "--input", object}).out);
+  const std::string model = LEEWAY_SOURCE_DIR "/tests/data/hf/qwen3-tied";
+  const RunResult found = run_program({"render", "--model", model, "--input", list});
+  EXPECT_EQ(found.code, 0) << found;
+  EXPECT_EQ(found.out,
+            run_program({"render", "--renderer", "auto", "--model", model, "--input", list}).out);
+  expect_mistake(run_program({"render", "--input", list}), {"--renderer", "--model", "--config"});
+  expect_mistake(run_program({"render", "--model", "Qwen/Qwen3-0.6B", "--input", list}),
+                 {"--model Qwen/Qwen3-0.6B: there is no such folder", "hf download"});
+}
+
+TEST(Tokenize, TakesTheFolderOfATokenizer) {
+  const TempFolder folder;
+  std::filesystem::create_directories(folder / "m");
+  expect_mistake(run_program({"tokenize", "--tokenizer", folder / "m"}), {"m/tokenizer.json"});
+  folder.write("m/tokenizer.json", "{}");
+  expect_mistake(run_program({"tokenize", "--tokenizer", folder / "m"}),
+                 {"m/tokenizer.json", "model"});
+}
+
 TEST(Render, TakesTheRendererFromTheConfig) {
   const TempFolder folder;
   const std::string input = folder.write("c.json", kConversation);

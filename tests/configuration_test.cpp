@@ -53,6 +53,52 @@ TEST(ConfigurationProblems, AreSaidAtOnceByEveryCommand) {
                   sweep + " line 9: table t, row b: --set trainer.epochs = 0"});
 }
 
+TEST(DryRun, ChecksAndShowsWhatARunWouldDoAndWritesNothing) {
+  const TempFolder folder;
+  const std::string file = folder.write("run.toml", kRun + kSort);
+  const RunOptions here{.directory = folder.path().string()};
+  const RunResult plan = run_program({"train", file, "--dry-run"}, here);
+  ASSERT_EQ(plan.code, 0) << plan;
+  for (const char* words :
+       {"random weights: llama, ", " parameters\n", "device       cpu\n",
+        "environment  sort (sort): prompts are generated\n", "loss         icepop\n",
+        "1 of 2 prompts x 2 rollouts, up to 4 new tokens each", "memory       at least "}) {
+    EXPECT_TRUE(contains(plan.out, words)) << words << " is not in " << plan;
+  }
+  const Document json = json_of(run_program({"train", file, "--dry-run", "--json"}, here).out);
+  EXPECT_EQ(json["rollouts_per_step"].GetDouble(), 4.0);
+  EXPECT_STREQ(json["environments"][0]["id"].GetString(), "sort");
+  EXPECT_FALSE(std::filesystem::exists(folder / "run"));
+  const auto refused = [&](const std::string& set, const std::vector<std::string>& words) {
+    expect_mistake(run_program({"train", file, "--dry-run", "--set", set}, here), words);
+  };
+  refused("rollout.top_p=0.5", {"rollout.top_p", "truncated sampling"});
+  refused("model.path=Qwen/Qwen3-0.6B", {"--set", "model.path"});
+  expect_mistake(run_program({"train", folder.write("none.toml", kRun), "--dry-run"}, here),
+                 {"[[environment]]"});
+  const std::string echo =
+      folder.write("echo.toml", std::string(kRun) +
+                                    "[orchestrator.renderer]\nname = \"qwen3\"\n"
+                                    "[[environment]]\nname = \"process\"\ncommand = \"false\"\n"
+                                    "data = \"data.jsonl\"\n");
+  expect_mistake(
+      run_program({"train", echo, "--dry-run", "--set", "model.vocab_size=300"}, here),
+      {echo + " line ", "environment.0.data = ", "there is no such file", folder / "data.jsonl"});
+  folder.write("data.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\"}\n");
+  expect_mistake(run_program({"train", echo, "--dry-run", "--set", "model.vocab_size=300"}, here),
+                 {"environment process: its program does not work", "exit status 1"});
+  EXPECT_FALSE(std::filesystem::exists(folder / "run"));
+}
+
+TEST(EvalCommand, SaysThatItEvaluatesRandomWeights) {
+  const TempFolder folder;
+  const std::string file = folder.write("run.toml", kRun + kSort);
+  const RunResult result = run_program({"eval", file});
+  ASSERT_EQ(result.code, 0) << result;
+  EXPECT_TRUE(contains(result.err, "note: these are random weights")) << result;
+  EXPECT_FALSE(contains(result.out, "random")) << result;
+}
+
 TEST(ConfigurationSet, WithoutAnEqualsSignIsSaidToHaveNone) {
   const TempFolder folder;
   const std::string file = folder.write("run.toml", kRun);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 
 #include "base/files.h"
@@ -65,6 +66,39 @@ TEST(Import, ReadsRolloutsOfARun) {
   EXPECT_EQ(
       run_program({"loss", "eval", "--preset", "icepop", "--batch", folder / "batch.json"}).code,
       0);
+}
+
+// Tensors are stood in for by lists that have tolist().
+TEST(Import, TheFunctionOfThePageWritesBatchesOfVerlAndTrl) {
+  const TempFolder folder;
+  const std::string page = read_file(LEEWAY_SOURCE_DIR "/docs/corrections.md");
+  const std::string opening = "```python\n";
+  const size_t begin = page.find(opening) + opening.size();
+  ASSERT_NE(page.find("def write_batch", begin), std::string::npos);
+  const std::string code = page.substr(begin, page.find("```", begin) - begin) + R"python(
+class Tensor(list):
+    def tolist(self): return [list(row) if isinstance(row, list) else row for row in self]
+two = lambda a, b: Tensor([[a, b], [a, b]])
+write_batch("verl.json", {
+    "old_log_probs": two(-0.5, -1.0), "rollout_log_probs": two(-0.6, -1.2),
+    "advantages": Tensor([[1.0, 1.0], [-1.0, -1.0]]), "response_mask": Tensor([[1, 1], [1, 0]])})
+write_batch("trl.json", {
+    "old_per_token_logps": two(-0.5, -1.0), "sampling_per_token_logps": two(-0.6, -1.2),
+    "ref_per_token_logps": None, "advantages": Tensor([1.0, -1.0]),
+    "completion_mask": Tensor([[1, 1], [1, 0]])})
+)python";
+  write_file_atomically(folder / "write.py", code);
+  const std::string run = "cd '" + folder.path().string() + "' && python3 write.py";
+  ASSERT_EQ(std::system(run.c_str()), 0);
+  for (const char* name : {"verl.json", "trl.json"}) {
+    const RunResult compared =
+        run_program({"loss", "compare", "--batch", folder / name, "--preset", "grpo+tis"});
+    ASSERT_EQ(compared.code, 0) << compared;
+    EXPECT_TRUE(contains(compared.out, "3 trained tokens in 2 sequences")) << compared;
+  }
+  EXPECT_EQ(
+      run_program({"loss", "eval", "--preset", "icepop", "--batch", folder / "verl.json"}).out,
+      run_program({"loss", "eval", "--preset", "icepop", "--batch", folder / "trl.json"}).out);
 }
 
 TEST(Import, SaysWhatIsWrongWithADump) {

@@ -227,6 +227,14 @@ TEST_F(LoraRun, IsUsedMergedAndEvaluated) {
     }
   }
   expect_mistake(leeway({"merge", "base", adapter, "merged"}), {"merged", "exists"});
+  // The merged model has the base's shape and other weights.
+  expect_mistake(leeway({"merge", "merged", adapter, "again"}),
+                 {adapter, "other weights than merged", "checksum"});
+  expect_mistake(leeway({"generate", "merged", "--adapter", adapter, "--tokenizer", "byte",
+                         "--quiet", "--prompt", "a"}),
+                 {adapter, "other weights than merged", "checksum"});
+  expect_mistake(leeway({"convert", adapter, "adapter.gguf"}),
+                 {adapter, "LoRA adapter", "leeway merge BASE"});
   expect_mistake(leeway({"merge", adapter, adapter, "twice"}), {adapter, "base"});
 
   const auto generated = [&](const std::vector<std::string>& of) {
@@ -264,7 +272,7 @@ TEST_F(LoraRun, MistakesAreNamed) {
   refused({"model.lora.layers=3"}, {"model.lora.layers"});
   refused({"model.device=cuda", "model.lora.rank=12"}, {"model.lora.rank (12)", "as 16"});
   refused({"model.device=cuda", "trainer.precision=float32"}, {"trainer.precision", "bf16"});
-  refused({"model.lora.path=nowhere"}, {"nowhere/adapter_config.json"});
+  refused({"model.lora.path=nowhere"}, {"model.lora.path = ", "nowhere", "no such folder"});
   expect_mistake(
       leeway({"train", "run.toml", "--unset", "model.lora", "--set", "trainer.reference=base"}),
       {"trainer.reference", "[model.lora]"});

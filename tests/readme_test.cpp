@@ -85,7 +85,7 @@ std::vector<std::string> suggestions(const std::string& text) {
   bool below = false;
   for (const std::string& line : lines_of(text)) {
     if (line == "Try next:") below = true;
-    if (!below || !line.starts_with("  leeway ")) continue;
+    if (!below || !line.starts_with("  ")) continue;
     commands.push_back(line.substr(2, line.find("   ", 2) - 2));
   }
   return commands;
@@ -98,8 +98,10 @@ TEST(TryNext, IsRightInItsOrderInAnyFolder) {
   for (const std::string first : {"sort", "sort-2"}) {  // also if there was a run before
     const RunResult start = run_line(folder, "leeway train" + quick);
     ASSERT_EQ(start.code, 0) << start;
-    const std::vector<std::string> commands = suggestions(start.out);
-    ASSERT_GE(commands.size(), 5u) << start;
+    const std::vector<std::string> commands = suggestions(start.err);
+    ASSERT_GE(commands.size(), 6u) << start;
+    EXPECT_EQ(start.out.find("Try next"), std::string::npos) << "stdout is the result";
+    EXPECT_EQ(commands.front(), "cp runs/" + first + "/config.toml my.toml");
     for (const std::string& command : commands) {
       SCOPED_TRACE(command);
       const std::set<std::string> before = run_names(folder);

@@ -107,7 +107,7 @@ TEST_F(TroubleTest, AnEmptyHeldOutSplitIsKnownBeforeAnythingIsTrained) {
   folder_.write("one.jsonl", "{\"prompt\": \"a=\", \"completion\": \"b\"}\n");
   expect_mistake(
       train({"sft.max_steps=100000", "environment.0.data=one.jsonl", "environment.0.eval_data="}),
-      {"environment judge", "no held-out prompt", "environment.eval_data"});
+      {"environment judge", "no held-out prompt", "environment.0.eval_data"});
   EXPECT_FALSE(fs::exists(folder_ / "run"));
 }
 

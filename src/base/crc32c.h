@@ -25,4 +25,7 @@ inline uint32_t crc32c(std::string_view bytes, uint32_t before = 0) {
   return sum.value();
 }
 
+// The same without the processor's own instruction for it, which is used where there is one.
+uint32_t crc32c_by_tables(std::string_view bytes);
+
 }  // namespace leeway

@@ -42,5 +42,18 @@ TEST(Crc32cLanes, GiveTheSumOfTheBytes) {
   EXPECT_EQ(joined({}, 0), crc32c(""));
 }
 
+TEST(Crc32c, TablesAndTheProcessorGiveTheSameSum) {
+  EXPECT_EQ(crc32c("123456789"), 0xe3069283u);
+  EXPECT_EQ(crc32c_by_tables("123456789"), 0xe3069283u);
+  Rng rng(8);
+  std::string bytes;
+  for (int length = 0; length < 300; ++length) {
+    EXPECT_EQ(crc32c(bytes), crc32c_by_tables(bytes)) << length << " bytes";
+    const size_t half = bytes.size() / 2;
+    EXPECT_EQ(crc32c(bytes.substr(half), crc32c(bytes.substr(0, half))), crc32c(bytes));
+    bytes += static_cast<char>(rng.below(256));
+  }
+}
+
 }  // namespace
 }  // namespace leeway

@@ -20,11 +20,6 @@ namespace {
   throw Error(fmt::format("{}: cannot {}: {}", path, doing, std::strerror(errno)));
 }
 
-bool is_folder(const std::string& path) {
-  struct stat status {};
-  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
-}
-
 }  // namespace
 
 bool path_exists(const std::string& path) {
@@ -36,6 +31,18 @@ std::string absolute_path(const std::string& path) {
   const std::unique_ptr<char, void (*)(void*)> found(::realpath(path.c_str(), nullptr), &::free);
   if (found == nullptr) fail(path, "find");
   return found.get();
+}
+
+bool is_folder(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+bool same_path(const std::string& a, const std::string& b) {
+  struct stat first {
+  }, second{};
+  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 &&
+         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
 }
 
 void make_folders(const std::string& path) {

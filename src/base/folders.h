@@ -14,6 +14,12 @@ bool path_exists(const std::string& path);
 // The path from the root on, without links in it. Throws Error if it does not exist.
 std::string absolute_path(const std::string& path);
 
+// Whether it is a folder, or a link to one.
+bool is_folder(const std::string& path);
+
+// Whether both names lead to the same file or folder, which exists.
+bool same_path(const std::string& a, const std::string& b);
+
 // Creates a folder and its parents; an existing folder is fine. Throws Error naming the path and
 // the reason.
 void make_folders(const std::string& path);

@@ -13,6 +13,7 @@
 #include "cli/terminal_progress.h"
 #include "gguf/convert.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "run/durations.h"
 
 namespace leeway {
@@ -24,9 +25,9 @@ struct Options {
   bool no_tokenizer = false, json = false;
 };
 
-bool is_folder(const std::string& path) {
+bool names_folder(const std::string& path) {
   if (!is_present(path)) throw Error(fmt::format("{}: No such file or directory", path));
-  return is_present(path + "/.");
+  return is_folder(path);
 }
 
 std::string types_text(const Conversion& result) {
@@ -54,7 +55,7 @@ std::string result_json(const Options& options, const Conversion& result, double
 }
 
 void run(Options options, bool type_given, bool dtype_given) {
-  const bool from_folder = is_folder(options.input);
+  const bool from_folder = names_folder(options.input);
   const bool to_gguf = options.output.ends_with(".gguf");
   if (from_folder && !to_gguf) {
     throw Error(
@@ -67,6 +68,12 @@ void run(Options options, bool type_given, bool dtype_given) {
         fmt::format("{}: {} is a GGUF file already; it becomes a folder, whose name does "
                     "not end with .gguf",
                     options.output, options.input));
+  }
+  if (from_folder && is_adapter_folder(options.input)) {
+    throw Error(fmt::format(
+        "{}: is a LoRA adapter, a part of a model; put it into its base first: leeway merge BASE "
+        "{} FOLDER, then leeway convert FOLDER {}",
+        options.input, options.input, options.output));
   }
   if (!from_folder && type_given) throw Error("--type: is for GGUF files; for folders use --dtype");
   if (from_folder && dtype_given) throw Error("--dtype: is for folders; for GGUF files use --type");

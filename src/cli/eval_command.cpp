@@ -26,7 +26,9 @@ struct Options : ConfigSource {
 // What --weights and --adapter name; where they name nothing, the policy of [model].
 Parameters policy_of(const RunSetup& setup, const std::string& model, const std::string& adapter) {
   const std::shared_ptr<const Parameters>& base = setup.weights.base();
-  if (!model.empty() && !adapter.empty()) return load_policy(model, adapter);
+  if (!model.empty()) check_model_folder("--weights " + model, model);
+  if (!adapter.empty()) check_model_folder("--adapter " + adapter, adapter);
+  if (!model.empty() && !adapter.empty()) return load_named_policy(model, adapter);
   if (!adapter.empty()) {
     return load_adapter(adapter, base ? base : std::make_shared<const Parameters>(setup.weights));
   }
@@ -48,6 +50,7 @@ EvaluationResult evaluate(const RunSetup& setup, const std::string& model,
   events.on_rollouts = [&](size_t done, size_t total) {
     progress.count("eval", "rollouts", done, total);
   };
+  events.on_first_failure = [&](const std::string& line) { progress.note(line); };
   return PolicyEvaluator(setup).evaluate(weights, setup.config.run.eval, events);
 }
 
@@ -55,6 +58,12 @@ void run(Program& program, Options options) {
   reclaim_file(options);
   if (options.file.empty()) throw Error("eval: give a TOML file with an [[environment]]");
   const RunSetup setup(load_config(program.catalog, options));
+  if (setup.config.run.model.path.empty() && options.model.empty()) {
+    say(fmt::format(
+        "leeway: note: these are random weights: [model] of {} has no path; --weights names a "
+        "trained policy, such as RUN/weights/step_200",
+        options.file));
+  }
   const EvaluationResult result = evaluate(setup, options.model, options.adapter);
   if (result.failed > 0) say("leeway: " + failures_text(result));
   if (result.nothing_completed()) {

@@ -106,7 +106,7 @@ void generate_from_ids(const Options& options) {
   sampling.min_p = options.flags.min_p.value_or(sampling.min_p);
   check_sampling(sampling);
   check_stop_ids(options, load_model_config(model_folder_of(options.text.folder)));
-  const Parameters parameters = load_policy(options.text.folder, options.adapter);
+  const Parameters parameters = load_named_policy(options.text.folder, options.adapter);
   const auto prompts = read_token_lists(options.tokens, parameters.config());
   std::vector<int32_t> stop_ids = options.flags.stop_ids;
   if (options.stop_at_eos) {
@@ -184,6 +184,8 @@ void generate_text(const Options& options) {
   const auto named = [&](const auto& work) {
     try {
       work();
+    } catch (const OutputError&) {
+      throw;
     } catch (const Error& error) {
       throw Error(fmt::format("{}: {}", source, error.what()));
     }
@@ -197,7 +199,7 @@ void generate_text(const Options& options) {
   }
   const bool quiet = options.json || options.quiet;
   if (!quiet) say(settings_text(options.flags, text));
-  const Parameters parameters = load_policy(options.text.folder, options.adapter);
+  const Parameters parameters = load_named_policy(options.text.folder, options.adapter);
   Engine engine(parameters, 0, engine_options(options));
   const int64_t positions = most_positions(engine, config);
   if (options.chat) {
@@ -232,9 +234,7 @@ void generate_text(const Options& options) {
 }
 
 void add_inputs(CLI::App& command, Options& options) {
-  command
-      .add_option("model,--model", options.text.folder, "Hugging Face folder (Qwen3, Qwen2, Llama)")
-      ->required();
+  add_model_option(command, options.text.folder);
   // By a function, since an empty text is one too.
   const auto set_prompt = [&options](const std::string& text) { options.prompt = text; };
   command.add_option_function<std::string>("--prompt", set_prompt, "A text to continue")
@@ -315,6 +315,7 @@ void add_generate(CLI::App& app, Program&) {
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   command->callback([options] {
+    check_model_option(options->text.folder, options->adapter);
     check_options(*options);
     options->tokens.empty() ? generate_text(*options) : generate_from_ids(*options);
   });

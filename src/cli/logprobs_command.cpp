@@ -81,7 +81,7 @@ std::vector<std::vector<float>> score(const Options& options, const Parameters& 
 }
 
 void score_ids(const Options& options) {
-  const Parameters parameters = load_policy(options.text.folder, options.adapter);
+  const Parameters parameters = load_named_policy(options.text.folder, options.adapter);
   const auto lists = read_token_lists(options.tokens, parameters.config());
   print(scores_json(score(options, parameters, lists, options.tokens)));
 }
@@ -112,7 +112,7 @@ void score_text(const Options& options) {
     throw Error(fmt::format("{}: {} tokens, but the model's max_position_embeddings is {}", name,
                             size, config.max_position_embeddings));
   }
-  const Parameters parameters = load_policy(options.text.folder, options.adapter);
+  const Parameters parameters = load_named_policy(options.text.folder, options.adapter);
   scored.logprobs = score(options, parameters, {scored.ids}, name).front();
   print(options.json ? scored_json(scored, *text.tokenizer)
                      : scored_table(scored, *text.tokenizer));
@@ -130,10 +130,7 @@ void add_logprobs(CLI::App& app, Program&) {
       "prints\n"
       "{\"logprobs\": [[null, ..], ..]}.");
   auto options = std::make_shared<Options>();
-  command
-      ->add_option("model,--model", options->text.folder,
-                   "Hugging Face folder (Qwen3, Qwen2, Llama)")
-      ->required();
+  add_model_option(*command, options->text.folder);
   // By a function, since an empty text is one too.
   const auto set_text = [options](const std::string& text) { options->given = text; };
   command->add_option_function<std::string>("--text", set_text, "The text")->type_name("WORDS");
@@ -154,6 +151,7 @@ void add_logprobs(CLI::App& app, Program&) {
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   command->callback([options] {
+    check_model_option(options->text.folder, options->adapter);
     check_options(*options);
     options->tokens.empty() ? score_text(*options) : score_ids(*options);
   });

@@ -4,6 +4,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/terminal_progress.h"
+#include "model/adapter_io.h"
 #include "model/merge.h"
 
 namespace leeway {
@@ -15,6 +16,12 @@ struct Options {
 };
 
 void run(const Options& options) {
+  check_model_folder("BASE " + options.base, options.base);
+  check_model_folder("ADAPTER " + options.adapter, options.adapter);
+  if (const std::string warning = other_base_warning(options.adapter, options.base);
+      !warning.empty()) {
+    warn(warning);
+  }
   MergeResult result;
   {
     TerminalProgress progress;

@@ -16,7 +16,7 @@ namespace {
 
 void write_result(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-    throw Error(fmt::format("cannot write the result to stdout: {}", std::strerror(errno)));
+    throw OutputError(fmt::format("cannot write the result to stdout: {}", std::strerror(errno)));
   }
 }
 

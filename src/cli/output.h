@@ -6,10 +6,18 @@
 
 #include <string_view>
 
+#include "leeway/error.h"
+
 namespace leeway {
 
-// Writes to stdout, byte for byte unless that is a terminal; throws Error on failure (a full disk,
-// a closed pipe).
+// Thrown by print: not about what was asked for, but about where the result goes.
+class OutputError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Writes to stdout, byte for byte unless that is a terminal; throws OutputError on failure (a full
+// disk, a closed pipe).
 void print(std::string_view text);
 // A piece of a result, shown at once; dim where stdout is a terminal.
 void print_piece(std::string_view text, bool dim);

@@ -5,10 +5,22 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "leeway/error.h"
+#include "model/model_config.h"
 #include "run/configured_renderer.h"
 #include "text/messages_json.h"
 
 namespace leeway {
+namespace {
+
+// An object with "messages", or the list of messages alone.
+RenderRequest read_request(const std::string& file) {
+  const std::string json = read_file(file);
+  const size_t first = json.find_first_not_of(" \t\r\n");
+  if (first == std::string::npos || json[first] != '[') return read_render_request(file, json);
+  return {read_messages(file, json), {}};
+}
+
+}  // namespace
 
 void add_render(CLI::App& app, Program& program) {
   auto* command = app.add_subcommand(
@@ -27,7 +39,8 @@ void add_render(CLI::App& app, Program& program) {
                           ->add_option("--config", options->config,
                                        "A TOML file; its [orchestrator.renderer] is used")
                           ->excludes(name);
-  command->add_option("--model", options->model, "A model folder, for --renderer auto")
+  command
+      ->add_option("--model", options->model, "A model folder, whose chat template is found (auto)")
       ->excludes(from_config);
   command->add_option("--input", options->input, "Messages as JSON; see docs/formats.md")
       ->required();
@@ -54,18 +67,20 @@ void add_render(CLI::App& app, Program& program) {
       renderer = config.renderer;
       model = config.run.model.path;
     } else if (renderer.name.empty()) {
-      throw Error("render: give --renderer or --config");
+      if (model.empty()) throw Error("render: give --renderer, --model or --config");
+      renderer.name = "auto";
     } else if (renderer.name == "auto" && model.empty()) {
       throw Error("render: --renderer auto needs --model, the folder whose chat template decides");
     } else if (renderer.name != "auto" && !model.empty()) {
       throw Error(fmt::format("render: --model has no effect with --renderer {}; leave it out",
                               renderer.name));
     }
+    if (!model.empty()) check_model_folder("--model " + model, model);
     renderer = with_found_name(std::move(renderer), model);
     std::unique_ptr<Tokenizer> tokenizer;
     if (!options->tokenizer.empty()) tokenizer = named_tokenizer(options->tokenizer);
     const auto made = make_configured_renderer(renderer, tokenizer.get());
-    const RenderRequest request = read_render_request(options->input, read_file(options->input));
+    const RenderRequest request = read_request(options->input);
     JsonWriter json;
     json.begin_object();
     try {

@@ -64,6 +64,7 @@ std::string api_key(const Options& options) {
 
 // The program's exit code.
 int serve(Options& options) {
+  check_model_option(options.text.folder, options.adapter);
   check_device(options.device, "--device cuda");
   ServerOptions& server = options.server;
   check_precision(options.device, server.engine.precision);
@@ -85,8 +86,8 @@ int serve(Options& options) {
   ServedText text =
       load_served_text(options.text, load_model_config(model_folder_of(server.folder)));
   const std::string& newest = options.adapter.empty() ? server.folder : options.adapter;
-  auto weights = std::make_shared<const PolicySnapshot>(load_policy(server.folder, options.adapter),
-                                                        version_of_folder(newest).value_or(0));
+  auto weights = std::make_shared<const PolicySnapshot>(
+      load_named_policy(server.folder, options.adapter), version_of_folder(newest).value_or(0));
   server.adapter = options.adapter;
   weights->checksum();
   server.on_failure = [](const std::string& reason) {
@@ -102,10 +103,7 @@ int serve(Options& options) {
 
 void add_options(CLI::App& command, const std::shared_ptr<Options>& options) {
   ServerOptions& server = options->server;
-  command
-      .add_option("model,--model", options->text.folder,
-                  "Hugging Face folder (Qwen3, Qwen2, Llama)")
-      ->required();
+  add_model_option(command, options->text.folder);
   command.add_option("--host", server.http.host, "Address to listen on; 0.0.0.0: all of them")
       ->type_name("NAME")
       ->capture_default_str();

@@ -6,7 +6,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/output.h"
 #include "generate/model_text.h"
+#include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "text/renderer.h"
 
 namespace leeway {
@@ -20,6 +23,31 @@ inline void add_text_options(CLI::App& command, ModelTextOptions& options) {
                   fmt::format("The chat format in place of the folder's (auto): {}",
                               fmt::join(renderer_names(), ", ")))
       ->type_name("NAME");
+}
+
+// MODEL, also as --model. `folder` must outlive the parsing.
+inline void add_model_option(CLI::App& command, std::string& folder) {
+  const auto set = [&folder](const std::string& name) {
+    if (!folder.empty()) throw Error("MODEL and --model name a model each; give one");
+    folder = name;
+  };
+  command.add_option_function<std::string>("model", set,
+                                           "Hugging Face folder (Qwen3, Qwen2, Llama)");
+  command.add_option_function<std::string>("--model", set, "The same as MODEL")->type_name("MODEL");
+}
+
+// Throws Error unless MODEL, and the adapter where one is named, is a folder here.
+inline void check_model_option(const std::string& folder, const std::string& adapter = "") {
+  if (folder.empty()) throw Error("MODEL is required: a Hugging Face folder on this disk");
+  check_model_folder("MODEL " + folder, folder);
+  if (!adapter.empty()) check_model_folder("--adapter " + adapter, adapter);
+}
+
+// The model of MODEL and --adapter, with a warning for an adapter that names another base.
+inline Parameters load_named_policy(const std::string& folder, const std::string& adapter) {
+  const std::string warning = other_base_warning(adapter, folder);
+  if (!warning.empty()) warn(warning);
+  return load_policy(folder, adapter);
 }
 
 // --adapter. `folder` must outlive the parsing.

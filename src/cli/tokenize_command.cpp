@@ -63,6 +63,8 @@ void add_tokenize(CLI::App& app, Program&) {
         const rapidjson::Document json = parse_json("text", line);
         print((options->decode ? decode_line(*tokenizer, json) : encode_line(*tokenizer, json)) +
               "\n");
+      } catch (const OutputError&) {
+        throw;
       } catch (const Error& error) {
         throw Error(fmt::format("standard input line {}: {}", number, error.what()));
       }

@@ -11,9 +11,11 @@
 #include "cli/supervised_output.h"
 #include "cli/terminal_progress.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "run/memory_check.h"
 #include "run/resume_hint.h"
 #include "run/run_start.h"
+#include "run/training_plan.h"
 #include "run/training_run.h"
 
 namespace leeway {
@@ -23,7 +25,7 @@ struct Options : ConfigSource {
   std::string resume, from;
   int64_t rank_count = 0;  // --ranks; 0: as a launcher says, or one
   bool keep_optimizer = false;
-  bool json = false;
+  bool json = false, dry_run = false;
 };
 
 // Suggestions after the quick start. The commands work as printed, one after the other: each run
@@ -32,24 +34,45 @@ std::string suggestions(const std::string& folder) {
   const std::string run = shell_word(folder), stale = shell_word(folder + "-stale");
   const std::string sweep = "examples/02_off_policy/sweep.toml";
   std::vector<std::pair<std::string, std::string>> lines = {
-      {"config --example > my.toml", "the configuration of this run"},
-      {fmt::format("train --set output_dir={} --set orchestrator.max_off_policy_steps=8", stale),
+      {fmt::format("cp {} my.toml", shell_word(folder + "/config.toml")),
+       "the configuration of this run, to change"},
+      {fmt::format("leeway train --set output_dir={} --set orchestrator.max_off_policy_steps=8",
+                   stale),
        "older rollouts"},
-      {fmt::format("report {} {}", run, stale), "both runs in one report"},
-      {fmt::format("train --set output_dir={} --set trainer.loss.preset=reinforce --set "
+      {fmt::format("leeway report {} {}", run, stale), "both runs in one report"},
+      {fmt::format("leeway train --set output_dir={} --set trainer.loss.preset=reinforce --set "
                    "trainer.epochs=8",
                    shell_word(folder + "-reused")),
        "why corrections exist"},
-      {"help train", "what else there is"},
+      {"leeway help train", "what else there is"},
   };
   if (is_present(sweep)) {
-    lines.emplace_back(fmt::format("sweep {} --dry-run", sweep), "losses x seeds, as a table");
+    lines.emplace_back(fmt::format("leeway sweep {} --dry-run", sweep),
+                       "losses x seeds, as a table");
   }
-  std::string out = "\nTry next:\n";
-  for (const auto& [command, what] : lines) {
-    out += fmt::format("  leeway {:<72}   {}\n", command, what);
-  }
+  std::string out = "\nTry next:";
+  for (const auto& [command, what] : lines) out += fmt::format("\n  {:<79}   {}", command, what);
   return out;
+}
+
+// An adapter over another folder than the one it names, without a checksum that would tell.
+void warn_of_other_base(const RunSetup& setup) {
+  const ModelTable& model = setup.config.run.model;
+  const std::string warning = other_base_warning(model.lora.path, model.path);
+  if (!warning.empty()) warn(warning);
+}
+
+// Everything up to the first sampled token, without a run folder.
+void plan(const Catalog& catalog, const Options& options) {
+  if (!options.resume.empty() || !options.from.empty() || options.rank_count > 0) {
+    throw Error("--dry-run: checks a configuration alone; leave --resume, --from and --ranks out");
+  }
+  const MemoryOfJob job{.spawn_servers = options.spawn_servers};
+  RunSetup setup(load_config(catalog, options), true, fits_memory(job));
+  setup.spawn_servers = options.spawn_servers;
+  warn_of_other_base(setup);
+  check_training(setup);
+  print(options.json ? training_plan_json(setup, job) : training_plan_text(setup, job));
 }
 
 ResumedSummary train(const Catalog& catalog, const Options& options) {
@@ -66,6 +89,7 @@ ResumedSummary train(const Catalog& catalog, const Options& options) {
   RunSetup setup(
       load_config(catalog, options), true,
       fits_memory({.spawn_servers = options.spawn_servers, .ranks = ranks_of(options.ranks)}));
+  warn_of_other_base(setup);
   setup.spawn_servers = options.spawn_servers;
   setup.ranks = options.ranks;
   return run_training(setup, catalog, {}, progress, should_stop);
@@ -87,8 +111,8 @@ void show(Program& program, const RunSummary& summary, const Options& options) {
                     summary.folder, summary.steps, summary.folder));
   }
   const bool quick_start = options.file.empty() && options.resume.empty() && options.from.empty();
-  print(options.json ? summary_json(summary)
-                     : summary_text(summary) + (quick_start ? suggestions(summary.folder) : ""));
+  print(options.json ? summary_json(summary) : summary_text(summary));
+  if (quick_start && !options.json) say(suggestions(summary.folder));
   if (summary.end == RunSummary::End::finished) return;
   if (const std::string hint = resume_hint(summary.folder); !hint.empty()) say(hint);
 }
@@ -98,6 +122,7 @@ void run(Program& program, Options options) {
   if (options.keep_optimizer && options.from.empty()) {
     throw Error("--keep-optimizer: needs --from RUN, whose optimizer moments it keeps");
   }
+  if (options.dry_run) return plan(program.catalog, options);
   RankGroup group(options.rank_count);
   if (group.serves()) return group.serve(program.catalog);
   options.ranks = group.run();
@@ -139,6 +164,9 @@ void add_train(CLI::App& app, Program& program) {
       ->type_name("N")
       ->check(CLI::Range(1, 64));
   add_ranks_option(*command, options->rank_count);
+  command->add_flag("--dry-run", options->dry_run,
+                    "Check everything up to the first sampled token (files, tokenizer, memory,\n"
+                    "environments), print what the run would do, and write nothing");
   command->add_flag("--json", options->json, "Print the summary as JSON");
   command->callback([&program, options] { run(program, *options); });
 }

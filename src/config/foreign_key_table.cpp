@@ -22,9 +22,11 @@ constexpr const char* kDualClip = "of ppo, grpo, dapo and m2po";
 constexpr const char* kRefKl =
     "of grpo, the k3 estimator; the penalty is on where it is above 0, without a switch";
 // prime-rl's loss up to 0.4, and what one key of it means in several of its losses.
-constexpr const char* kTokenMask = "up to 0.4; an absolute bound of pi/rollout; of icepop";
+constexpr const char* kTokenMask =
+    "in prime-rl up to version 0.4; an absolute bound of pi/rollout; of icepop";
 constexpr const char* kGeoMask =
-    "up to 0.4; of geo_mask, which drops whole sequences by their geometric mean";
+    "in prime-rl up to version 0.4; of geo_mask, which drops whole sequences by their geometric "
+    "mean";
 constexpr const char* kDppoMask =
     "a probability difference in the default loss (dppo_kl), a ratio bound in pull request 2423 "
     "(ipo_kl)";
@@ -42,7 +44,8 @@ std::span<const ForeignKey> foreign_keys() {
       {"prime-rl",
        "loss.ratio_type",
        {"trainer.loss.preset", "trainer.loss.tis_level"},
-       "up to 0.4; \"token\" is icepop, \"sequence\" is nearest reinforce+tis with tis_level = "
+       "in prime-rl up to version 0.4; \"token\" is icepop, \"sequence\" is nearest reinforce+tis "
+       "with tis_level = "
        "\"sequence\""},
       {"prime-rl", "loss.token_mask_low", {"trainer.loss.icepop_ratio_low"}, kTokenMask},
       {"prime-rl", "loss.token_mask_high", {"trainer.loss.icepop_ratio_high"}, kTokenMask},
@@ -51,11 +54,12 @@ std::span<const ForeignKey> foreign_keys() {
       {"prime-rl",
        "loss.sequence_mask_low",
        {"trainer.loss.icepop_rollout_min_ratio"},
-       "up to 0.4; of icepop: a sequence with one token below it is dropped"},
+       "in prime-rl up to version 0.4; of icepop: a sequence with one token below it is dropped"},
       {"prime-rl",
        "loss.sequence_mask_high",
        {"trainer.loss.seq_ratio_high"},
-       "up to 0.4; of seq_mis, which bounds the product over the sequence, not its largest token"},
+       "in prime-rl up to version 0.4; of seq_mis, which bounds the product over the sequence, not "
+       "its largest token"},
       {"prime-rl",
        "loss.dppo_mask_low",
        {"trainer.loss.dppo_diff_low", "trainer.loss.ipo_ratio_low"},
@@ -77,21 +81,22 @@ std::span<const ForeignKey> foreign_keys() {
       {"prime-rl",
        "loss.teacher_tau",
        {"trainer.loss.teacher_tau"},
-       "up to 0.5; trainer.teacher names the teacher"},
+       "in prime-rl up to version 0.5; trainer.teacher names the teacher"},
       {"prime-rl", "algo.type", {"orchestrator.advantage"}, "grpo is group_mean, max_rl is max_rl"},
       {"prime-rl",
        "max_async_level",
        {"orchestrator.max_off_policy_steps"},
-       "up to 0.5; how many updates a trained token may be behind"},
+       "in prime-rl up to version 0.5; how many updates a trained token may be behind"},
       {"prime-rl",
        "strict_async_level",
        {"orchestrator.schedule"},
-       "up to 0.5; true is \"lockstep\", a lag of exactly max_off_policy_steps, false \"free\", at "
+       "in prime-rl up to version 0.5; true is \"lockstep\", a lag of exactly "
+       "max_off_policy_steps, false \"free\", at "
        "most that"},
       {"prime-rl",
        "rollouts_per_example",
        {"orchestrator.group_size"},
-       "up to 0.5; rollouts of a prompt"},
+       "in prime-rl up to version 0.5; how many rollouts a prompt gets"},
       {"prime-rl",
        "orchestrator.batch_size",
        {"orchestrator.prompts_per_batch", "orchestrator.group_size"},
@@ -99,12 +104,17 @@ std::span<const ForeignKey> foreign_keys() {
       {"prime-rl",
        "orchestrator.sampling.max_tokens",
        {"rollout.max_new_tokens"},
-       "up to 0.5; of a turn"},
+       "in prime-rl up to version 0.5; the most tokens of a turn"},
       {"prime-rl",
        "online_difficulty_filtering",
        {"orchestrator.filter_zero_advantages"},
-       "up to 0.5, where a mean reward of 0 or 1 leaves a group out; here equal rewards do, "
+       "in prime-rl up to version 0.5, where a mean reward of 0 or 1 leaves a group out; here "
+       "equal rewards do, "
        "whatever they are"},
+      {"prime-rl",
+       "env",
+       {"environment.name"},
+       "a table [[environment]] each, at the top level of the file"},
       {"prime-rl", "max_completion_tokens", {"rollout.max_new_tokens"}, "of a turn"},
       {"prime-rl",
        "seq_len",

@@ -165,6 +165,7 @@ class Checks {
     effective(program || o.advantage_timeout == defaults.advantage_timeout,
               "orchestrator.advantage_timeout", command,
               "inert without orchestrator.advantage_command; set the program, or leave it out");
+    groups_of_one();
     const double temperature = run_.rollout.temperature;
     require(temperature == 0 || temperature >= kLeastTemperature, {"rollout.temperature"},
             fmt::format("must be 0 (greedy) or at least {}", kLeastTemperature));
@@ -231,6 +232,23 @@ class Checks {
   }
 
  private:
+  // An advantage that compares the rollouts of a prompt is 0 where there is one of them. What else
+  // can give a signal: the user's program, an environment's own advantages, a teacher.
+  void groups_of_one() {
+    const OrchestratorTable& o = run_.orchestrator;
+    const bool compares =
+        o.advantage != AdvantageKind::batch_mean && o.advantage != AdvantageKind::none;
+    const bool own = std::any_of(run_.environments.begin(), run_.environments.end(),
+                                 [](const EnvironmentTable& e) { return e.name == "process"; });
+    const bool taught = loss_ != nullptr && loss_->reads(Stream::teacher);
+    if (!compares || !o.advantage_command.empty() || own || taught) return;
+    require(o.group_size > 1, {"orchestrator.group_size", "orchestrator.advantage"},
+            fmt::format("with orchestrator.advantage = \"{}\" every advantage is 0 in a group of "
+                        "one, and nothing is learned; set orchestrator.group_size to at least 2, "
+                        "or orchestrator.advantage to \"batch_mean\" or \"none\"",
+                        name_of(o.advantage)));
+  }
+
   // Blames the first of `names` that was given. The defaults satisfy every rule, so at least one
   // was.
   void require(bool condition, const std::vector<std::string>& names, const std::string& problem) {

@@ -52,6 +52,21 @@ TEST(RunChecks, AProgramTakesThePlaceOfAnAdvantage) {
                 "[orchestrator]\nadvantage = \"batch_mean\"\nlength_penalty = 0.5\n"});
 }
 
+TEST(RunChecks, AGroupOfOneNeedsAnAdvantageThatDoesNotCompareItsRollouts) {
+  const std::string one = "[orchestrator]\ngroup_size = 1\n";
+  for (const char* kind :
+       {"group_mean", "group_deviation", "leave_one_out", "max_rl", "reinforce_pp"}) {
+    expect_refused({{one + "advantage = \"" + kind + "\"\n",
+                     {"line 2", "orchestrator.group_size = 1", kind, "every advantage is 0",
+                      "at least 2", "\"batch_mean\" or \"none\""}}});
+  }
+  expect_refused({{one, {"line 2", "orchestrator.group_size = 1", "\"group_mean\""}}});
+  expect_taken({one + "advantage = \"batch_mean\"\n", one + "advantage = \"none\"\n",
+                one + "advantage_command = \"p\"\n",
+                one + "[[environment]]\nname = \"process\"\ncommand = \"p\"\n",
+                one + "[trainer]\nteacher = \"t\"\n[trainer.loss]\nteacher_tau = 0.5\n"});
+}
+
 TEST(RunChecks, APoolHasItsServersAndItsKeys) {
   const std::string table = "[inference]\n", listed = table + "pool = \"static\"\n";
   const std::string named = table + "pool = \"elastic\"\n";
@@ -102,7 +117,8 @@ TEST(RunChecks, HeadsOfAModelDivide) {
 TEST(RunChecks, ADeviceHasItsPrecisionsAndItsKeys) {
   const std::string cuda = "[model]\ndevice = \"cuda\"\n";
   expect_refused(
-      {{"[model]\ndevice = \"gpu\"\n", {"line 2", "model.device", "cpu, cuda"}},
+      {{"[model]\ndevice = \"gpu\"\n",
+        {"line 2", "model.device", "cpu, cuda", "did you mean cuda?"}},
        {"[trainer]\nprecision = \"bf16\"\n",
         {"line 2", "trainer.precision", "float32", "model.device = \"cuda\""}},
        {cuda + "[rollout]\nprecision = \"int8\"\n", {"line 4", "rollout.precision", "bf16"}},

@@ -175,7 +175,8 @@ TEST(RunConfig, TakesTheEndsOfARange) {
   for (const char* text :
        {"seed = 0", "[rollout]\ntop_p = 1", "[rollout]\ntemperature = 0", "[trainer]\nbeta1 = 0",
         "[trainer]\nmax_tokens = 1073741824", "[rollout]\nkv_bytes = 1",
-        "[orchestrator]\nmax_error_reschedule_attempts = 1", "[orchestrator]\ngroup_size = 1"}) {
+        "[orchestrator]\nmax_error_reschedule_attempts = 1",
+        "[orchestrator]\ngroup_size = 1\nadvantage = \"none\""}) {
     EXPECT_EQ(error_of(text), "") << text;
   }
   expect_words(error_of("[orchestrator]\nmax_error_reschedule_attempts = \"never\"\n"),

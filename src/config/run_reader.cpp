@@ -96,7 +96,9 @@ class Assign {
       if (text->empty() && !field_.may_be_empty) refuse(given_, demand(field_));
     } else if (std::find(field_.choices.begin(), field_.choices.end(), *text) ==
                field_.choices.end()) {
-      const std::string near = nearest_name(*text, field_.choices);
+      // By its letters "gpu" is nearer to "cpu".
+      const bool gpu = field_.key == "device" && (*text == "gpu" || *text == "GPU");
+      const std::string near = gpu ? "cuda" : nearest_name(*text, field_.choices);
       refuse(given_, demand(field_) + (near.empty() ? "" : "; did you mean " + near + "?"));
     }
     return *text;

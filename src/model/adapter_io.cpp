@@ -5,6 +5,7 @@
 #include <rapidjson/writer.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <set>
 
@@ -20,6 +21,7 @@ namespace leeway {
 namespace {
 
 constexpr const char* kConfig = "/adapter_config.json";
+constexpr const char* kBase = "/leeway_base.json";
 constexpr int64_t kMostRank = int64_t{1} << 16;
 
 std::string value_text(const rapidjson::Value& value) {
@@ -111,6 +113,21 @@ void check_layout(const StoredModel& stored, const ModelConfig& config, const Lo
   }
 }
 
+// The sum in leeway_base.json; nothing for adapters of other programs.
+std::optional<uint32_t> read_base_sum(const std::string& folder) {
+  const std::string file = folder + kBase;
+  if (!path_exists(file)) return std::nullopt;
+  const rapidjson::Document json = parse_json(file, read_file(file));
+  const auto found = json.IsObject() ? json.FindMember("checksum") : json.MemberEnd();
+  if (json.IsObject() && found != json.MemberEnd() && found->value.IsString()) {
+    const std::string_view text(found->value.GetString(), found->value.GetStringLength());
+    uint32_t sum = 0;
+    const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), sum, 16);
+    if (text.size() == 8 && problem == std::errc() && end == text.data() + text.size()) return sum;
+  }
+  throw Error(file + ": checksum must be 8 hexadecimal digits; the file is damaged");
+}
+
 }  // namespace
 
 bool is_adapter_folder(const std::string& folder) {
@@ -178,7 +195,31 @@ LoraSettings load_lora_settings(const std::string& folder) {
   }
   const rapidjson::Value* base = find("base_model_name_or_path");
   if (base != nullptr && base->IsString()) lora.base_path = base->GetString();
+  lora.base_sum = read_base_sum(folder);
   return lora;
+}
+
+void check_base_sum(const std::string& folder, const LoraSettings& lora, uint32_t sum,
+                    const std::string& base_name) {
+  if (lora.base_sum.value_or(sum) == sum) return;
+  throw Error(fmt::format(
+      "{}: the adapter was trained over other weights than {}: checksum {:08x} in {}, {:08x} of "
+      "the base; name the model it was trained over{}",
+      folder, base_name, *lora.base_sum, kBase + 1, sum,
+      lora.base_path.empty() ? "" : ", which was " + name_text(lora.base_path)));
+}
+
+std::string other_base_warning(const std::string& adapter, const std::string& base) {
+  if (adapter.empty() || base.empty()) return "";
+  const LoraSettings lora = load_lora_settings(adapter);
+  if (lora.base_sum || lora.base_path.empty() || !path_exists(lora.base_path + "/config.json") ||
+      same_path(lora.base_path, base)) {
+    return "";
+  }
+  return fmt::format(
+      "{}{}: base_model_name_or_path = {}: the adapter was made for that folder, and is "
+      "used over {}",
+      adapter, kConfig, name_text(lora.base_path), base);
 }
 
 std::string adapter_tensor_name(const std::string& parameter) {
@@ -222,9 +263,12 @@ Parameters read_matrices(const std::string& folder, const ModelConfig& config, c
 
 }  // namespace
 
-Parameters load_adapter(const std::string& folder, std::shared_ptr<const Parameters> base) {
-  return read_matrices(folder, base->config(),
-                       [&](LoraSettings lora) { return Parameters(base, std::move(lora)); });
+Parameters load_adapter(const std::string& folder, std::shared_ptr<const Parameters> base,
+                        const std::string& base_name) {
+  return read_matrices(folder, base->config(), [&](LoraSettings lora) {
+    check_base_sum(folder, lora, base->frozen_checksum(), base_name);
+    return Parameters(base, std::move(lora));
+  });
 }
 
 Parameters load_adapter_matrices(const std::string& folder, const ModelConfig& config) {
@@ -245,8 +289,8 @@ std::string model_folder_of(const std::string& folder) {
 }
 
 Parameters load_adapter(const std::string& folder) {
-  return load_adapter(folder,
-                      std::make_shared<const Parameters>(load_parameters(model_folder_of(folder))));
+  const std::string base = model_folder_of(folder);
+  return load_adapter(folder, std::make_shared<const Parameters>(load_parameters(base)), base);
 }
 
 Parameters load_policy(const std::string& folder, const std::string& adapter) {
@@ -255,7 +299,7 @@ Parameters load_policy(const std::string& folder, const std::string& adapter) {
   if (model.lora() != nullptr) {
     throw Error(fmt::format("{}: is an adapter itself; name its base, and one --adapter", folder));
   }
-  return load_adapter(adapter, std::make_shared<const Parameters>(std::move(model)));
+  return load_adapter(adapter, std::make_shared<const Parameters>(std::move(model)), folder);
 }
 
 Parameters load_like(const Parameters& like, const std::string& folder) {
@@ -277,7 +321,13 @@ FileSums save_adapter(const Parameters& adapter, const std::string& folder) {
   return written;
 }
 
-std::string adapter_config_json(const LoraSettings& lora) {
+void write_adapter_config(const std::string& folder, const LoraSettings& lora, FileSums& written) {
+  if (lora.base_sum) {
+    JsonWriter base;
+    base.begin_object().key("base").value(lora.base_path).key("checksum");
+    base.value(fmt::format("{:08x}", *lora.base_sum)).end_object();
+    written[kBase + 1] = write_file_atomically(folder + kBase, base.text() + "\n");
+  }
   JsonWriter json;
   json.begin_object().key("peft_type").value("LORA").key("task_type").value("CAUSAL_LM");
   json.key("base_model_name_or_path").value(lora.base_path).key("revision").null();
@@ -290,7 +340,7 @@ std::string adapter_config_json(const LoraSettings& lora) {
   json.key("rank_pattern").begin_object().end_object();
   json.key("alpha_pattern").begin_object().end_object();
   json.key("init_lora_weights").value(true).key("inference_mode").value(true).end_object();
-  return json.text() + "\n";
+  written[kConfig + 1] = write_file_atomically(folder + kConfig, json.text() + "\n");
 }
 
 }  // namespace leeway

@@ -2,6 +2,8 @@
 
 #include "model/adapter_io.h"
 
+#include <fmt/format.h>
+
 #include <limits>
 #include <map>
 
@@ -35,7 +37,7 @@ TEST(AdapterIo, SavesAndLoadsEveryBit) {
   const Parameters adapter = some_adapter(base, "/models/base");
   const TestFolder folder;
   const FileSums sums = save_parameters(adapter, folder.path());
-  EXPECT_EQ(sums.size(), 2u);
+  EXPECT_EQ(sums.size(), 3u);
   EXPECT_TRUE(is_adapter_folder(folder.path()));
   EXPECT_TRUE(is_complete_folder(folder.path()));
   const Parameters loaded = load_adapter(folder.path(), base);
@@ -96,6 +98,34 @@ TEST(AdapterIo, AFolderOfAnAdapterFindsItsBase) {
   expect_refused(
       [&] { load_parameters(nowhere.path()); },
       {"adapter_config.json", "base_model_name_or_path", "Qwen/Qwen3-0.6B", "--adapter"});
+}
+
+TEST(AdapterIo, AnAdapterGoesOverTheWeightsThatItWasTrainedOver) {
+  const TestFolder right, wrong, folder;
+  const auto base = base_of(Family::llama);
+  Parameters changed = *base;
+  changed.flat()[0] += 0.5f;
+  const auto other = std::make_shared<const Parameters>(changed);
+  save_parameters(*base, right.path());
+  save_parameters(*other, wrong.path());
+  save_parameters(some_adapter(base, right.path()), folder.path());
+  EXPECT_EQ(load_policy(right.path(), folder.path()).lora()->base_sum, checksum(*base));
+  expect_refused([&] { load_policy(wrong.path(), folder.path()); },
+                 {folder.path(), "other weights than " + wrong.path(),
+                  fmt::format("{:08x}", checksum(*base)), fmt::format("{:08x}", checksum(*other)),
+                  "name the model it was trained over", right.path()});
+  EXPECT_EQ(other_base_warning(folder.path(), wrong.path()), "");
+  write_file_atomically(folder.at("leeway_base.json"), R"({"checksum": "12345"})");
+  expect_refused([&] { load_policy(right.path(), folder.path()); },
+                 {"leeway_base.json", "8 hexadecimal digits"});
+  // An adapter of PEFT says no more than a folder.
+  remove_tree(folder.at("leeway_base.json"));
+  EXPECT_NE(load_policy(wrong.path(), folder.path()).lora(), nullptr);
+  const std::string warning = other_base_warning(folder.path(), wrong.path());
+  for (const std::string& word : {folder.path(), right.path(), wrong.path()}) {
+    EXPECT_NE(warning.find(word), std::string::npos) << warning;
+  }
+  EXPECT_EQ(other_base_warning(folder.path(), right.path() + "/."), "");
 }
 
 TEST(AdapterIo, RefusesWhatItDoesNotComputeByKeyAndValue) {

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,7 @@ struct LoraSettings {
   double alpha = 0.0;
   std::vector<std::string> targets;  // of kLoraTargets, in that order
   std::string base_path;             // the base's folder, as files of the adapter name it
+  std::optional<uint32_t> base_sum;  // checksum of the base's weights, where it is known
 
   float scale() const { return static_cast<float>(alpha / static_cast<double>(rank)); }
   // Whether the matrices and their use are the same, whatever the base's folder is called.

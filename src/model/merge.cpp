@@ -11,12 +11,14 @@
 #include <map>
 #include <set>
 
+#include "base/crc32c.h"
 #include "base/files.h"
 #include "base/folders.h"
 #include "leeway/error.h"
 #include "model/adapter_io.h"
 #include "model/name_text.h"
 #include "model/safetensors.h"
+#include "model/stored_model.h"
 
 namespace leeway {
 namespace {
@@ -109,6 +111,7 @@ class Merge {
   Merge(const std::string& base, const std::string& adapter,
         const std::function<void(size_t, size_t)>& progress)
       : base_(base),
+        adapter_folder_(adapter),
         progress_(progress),
         config_(checked_config(base)),
         adapter_(load_adapter_matrices(adapter, config_)) {
@@ -121,6 +124,7 @@ class Merge {
       }
     }
     check_matrices();
+    check_base();
   }
 
   uint64_t bytes() const {
@@ -191,6 +195,24 @@ class Merge {
     }
   }
 
+  // The sum is that of the numbers, as load_adapter takes it: one more pass over the base's files,
+  // for adapters that say what they belong to.
+  void check_base() const {
+    if (!adapter_.lora()->base_sum) return;
+    const StoredModel model = open_stored_model(base_);
+    check_layout(model, config_);
+    std::vector<uint32_t> crcs;
+    std::vector<float> values;
+    for (const ParameterInfo& info : parameter_table(config_)) {
+      const StoredPlace& place = model.tensors.find(info.name)->second;
+      values.resize(static_cast<size_t>(info.size()));
+      copy_as_float(*place.tensor, *place.path, values);
+      crcs.push_back(
+          crc32c({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}));
+    }
+    check_base_sum(adapter_folder_, *adapter_.lora(), checksum(crcs), base_);
+  }
+
   std::string bytes_of(const SafetensorsFile& file, const StoredTensor& tensor) {
     if (progress_) progress_(static_cast<size_t>(result_.tensors), total_);
     ++result_.tensors;
@@ -200,7 +222,7 @@ class Merge {
     return merged_bytes(tensor, file.path(), adapter_, module);
   }
 
-  std::string base_;
+  std::string base_, adapter_folder_;
   const std::function<void(size_t, size_t)>& progress_;
   ModelConfig config_;
   const Parameters adapter_;

@@ -66,6 +66,21 @@ TEST(Merge, GivesAPlainFolderThatComputesWhatTheAdapterDoes) {
   }
 }
 
+TEST(Merge, RefusesABaseThatTheAdapterWasNotTrainedOver) {
+  const TestFolder right, wrong, adapter, out;
+  const auto model =
+      std::make_shared<const Parameters>(testing::small_parameters(small_config(Family::llama)));
+  Parameters other = *model;
+  other.flat()[0] += 0.5f;
+  save_parameters(*model, right.path());
+  save_parameters(other, wrong.path());
+  save_parameters(some_adapter(model), adapter.path());
+  expect_refused([&] { merge_adapter(wrong.path(), adapter.path(), out.at("merged")); },
+                 {adapter.path(), "other weights than " + wrong.path(), "checksum"});
+  EXPECT_FALSE(is_present(out.at("merged")));
+  merge_adapter(right.path(), adapter.path(), out.at("merged"));
+}
+
 // In the base's dtype: half a unit of the last place of 8 (bf16) or 11 bits (f16).
 TEST(Merge, KeepsTheDtypeOfTheBase) {
   const auto model =

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "base/files.h"
+#include "base/folders.h"
 #include "base/json.h"
 #include "kernels/rows.h"
 #include "leeway/error.h"
@@ -364,14 +365,24 @@ ModelConfig parse_model_config(const std::string& name, std::string_view text) {
   return config;
 }
 
-ModelConfig load_model_config(const std::string& folder) {
-  if (folder.ends_with(".gguf") && !is_present(folder)) {
-    throw Error(folder + ": there is no such file");
-  }
-  if (folder.ends_with(".gguf")) {
+void check_model_folder(const std::string& given, const std::string& folder) {
+  if (is_folder(folder)) return;
+  const bool present = is_present(folder), gguf = folder.ends_with(".gguf");
+  if (gguf && !present) throw Error(given + ": there is no such file");
+  if (gguf) {
     throw Error(fmt::format("{}: is a GGUF file; `leeway convert {} FOLDER` makes a folder of it",
-                            folder, folder));
+                            given, folder));
   }
+  throw Error(fmt::format(
+      "{}: {}; give a Hugging Face folder on this disk, as `hf download NAME --local-dir FOLDER` "
+      "or `leeway convert FILE.gguf FOLDER` makes one",
+      given,
+      present ? "is a file, and a model is a folder"
+              : "there is no such folder; Leeway downloads nothing"));
+}
+
+ModelConfig load_model_config(const std::string& folder) {
+  check_model_folder(folder, folder);
   const std::string path = folder + "/config.json";
   return parse_model_config(path, read_file(path));
 }

@@ -58,6 +58,9 @@ void check_model_config(const std::string& name, const ModelConfig& config);
 // unsupported architecture, rope type, activation or sliding window, and for a missing or
 // impossible size.
 ModelConfig parse_model_config(const std::string& name, std::string_view text);
+// Throws Error unless `folder` is a folder on this disk: nothing is downloaded. `given` is how the
+// user named it, such as `model.path = "models/x"`.
+void check_model_folder(const std::string& given, const std::string& folder);
 // Reads the config.json of a folder.
 ModelConfig load_model_config(const std::string& folder);
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "base/files.h"
 #include "model/test_configs.h"
 
 namespace leeway {
@@ -339,7 +340,15 @@ TEST(ModelConfig, WhatIsNoJsonObjectIsRefusedWithItsPlace) {
                  {"model_type = \"gpt2\": not supported", "Qwen3ForCausalLM"});
   expect_refused([] { parsed(kQwen3.substr(0, kQwen3.size() / 2)); }, {"config.json line"});
   expect_refused([] { load_model_config("/nowhere/model"); },
-                 {"/nowhere/model/config.json: cannot open"});
+                 {"/nowhere/model: there is no such folder; Leeway downloads nothing",
+                  "hf download NAME --local-dir FOLDER", "leeway convert FILE.gguf FOLDER"});
+  const testing::TestFolder folder;
+  expect_refused([&] { load_model_config(folder.path()); }, {"/config.json: cannot open"});
+  write_file_atomically(folder.at("config.json"), "{}");
+  expect_refused([&] { load_model_config(folder.at("config.json")); },
+                 {"config.json: is a file, and a model is a folder"});
+  expect_refused([] { check_model_folder("model.path = \"x/y\"", "x/y"); },
+                 {"model.path = \"x/y\": there is no such folder"});
 }
 
 TEST(ModelConfig, AKeyGivenTwiceIsRefused) {

@@ -60,6 +60,13 @@ Parameters::Parameters(std::shared_ptr<const Parameters> base, LoraSettings lora
     : Parameters(base->config(), std::move(lora)) {
   LEEWAY_CHECK(base->lora() == nullptr, "the base of an adapter has none itself");
   base_ = std::move(base);
+  lora_->base_sum = base_->frozen_checksum();
+}
+
+uint32_t Parameters::frozen_checksum() const {
+  uint64_t kept = sum_.value;
+  if (kept == KeptSum::kUnknown) sum_.value = kept = checksum(*this);
+  return static_cast<uint32_t>(kept);
 }
 
 Parameters Parameters::shape_of(ModelConfig config) {

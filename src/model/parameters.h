@@ -3,6 +3,7 @@
 // states have the same layout and use the same class.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -39,6 +40,9 @@ class Parameters {
   void set_base_path(const std::string& path) { lora_->base_path = path; }
   // What an adapter is added to; null for all weights, and for gradients.
   const std::shared_ptr<const Parameters>& base() const { return base_; }
+  // checksum(*this), kept from the first call on: for weights that do not change any more, as those
+  // of a base. From any thread.
+  uint32_t frozen_checksum() const;
   const std::vector<ParameterInfo>& table() const { return table_; }
   int64_t count() const;  // total number of weights, without padding
 
@@ -57,6 +61,17 @@ class Parameters {
   // Without numbers.
   struct Shape {};
   Parameters(ModelConfig config, std::optional<LoraSettings> lora, Shape);
+  // A copy may be changed, so that it starts without.
+  struct KeptSum {
+    KeptSum() = default;
+    KeptSum(const KeptSum&) {}
+    KeptSum& operator=(const KeptSum&) {
+      value = kUnknown;
+      return *this;
+    }
+    static constexpr uint64_t kUnknown = uint64_t{1} << 32;
+    std::atomic<uint64_t> value = kUnknown;
+  };
 
   ModelConfig config_;
   std::optional<LoraSettings> lora_;
@@ -65,6 +80,7 @@ class Parameters {
   std::vector<int64_t> offsets_;
   std::map<std::string, size_t, std::less<>> places_;  // index into table_
   AlignedVector<float> values_;
+  mutable KeptSum sum_;
 };
 
 // "NAME holds nan at [3, 7]" for the first parameter that is not finite; empty if all are finite.

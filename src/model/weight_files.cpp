@@ -25,10 +25,9 @@ StoredModel open_weights(const std::string& folder, const ModelConfig& config,
 void complete_weights(const std::string& folder, const ModelConfig& config,
                       const LoraSettings* lora, FileSums& written) {
   remove_other_files(folder, weights_stem(lora), written);
-  const std::string name = lora != nullptr ? "adapter_config.json" : "config.json";
-  written[name] =
-      write_file_atomically(folder + "/" + name, lora != nullptr ? adapter_config_json(*lora)
-                                                                 : model_config_json(config));
+  if (lora != nullptr) return write_adapter_config(folder, *lora, written);
+  written["config.json"] =
+      write_file_atomically(folder + "/config.json", model_config_json(config));
 }
 
 }  // namespace leeway

@@ -72,7 +72,7 @@ EnvironmentMix make_environments(const std::vector<EnvironmentTable>& tables, ui
       members.push_back(
           {ids[i], tables[i].weight, make_environment(tables[i], mixed_seed({seed, i}))});
     } catch (const Error& error) {
-      throw Error(fmt::format("[[environment]] {} ({}): {}", i + 1, tables[i].name, error.what()));
+      throw Error(fmt::format("environment.{} ({}): {}", i, tables[i].name, error.what()));
     }
   }
   return EnvironmentMix(std::move(members), seed);

@@ -59,17 +59,17 @@ TEST(MakeEnvironments, SaysWhichTableIsWrong) {
   };
   refused({}, {"[[environment]]"});
   refused({named("sort"), named("srot")},
-          {"[[environment]] 2 (srot): ", "\"srot\"", "did you mean sort", "calculator"});
-  refused({named("sort"), named("jsonl")}, {"[[environment]] 2 (jsonl): data is missing"});
+          {"environment.1 (srot): ", "\"srot\"", "did you mean sort", "calculator"});
+  refused({named("sort"), named("jsonl")}, {"environment.1 (jsonl): data is missing"});
   refused({named("sort", "a"), named("arithmetic", "a")},
-          {"[[environment]] 2 (arithmetic): ", "\"a\""});
-  refused({named("sort"), named("arithmetic", "sort")}, {"[[environment]] 2", "\"sort\""});
+          {"environment.1 (arithmetic): ", "\"a\""});
+  refused({named("sort"), named("arithmetic", "sort")}, {"environment.1", "\"sort\""});
   EnvironmentTable bad = named("sort");
   bad.max_length = 99;
-  refused({bad}, {"[[environment]] 1 (sort): ", "max_length = 99"});
+  refused({bad}, {"environment.0 (sort): ", "max_length = 99"});
   bad = named("calculator");
   bad.format_weight = -1.0;
-  refused({bad}, {"[[environment]] 1 (calculator): ", "format_weight = -1"});
+  refused({bad}, {"environment.0 (calculator): ", "format_weight = -1"});
   bad = named("sort");
   bad.weight = 0.0;
   refused({bad}, {"sort", "weight = 0"});

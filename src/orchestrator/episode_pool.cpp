@@ -181,7 +181,7 @@ void EpisodePool::expire(Time now) {
       const std::string message =
           fmt::format("environment.turn_timeout: process {} said nothing for {} s and was killed{}",
                       slot.child->pid(), limit, words);
-      processes_.replace(slot, message, now);
+      processes_.replace(slot, {FailureKind::timeout, message}, now);
       lose(i, {FailureKind::timeout, message});
       continue;
     }
@@ -202,17 +202,19 @@ void EpisodePool::expire(Time now) {
                        slot.child->pid(), limit, words));
     }
   }
-  const std::string& last = processes_.last_failure();
+  const Processes::Loss& last = processes_.last_failure();
+  const bool failed = !last.message.empty();
+  const FailureKind cause = failed ? last.kind : FailureKind::timeout;
   const std::string nobody =
       fmt::format("environment.turn_timeout: no process took it for {} s{}", limit,
-                  last.empty() ? "" : "; the last one that failed: " + last);
+                  failed ? "; the last one that failed: " + last.message : "");
   const auto expire_queue = [&](std::deque<uint64_t>& queue, auto& all) {
     std::erase_if(queue, [&](uint64_t number) {
       const auto found = all.find(number);
       if (found == all.end()) return true;
       const bool refused = !processes_.refusal().empty();
       if (!refused && !late(std::max(found->second.since, last_word_))) return false;
-      fail(found->second, refused ? FailureKind::bad_answer : FailureKind::timeout,
+      fail(found->second, refused ? FailureKind::bad_answer : cause,
            refused ? processes_.refusal() : nobody);
       return true;
     });

@@ -150,6 +150,9 @@ class HeldOutSampling {
     result_.last_failure =
         fmt::format("{}, held-out example {}: {}: {}", mix_.members()[prompt.environment].id,
                     attempt.example, name_of(outcome.kind), outcome.message);
+    if (options_.on_failure) {
+      options_.on_failure(prompt.environment, attempt.example, outcome.kind, outcome.message);
+    }
     ++attempt.failures;
     ++failures_in_a_row_;
     const bool spent = options_.max_attempts && attempt.failures >= *options_.max_attempts;

@@ -28,6 +28,9 @@ struct EvaluationOptions {
   double most_failures_in_a_row = std::numeric_limits<double>::infinity();
   // Polled throughout; may be empty. Returning true ends the evaluation at once.
   std::function<bool()> should_stop = {};
+  // Told of each attempt that fails, at once; may be empty.
+  std::function<void(size_t environment, uint64_t example, FailureKind, const std::string& message)>
+      on_failure = {};
 };
 
 struct PromptResult {

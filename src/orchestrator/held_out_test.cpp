@@ -70,6 +70,21 @@ TEST(HeldOut, PromptsAreSharedOutByWeight) {
   }
 }
 
+TEST(HeldOut, EveryFailedAttemptIsToldAtOnce) {
+  HeldOut held_out(random_policy(0.5));
+  int64_t told = 0;
+  const HeldOutResult result = held_out.sample(
+      {.prompts = 30,
+       .seed = 9,
+       .on_failure = [&](size_t environment, uint64_t, FailureKind, const std::string& message) {
+         EXPECT_LT(environment, 3u);
+         EXPECT_FALSE(message.empty());
+         ++told;
+       }});
+  EXPECT_GT(told, 0);
+  EXPECT_EQ(told, result.failed) << "there is one attempt";
+}
+
 TEST(HeldOut, RolloutsHaveSeedsOfTheirOwn) {
   HeldOut held_out(random_policy(0.0, 0.5), true);
   held_out.sample({.prompts = 30, .samples = 4, .seed = 9});

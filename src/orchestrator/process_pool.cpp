@@ -117,12 +117,22 @@ void ProcessPool::serve(size_t place, Time now) {
             fmt::format("{}: process {} gave no answer within {} s and was killed{}",
                         processes_.settings().timeout_key, slot.child->pid(),
                         processes_.settings().turn_timeout, slot.child->last_words())};
-    processes_.replace(slot, loss->message, now);
+    processes_.replace(slot, *loss, now);
   }
   if (loss) {
     lose(place, *loss);
   } else if (slot.state == State::ready && work.id == 0 && work.request != 0) {
     send(place, now);
+  }
+}
+
+Turn ProcessPool::read_answer(const JsonValue& answer) const {
+  try {
+    return read_answer_(answer);
+  } catch (const Error& error) {
+    const JsonValue* type = answer.find("type");
+    if (type == nullptr || type->text != processes_.settings().request_type) throw;
+    throw Error(fmt::format("it repeats what it is sent instead of answering: {}", error.what()));
   }
 }
 
@@ -145,7 +155,7 @@ void ProcessPool::take_line(size_t place, std::string_view line, Time now) {
       if (numbered) throw Unasked(fmt::format("its id must be the turn's, {}", work.id));
       throw Error(fmt::format("the answer's id must be the turn's, {}", work.id));
     }
-    finish(work.request, read_answer_(answer));
+    finish(work.request, read_answer(answer));
   } catch (const Error& error) {
     if (dynamic_cast<const Unasked*>(&error) != nullptr || !busy) {
       ++unasked_answers_;
@@ -210,11 +220,12 @@ void ProcessPool::expire_queue(Time now) {
   for (uint64_t number; (number = next_in_queue()) != 0;) {
     if (now - std::max(requests_.at(number).submitted, last_answer_) <= timeout_) return;
     queue_.pop_front();
-    const std::string& last = processes_.last_failure();
-    fail(number, FailureKind::timeout,
+    const Processes::Loss& last = processes_.last_failure();
+    const bool failed = !last.message.empty();
+    fail(number, failed ? last.kind : FailureKind::timeout,
          fmt::format("{}: no process took the {} for {} s{}", processes_.settings().timeout_key,
                      processes_.settings().request_type, processes_.settings().turn_timeout,
-                     last.empty() ? "" : "; the last one that failed: " + last));
+                     failed ? "; the last one that failed: " + last.message : ""));
   }
 }
 

@@ -52,7 +52,7 @@ class ProcessPool {
 
   // What came of a request: `pending` until then. Afterwards the number is forgotten. Failures:
   //   timeout            no answer within turn_timeout of its being sent; or no process took it for
-  //                      so long, and none gave an answer to another
+  //                      so long, and none gave an answer to another or failed
   //   environment_error  the process ended, or could not be started
   //   bad_answer         a line that is not an answer to it; every request, if the greeting shows
   //   that
@@ -92,6 +92,7 @@ class ProcessPool {
   void pump_if_due(Time now);
   void pump(Time now);
   void serve(size_t place, Time now);
+  Turn read_answer(const JsonValue& answer) const;
   void take_line(size_t place, std::string_view line, Time now);
   void hand_out(Time now);
   void send(size_t place, Time now);

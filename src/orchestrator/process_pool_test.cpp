@@ -303,6 +303,24 @@ TEST_F(ProcessPoolTest, GreetSaysWhetherAProgramStarts) {
   EXPECT_EQ(count_children(), 1);
 }
 
+TEST_F(ProcessPoolTest, AProgramThatRepeatsWhatItIsSentIsSaidToDoSo) {
+  ProcessPool pool(settings("cat"), read_reward);
+  EXPECT_EQ(pool.greet(), "") << "the greeting may be repeated";
+  expect_failure(ask(pool), FailureKind::bad_answer,
+                 {"it repeats what it is sent instead of answering", "no reward"});
+}
+
+// The queue is given up for the reason that its processes were.
+TEST_F(ProcessPoolTest, RequestsThatNoProcessTakesFailForTheReasonOfTheProcesses) {
+  ProcessPool pool(settings("cat", 1, 0.3), read_reward);
+  std::vector<uint64_t> open;
+  for (int i = 0; i < 30; ++i) open.push_back(pool.submit("\"n\": 1"));
+  for (const uint64_t request : open) {
+    expect_failure(wait_for([&] { return pool.poll(request); }), FailureKind::bad_answer,
+                   {"it repeats what it is sent"});
+  }
+}
+
 TEST_F(ProcessPoolTest, BlankLinesAreNothing) {
   ProcessPool pool(settings("echo; " + answering("echo; " + kReward + "; echo")), read_reward);
   const Turn first = ask(pool), second = ask(pool);
@@ -357,7 +375,8 @@ TEST_F(ProcessPoolTest, AProgramThatDiesAtOnceIsStartedLessAndLessOften) {
     const Turn turn = wait_for([&] { return pool.poll(request); });
     ASSERT_EQ(turn.kind, Turn::Kind::failed);
     EXPECT_NE(turn.failure.find("exit status 9"), std::string::npos) << turn.failure;
-    ++(turn.failure_kind == FailureKind::timeout ? late : ended);
+    EXPECT_EQ(turn.failure_kind, FailureKind::environment_error);
+    ++(turn.failure.find("no process took") != std::string::npos ? late : ended);
   }
   // At 0, 0.1, 0.3 and 0.7 s or later; the rest wait in vain.
   EXPECT_LE(text_of_file(folder.at("starts")).size(), 2u * 4);

@@ -93,7 +93,7 @@ std::string Processes::greet() {
     if (slot.state == Slot::State::ready) return "";
     if (slot.state == Slot::State::empty) {
       const bool again = refusal_.empty() && !greeting_late_ && starts < kStartsInVain;
-      if (starts > 0 && !again) return last_failure_;
+      if (starts > 0 && !again) return last_failure_.message;
       if (may_start(slot, now)) {
         ++starts;
         start(slot, now);
@@ -230,12 +230,13 @@ std::optional<Processes::Loss> Processes::take_greeting(Slot& slot, std::string_
 
 Processes::Loss Processes::lose(Slot& slot, FailureKind kind, const std::string& message,
                                 Time now) {
-  replace(slot, message, now);
-  return {kind, message};
+  Loss loss{kind, message};
+  replace(slot, loss, now);
+  return loss;
 }
 
-void Processes::replace(Slot& slot, const std::string& message, Time now) {
-  last_failure_ = message;
+void Processes::replace(Slot& slot, const Loss& loss, Time now) {
+  last_failure_ = loss;
   if (slot.child && !slot.child->end()) dying_.push_back(slot.child->keeper_pid());
   slot.child.reset();
   slot.state = Slot::State::empty;

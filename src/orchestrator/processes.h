@@ -97,9 +97,10 @@ class Processes {
   std::optional<Loss> serve(Slot& slot, const char* when, Time now, const TakeLine& take);
 
   // Ends the process and empties the slot.
-  void replace(Slot& slot, const std::string& message, Time now);
+  void replace(Slot& slot, const Loss& loss, Time now);
   // It works: no delay before the next start.
   void note_answer(Slot& slot) {
+    last_failure_ = {};
     slot.answered = true;
     slot.starts_in_vain = 0;
   }
@@ -107,7 +108,8 @@ class Processes {
   void reap();
 
   std::vector<std::string> take_log();
-  const std::string& last_failure() const { return last_failure_; }
+  // Of the process that was given up last; an empty message: none since an answer.
+  const Loss& last_failure() const { return last_failure_; }
   // Why no process will ever work: it speaks another protocol. Empty: none.
   const std::string& refusal() const { return refusal_; }
 
@@ -126,7 +128,8 @@ class Processes {
   uint64_t started_ = 0;
   int protocol_ = 0;
   std::optional<JsonValue> hello_;
-  std::string last_failure_, refusal_;
+  Loss last_failure_;
+  std::string refusal_;
   bool greeting_late_ = false;  // the last process that timed out had not said hello
 };
 

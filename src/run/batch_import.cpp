@@ -165,7 +165,7 @@ def main(path):
     try:
         import torch
     except ImportError:
-        return {"error": "python3 has no torch, which wrote the file"}
+        return {"error": "reading this file needs PyTorch: pip install torch"}
     try:
         data = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -35,7 +35,8 @@ std::string failure_line(const std::string& environment, const RolloutFailure& f
 
 std::optional<std::string> FailureLines::add(const std::string& environment,
                                              const RolloutFailure& failure, double now) {
-  if (last_ && now - *last_ < kInterval) {
+  const bool first = told_.insert(environment).second;
+  if (!first && last_ && now - *last_ < kInterval) {
     ++untold_;
     return std::nullopt;
   }

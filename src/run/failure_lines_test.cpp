@@ -28,6 +28,15 @@ TEST(FailureLines, AreOneLineThatATerminalCannotMistake) {
   EXPECT_EQ(failure_line("e", failure_of("")), "rollout failed: e, example 17: timeout: ");
 }
 
+TEST(FailureLines, TellOfTheFirstFailureOfEachEnvironmentAtOnce) {
+  FailureLines lines;
+  EXPECT_NE(lines.add("e", failure_of("a"), 10.0), std::nullopt);
+  EXPECT_EQ(lines.add("e", failure_of("a"), 10.1), std::nullopt);
+  EXPECT_EQ(lines.add("other", failure_of("b"), 10.2),
+            "rollout failed: other, example 17: timeout: b (and 1 more before it)");
+  EXPECT_EQ(lines.add("other", failure_of("b"), 10.3), std::nullopt);
+}
+
 TEST(FailureLines, AreOneASecondAndCountTheRest) {
   FailureLines lines;
   EXPECT_EQ(lines.rest(), std::nullopt);

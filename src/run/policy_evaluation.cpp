@@ -4,11 +4,13 @@
 
 #include <chrono>
 #include <cmath>
+#include <set>
 #include <utility>
 
 #include "base/text_table.h"
 #include "orchestrator/steady_clock.h"
 #include "run/devices.h"
+#include "run/failure_lines.h"
 
 namespace leeway {
 
@@ -54,6 +56,13 @@ EvaluationResult PolicyEvaluator::evaluate(std::shared_ptr<const PolicySnapshot>
                                    static_cast<double>(policy.prompts_per_batch) *
                                    static_cast<double>(policy.group_size);
   options.should_stop = events.should_stop;
+  std::set<size_t> told;
+  options.on_failure = [&](size_t environment, uint64_t example, FailureKind kind,
+                           const std::string& message) {
+    if (!events.on_first_failure || !told.insert(environment).second) return;
+    events.on_first_failure("eval: " + failure_line(setup_.environment_ids[environment],
+                                                    {kind, environment, example, message}));
+  };
   EvaluationResult result;
   const auto sample = [&](float temperature, int64_t samples) {
     RolloutDriver driver(*setup_.evaluation_conversation, sampler, clock,

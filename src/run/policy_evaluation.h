@@ -23,11 +23,13 @@ struct EvaluationResult {
   bool nothing_completed() const { return !stopped && failed == rollouts; }
 };
 
-// Callbacks of an evaluation; both may be empty, and are called repeatedly on the evaluating
+// Callbacks of an evaluation; each may be empty, and is called repeatedly on the evaluating
 // thread.
 struct EvaluationEvents {
   std::function<bool()> should_stop;
   std::function<void(size_t done, size_t total)> on_rollouts;
+  // The first attempt of each environment that fails, as a line.
+  std::function<void(const std::string& line)> on_first_failure;
 };
 
 // Evaluates one set of weights after the other, in the chat format without the flags of training.

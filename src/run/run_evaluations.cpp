@@ -80,6 +80,7 @@ void RunEvaluations::evaluate(int64_t step, std::shared_ptr<const PolicySnapshot
   events.on_rollouts = [&](size_t done, size_t total) {
     place_.progress.count("eval", "rollouts", done, total);
   };
+  events.on_first_failure = [&](const std::string& line) { place_.progress.note(line); };
   EndedEvaluation ended{.step = step, .weights = weights, .result = {}};
   ended.result = place_.evaluator.evaluate(weights, run_.eval, events);
   blocked_seconds_ += ended.result.seconds;

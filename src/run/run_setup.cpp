@@ -8,12 +8,14 @@
 #include <utility>
 
 #include "base/files.h"
+#include "base/folders.h"
 #include "engine/checks.h"
 #include "leeway/error.h"
 #include "model/adapter_io.h"
 #include "orchestrator/demonstrations.h"
 #include "run/configured_renderer.h"
 #include "run/devices.h"
+#include "run/input_paths.h"
 #include "run/run_ranks.h"
 
 namespace leeway {
@@ -48,9 +50,10 @@ ModelConfig scratch_config(const ModelTable& table, int64_t tokenizer_size) {
   return config;
 }
 
-// Checked before the weights are read, which takes long.
+// Checked before anything is read of them, and before the weights, which take long.
 Config with_its_device(Config config) {
   check_device(config);
+  check_input_paths(config);
   return config;
 }
 
@@ -60,7 +63,7 @@ Parameters make_adapter(const RunConfig& run) {
   auto base = std::make_shared<const Parameters>(load_parameters(run.model.path));
   const std::string where = std::filesystem::absolute(run.model.path).string();
   if (!table.path.empty()) {
-    Parameters adapter = load_adapter(table.path, std::move(base));
+    Parameters adapter = load_adapter(table.path, std::move(base), run.model.path);
     adapter.set_base_path(where);
     return adapter;
   }
@@ -162,7 +165,8 @@ PolicyCard make_card(const Config& config) {
 
 std::string tokenizer_file_of(const RunConfig& run, const PolicyCard& card) {
   if (card.byte) return "";
-  if (!run.model.tokenizer.empty()) return run.model.tokenizer;
+  const std::string& named = run.model.tokenizer;
+  if (!named.empty()) return is_folder(named) ? named + "/tokenizer.json" : named;
   const std::string file = run.model.path + "/tokenizer.json";
   if (!is_present(file)) {
     throw Error(

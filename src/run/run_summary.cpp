@@ -106,9 +106,18 @@ std::string summary_text(const RunSummary& summary) {
            fmt::format("weights  {}\nreport   {}/report.html\n", summary.weights, summary.folder);
   }
   const double rl = std::max(summary.rl_seconds, 1e-9);
-  out += fmt::format("{} of {} steps, {} rollouts in {}: sft {}, rl {}, eval {}\n", summary.steps,
-                     summary.max_steps, summary.rollouts, duration_text(summary.seconds),
-                     duration_text(summary.sft_seconds), duration_text(summary.rl_seconds),
+  out += fmt::format("{} of {} steps, {} rollouts", summary.steps, summary.max_steps,
+                     summary.rollouts);
+  double sft = summary.sft_seconds;
+  if (summary.resumed) {
+    out += fmt::format("; since the resume {} steps, {} rollouts",
+                       summary.steps - summary.resumed->steps,
+                       summary.rollouts - summary.resumed->rollouts);
+    sft -= summary.resumed->sft_seconds;
+  }
+  out += fmt::format(" in {}: ", duration_text(summary.seconds));
+  if (!summary.resumed || sft > 0.0) out += fmt::format("sft {}, ", duration_text(sft));
+  out += fmt::format("rl {}, eval {}\n", duration_text(summary.rl_seconds),
                      duration_text(summary.eval_seconds));
   out += fmt::format(
       "rl: {:.0f} sampled and {:.0f} trained tokens/s; sampler busy {:.0f} %, trainer {:.0f} %\n",

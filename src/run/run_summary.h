@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "orchestrator/scheduler.h"
@@ -11,6 +12,11 @@ namespace leeway {
 
 struct RunSummary {
   enum class End { finished, stopped, gave_up };
+  // What was there when the run was resumed.
+  struct Resumed {
+    int64_t steps = 0, rollouts = 0;
+    double sft_seconds = 0.0;
+  };
   End end = End::finished;
   std::string reason;  // why it did not finish
   std::string folder;
@@ -21,6 +27,7 @@ struct RunSummary {
   ScheduleTotals totals;                          // where rollouts went
   int64_t running = 0;                            // rollouts in flight at the end
   Metrics before, after;                          // evaluations
+  std::optional<Resumed> resumed;                 // seconds but those of sft count from there on
   std::string weights;           // folder of the last weights; empty: they could not be saved
   bool finished_before = false;  // there was nothing to resume, and nothing was done
 };

@@ -18,6 +18,22 @@ constexpr double kMismatchJump = 10.0;  // times the first step's
 constexpr uint64_t kSaves = 3;          // saves that should still fit
 constexpr uint64_t kLeastFree = uint64_t{64} << 20;
 
+// The limit that has cut off most, and what to do about it.
+std::string cut_text(const CutRollouts& cut) {
+  if (cut.by_positions > std::max(cut.by_new_tokens, cut.by_turns)) {
+    return fmt::format(
+        "by the model's {} positions, which prompt and answer share; use shorter prompts or a "
+        "model with more positions",
+        cut.positions);
+  }
+  if (cut.by_turns > cut.by_new_tokens) {
+    return fmt::format(
+        "by orchestrator.max_turns = {}; raise it, or let the environment end episodes before",
+        cut.max_turns);
+  }
+  return fmt::format("by rollout.max_new_tokens = {}; raise it", cut.max_new_tokens);
+}
+
 }  // namespace
 
 std::optional<double> RunWarnings::Window::add(double value) {
@@ -31,7 +47,7 @@ void RunWarnings::warn(std::vector<std::string>& out, const char* name, const st
   if (said_.insert(name).second) out.push_back("warning: " + text);
 }
 
-std::vector<std::string> RunWarnings::on_step(const Metrics& metrics) {
+std::vector<std::string> RunWarnings::on_step(const Metrics& metrics, const CutRollouts& cut) {
   std::vector<std::string> out;
   const auto flat = flat_.add(metric_of(metrics, "zero_advantage_groups") /
                               static_cast<double>(std::max<int64_t>(1, groups_)));
@@ -44,12 +60,10 @@ std::vector<std::string> RunWarnings::on_step(const Metrics& metrics) {
   }
   const auto truncated = truncated_.add(metric_of(metrics, "is_truncated/all"));
   if (truncated && *truncated > kMost) {
-    warn(
-        out, "truncated",
-        fmt::format("{:.0f} % of the rollouts of the last {} steps were cut off by a length limit; "
-                    "raise rollout.max_new_tokens or orchestrator.max_turns, or check that "
-                    "rollout.stop is what ends a reply",
-                    100 * *truncated, kSteps));
+    warn(out, "truncated",
+         fmt::format("{:.0f} % of the rollouts of the last {} steps were cut off, most of them {}, "
+                     "or check that rollout.stop is what ends a reply",
+                     100 * *truncated, kSteps, cut_text(cut)));
   }
   if (metric_of(metrics, "batch/samples") > 0 && metric_of(metrics, "batch/trained_tokens") == 0) {
     warn(out, "untrained",

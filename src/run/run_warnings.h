@@ -13,13 +13,19 @@
 
 namespace leeway {
 
+// Rollouts that a limit has cut off, by the limit, and what the limits are.
+struct CutRollouts {
+  int64_t by_new_tokens = 0, by_positions = 0, by_turns = 0;
+  int64_t max_new_tokens = 0, positions = 0, max_turns = 0;
+};
+
 class RunWarnings {
  public:
   // `groups`: prompts of a batch. `save_bytes`: what a checkpoint and a weights folder take.
   RunWarnings(int64_t groups, uint64_t save_bytes) : groups_(groups), save_bytes_(save_bytes) {}
 
-  // From a step's metrics, as in metrics.jsonl. Steps come in order.
-  std::vector<std::string> on_step(const Metrics& metrics);
+  // From a step's metrics, as in metrics.jsonl, and its rollouts. Steps come in order.
+  std::vector<std::string> on_step(const Metrics& metrics, const CutRollouts& cut = {});
   // From an evaluation, compared with the one before RL; either may lack a reward.
   std::vector<std::string> on_evaluation(int64_t step, const Metrics& before, const Metrics& now);
   // From the free bytes where the run is written.

@@ -55,6 +55,25 @@ TEST(RunWarnings, OfTruncatedRollouts) {
   expect_one(warnings.on_step(step(0, 0.8, 0, 0)), {"60 %", "rollout.max_new_tokens"});
 }
 
+TEST(RunWarnings, OfTruncatedRolloutsNameTheLimitThatCutThem) {
+  const auto warned = [](const CutRollouts& cut) {
+    RunWarnings warnings(10, 0);
+    for (int i = 0; i < 2; ++i) warnings.on_step(step(0, 1, 0, 0), cut);
+    return warnings.on_step(step(0, 1, 0, 0), cut);
+  };
+  CutRollouts cut{.by_new_tokens = 3,
+                  .by_positions = 2,
+                  .by_turns = 1,
+                  .max_new_tokens = 64,
+                  .positions = 512,
+                  .max_turns = 4};
+  expect_one(warned(cut), {"100 %", "by rollout.max_new_tokens = 64; raise it", "rollout.stop"});
+  cut.by_positions = 5;
+  expect_one(warned(cut), {"by the model's 512 positions", "shorter prompts"});
+  cut.by_turns = 8;
+  expect_one(warned(cut), {"by orchestrator.max_turns = 4"});
+}
+
 TEST(RunWarnings, OfABatchWithoutATokenToTrainOn) {
   RunWarnings warnings(10, 0);
   const auto batch = [&](double samples, double trained) {

@@ -9,6 +9,34 @@
 #include <vector>
 
 namespace leeway {
+namespace {
+
+// The last reply of a rollout that was cut off shows what has cut it.
+CutRollouts cut_rollouts(const StepRecord& record, const RolloutSettings& settings) {
+  CutRollouts cut{.max_new_tokens = settings.max_new_tokens,
+                  .positions = settings.max_length,
+                  .max_turns = settings.max_turns};
+  for (const Group& group : record.batch.groups) {
+    for (const Rollout& rollout : group.rollouts) {
+      if (!rollout.truncated || rollout.steps.empty()) continue;
+      const auto prompt = static_cast<int64_t>(rollout.steps.back().prompt.size());
+      const auto reply = static_cast<int64_t>(rollout.steps.back().completion.size());
+      if (reply >= settings.max_new_tokens) {
+        ++cut.by_new_tokens;
+      } else {
+        ++(prompt + reply >= settings.max_length ? cut.by_positions : cut.by_turns);
+      }
+    }
+  }
+  return cut;
+}
+
+// "31k", or the number itself where that would be "0k".
+std::string thousands(double rate) {
+  return rate < 1000.0 ? fmt::format("{:.0f}", rate) : fmt::format("{:.0f}k", rate / 1000.0);
+}
+
+}  // namespace
 
 StepReports::StepReports(const RunSetup& setup, RunFiles& files, Progress& progress,
                          RunWarnings& warnings, AdvantageProgram* program)
@@ -35,7 +63,7 @@ void StepReports::add(const StepRecord& record) {
   }
   log_failures(record);
   tell_drops(record);
-  note_all(warnings_.on_step(record.metrics));
+  note_all(warnings_.on_step(record.metrics, cut_rollouts(record, setup_.rollout_settings(0.0f))));
   std::error_code unknown;
   const auto space = std::filesystem::space(files_.folder(), unknown);
   if (!unknown) note_all(warnings_.on_disk(space.available));
@@ -58,11 +86,10 @@ void StepReports::tell_numbers(const StepRecord& record) {
   const double tokens = metric("batch/tokens") + static_cast<double>(record.batch.sampled_tokens);
   progress_.step(
       record.step, run_.trainer.max_steps,
-      fmt::format("reward {:.3f}  mismatch_kl {:.2g}  masked {:.2f}%  lag {:.2g}  {:.0f}k "
-                  "tokens/s{}",
+      fmt::format("reward {:.3f}  mismatch_kl {:.2g}  masked {:.2f}%  lag {:.2g}  {} tokens/s{}",
                   metric("reward/all/mean"), metric("mismatch_kl/all/mean"),
                   100.0 * metric("is_masked"), metric("off_policy_level/all/mean"),
-                  tokens / seconds / 1000.0,
+                  thousands(tokens / seconds),
                   failed_ > 0 ? fmt::format("  {} failed", failed_) : ""));
 }
 

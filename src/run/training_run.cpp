@@ -117,6 +117,7 @@ class Run {
       const std::vector<std::string>& notes, const RunHost& host)
       : Run(setup, catalog, std::move(files), NewRun{.notes = notes}, host) {
     (from.phase == Phase::sft ? sft_from_ : from_) = from;
+    summary_.resumed = RunSummary::Resumed{};
     progress_.note(fmt::format("resumed from {}", from.name()));
     if (!files_.moved().empty()) progress_.note(files_.moved());
   }
@@ -194,6 +195,7 @@ class Run {
 
   void go_on() {
     state_ = read_run_state(*from_);
+    summary_.resumed->sft_seconds = state_.sft_seconds;
     evaluations_.restore(state_.before);
     train(load_like(setup_.weights, from_->folder));
   }
@@ -201,11 +203,15 @@ class Run {
   void begin_run() {
     Parameters weights = setup_.weights;
     if (run_.sft.enabled) {
+      const double begin = clock_.now();
       SftResult sft = run_sft(
           {setup_, catalog_, files_, progress_, should_stop_, saving_.checkpoints(), evaluator_},
           sft_from_ ? &*sft_from_ : nullptr);
       state_.sft_steps = sft.state.steps;
       state_.sft_seconds = sft.state.seconds;
+      if (sft_from_) {
+        summary_.resumed->sft_seconds = state_.sft_seconds - (clock_.now() - begin);
+      }
       weights = std::move(sft.weights);
       if (!sft.failure.empty()) give_up(sft.failure);
       if (sft.stopped) stop("asked to, in the supervised phase");
@@ -222,6 +228,12 @@ class Run {
     for (const std::string& part : inert_parts(setup_.config.loss_spec, run_.trainer, on_policy)) {
       progress_.note("note: " + part);
     }
+    const int64_t positions = setup_.weights.config().max_position_embeddings;
+    if (run_.rollout.max_new_tokens < positions) return;
+    progress_.note(
+        fmt::format("note: rollout.max_new_tokens = {} has no effect: the model has {} positions "
+                    "for prompt and answer together, and they end an answer before",
+                    run_.rollout.max_new_tokens, positions));
   }
 
   // Of the policy before the first step; of a run that goes on, those that were stopped.
@@ -279,6 +291,10 @@ class Run {
     load_optimizer(trainer);
     if (from_) {
       scheduler.restore(read_schedule(setup_, *from_, trainer.config().vocab_size));
+    }
+    if (summary_.resumed) {
+      summary_.resumed->steps = first;
+      summary_.resumed->rollouts = scheduler.totals().completed;
     }
     const int64_t sampled_before = scheduler.totals().sampled_tokens;
     const int64_t trained_before = state_.trained_tokens;
@@ -403,6 +419,14 @@ class Run {
 };
 
 }  // namespace
+
+void check_training(const RunSetup& setup) {
+  refuse_sampling(setup.config.run.rollout);
+  check_environments(*setup.environments);
+  check_servers(setup);
+  SteadyClock clock;
+  checked_program(setup.config.run.orchestrator, clock);
+}
 
 RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& start,
                         Progress& progress, const StopCondition& should_stop) {

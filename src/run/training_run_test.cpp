@@ -42,6 +42,9 @@ TEST(TrainingRun, EndsWithASummaryAndTellsEveryStep) {
   EXPECT_FALSE(summary.before.empty());
   EXPECT_FALSE(summary.after.empty());
   EXPECT_FALSE(weights_of(summary).empty());
+  EXPECT_NE(summary_text(summary).find("rollouts in "), std::string::npos);
+  EXPECT_NE(summary_text(summary).find("s: sft 0 s, rl "), std::string::npos)
+      << summary_text(summary);
 }
 
 TEST(TrainingRun, ThatIsStoppedAndResumedHasTheWeightsOfOneThatIsNot) {
@@ -63,6 +66,13 @@ TEST(TrainingRun, ThatIsStoppedAndResumedHasTheWeightsOfOneThatIsNot) {
     const auto& summary = std::get<RunSummary>(second);
     EXPECT_EQ(summary.end, RunSummary::End::finished) << summary.reason;
     EXPECT_EQ(summary.steps, 6);
+    ASSERT_TRUE(summary.resumed);
+    const std::string text = summary_text(summary);
+    const std::string since = fmt::format(
+        "6 of 6 steps, {} rollouts; since the resume {} steps, {} rollouts in ", summary.rollouts,
+        6 - first.steps, summary.rollouts - summary.resumed->rollouts);
+    EXPECT_NE(text.find(since), std::string::npos) << text;
+    EXPECT_EQ(text.find("sft"), std::string::npos) << text;
     EXPECT_TRUE(weights_of(summary) == weights_of(whole)) << "stopped after " << stop_after;
     EXPECT_EQ(steps_in(run + "/metrics.jsonl"), (std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
     EXPECT_EQ(steps_in(run + "/eval.jsonl"), (std::vector<int64_t>{0, 2, 4, 6}));

@@ -24,8 +24,8 @@ class ApiError : public std::runtime_error {
 
 inline const char* error_type(int status) {
   switch (status) {
-    case 401:
-    case 403: return "authentication_error";
+    case 401: return "authentication_error";
+    case 403: return "permission_error";
     case 404: return "not_found_error";
     case 429:
     case 503: return "overloaded_error";

@@ -19,6 +19,14 @@ const rapidjson::Value* JsonFields::find(const char* key) const {
   return found == object_->MemberEnd() || found->value.IsNull() ? nullptr : &found->value;
 }
 
+std::vector<std::string> JsonFields::keys() const {
+  std::vector<std::string> keys;
+  for (const auto& member : object_->GetObject()) {
+    keys.emplace_back(member.name.GetString(), member.name.GetStringLength());
+  }
+  return keys;
+}
+
 void JsonFields::refuse(const char* key, const std::string& why) const {
   throw ApiError(400, fmt::format("{}: {}", name(key), why), name(key));
 }

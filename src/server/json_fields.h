@@ -19,6 +19,7 @@ class JsonFields {
   JsonFields(const rapidjson::Value& object, std::string path);
 
   const rapidjson::Value* find(const char* key) const;  // null if absent
+  std::vector<std::string> keys() const;                // those that are there, null or not
   bool has(const char* key) const { return find(key) != nullptr; }
 
   std::optional<bool> flag(const char* key) const;

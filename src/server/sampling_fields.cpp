@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <random>
+#include <string_view>
+#include <utility>
 
 #include "engine/sampler.h"
 #include "leeway/error.h"
@@ -22,14 +25,18 @@ void refuse_unsupported(const JsonFields& fields) {
     const char* key;
     double value;
   };
-  for (const auto& [key, value] :
-       {Neutral{"repetition_penalty", 1}, Neutral{"presence_penalty", 0},
-        Neutral{"frequency_penalty", 0}, Neutral{"length_penalty", 1}, Neutral{"min_tokens", 0},
-        Neutral{"min_new_tokens", 0}, Neutral{"best_of", 1}}) {
+  for (const auto& [key, value] : {Neutral{"repetition_penalty", 1}, Neutral{"presence_penalty", 0},
+                                   Neutral{"frequency_penalty", 0}, Neutral{"length_penalty", 1},
+                                   Neutral{"min_tokens", 0}, Neutral{"min_new_tokens", 0}}) {
     const std::optional<double> given = fields.number(key);
-    if (given && *given != value && !(std::string_view(key) == "best_of" && fields.has("n"))) {
+    if (given && *given != value) {
       fields.refuse(key, fmt::format("is not supported: leave it out or give {}", value));
     }
+  }
+  const int64_t samples = fields.integer("n", 1, kMost).value_or(1);
+  if (fields.number("best_of").value_or(static_cast<double>(samples)) !=
+      static_cast<double>(samples)) {
+    fields.refuse("best_of", fmt::format("is not supported: leave it out or give n, {}", samples));
   }
   if (fields.flag("use_beam_search").value_or(false)) {
     fields.refuse("use_beam_search", "is not supported");
@@ -45,10 +52,73 @@ void refuse_unsupported(const JsonFields& fields) {
   }
 }
 
+// Keys of requests that matter, in OpenAI's, vLLM's and SGLang's words. Other keys are none of ours
+// and are ignored, as those servers do; one that is a letter away from these is a mistake that
+// would silently change what is sampled. Short names are near to too much.
+constexpr std::string_view kKeys[] = {"temperature",
+                                      "max_tokens",
+                                      "max_completion_tokens",
+                                      "max_new_tokens",
+                                      "min_tokens",
+                                      "min_new_tokens",
+                                      "stop_token_ids",
+                                      "ignore_eos",
+                                      "sampling_seed",
+                                      "logprobs",
+                                      "top_logprobs",
+                                      "prompt_logprobs",
+                                      "stream",
+                                      "stream_options",
+                                      "messages",
+                                      "prompt",
+                                      "suffix",
+                                      "tool_choice",
+                                      "response_format",
+                                      "chat_template_kwargs",
+                                      "add_generation_prompt",
+                                      "continue_final_message",
+                                      "repetition_penalty",
+                                      "presence_penalty",
+                                      "frequency_penalty",
+                                      "length_penalty",
+                                      "best_of",
+                                      "use_beam_search",
+                                      "logit_bias",
+                                      "allowed_token_ids",
+                                      "bad_words",
+                                      "request_id"};
+constexpr size_t kLeastLength = 6;
+
+// Whether one letter added, left out, changed or swapped with the next makes `a` of `b`.
+bool is_one_letter_away(std::string_view a, std::string_view b) {
+  if (a.size() < b.size()) std::swap(a, b);
+  if (a.size() > b.size() + 1) return false;
+  const size_t same =
+      static_cast<size_t>(std::mismatch(b.begin(), b.end(), a.begin()).first - b.begin());
+  const std::string_view rest = a.substr(same), other = b.substr(same);
+  if (a.size() > b.size()) return rest.substr(1) == other;
+  if (rest.empty()) return false;
+  if (rest.substr(1) == other.substr(1)) return true;
+  return rest.size() > 1 && rest[0] == other[1] && rest[1] == other[0] &&
+         rest.substr(2) == other.substr(2);
+}
+
+void refuse_misspelt(const JsonFields& fields) {
+  for (const std::string& key : fields.keys()) {
+    const bool known = std::find(std::begin(kKeys), std::end(kKeys), key) != std::end(kKeys);
+    if (known || key.size() < kLeastLength) continue;
+    for (const std::string_view name : kKeys) {
+      if (!is_one_letter_away(key, name)) continue;
+      fields.refuse(key.c_str(), fmt::format("is no key of a request; did you mean {}?", name));
+    }
+  }
+}
+
 }  // namespace
 
 SamplingFields read_sampling(const JsonFields& fields, const SamplingSettings& defaults,
                              const char* limit_key, int64_t least) {
+  refuse_misspelt(fields);
   SamplingFields result;
   result.settings = defaults;
   const auto set = [&](float& value, const char* key) {

@@ -13,9 +13,9 @@ namespace {
 
 using namespace testing;
 
-Parameters adapter_of(uint64_t seed) {
+Parameters adapter_of(uint64_t seed, uint64_t base = 1) {
   Parameters adapter(
-      std::make_shared<const Parameters>(byte_weights(1)),
+      std::make_shared<const Parameters>(byte_weights(base)),
       {.rank = 4, .alpha = 8.0, .targets = {"q_proj", "down_proj"}, .base_path = ""});
   Rng rng(seed);
   for (float& value : adapter.flat()) value = static_cast<float>(0.2 * rng.normal());
@@ -98,16 +98,21 @@ TEST_F(AdapterServer, AdaptersAreOverTheWeightsThatAreThere) {
   const RunningServer running(options());
   TestClient client = running.client();
   ASSERT_EQ(client.post("/v1/load_lora_adapter", load_body("a", "step_2")).status, 200);
-  // Whole weights take the place of both, and the next adapter is over them.
+  // Whole weights take the place of both, and the next adapter is over them; one that was trained
+  // over the model before is not.
   ASSERT_EQ(
       client.post("/update_weights", fmt::format(R"({{"weight_dir": "{}/whole"}})", root_.path()))
           .status,
       200);
   expect_sampled_by(client, "small", byte_weights(7));
-  ASSERT_EQ(client.post("/v1/load_lora_adapter", load_body("b", "step_2")).status, 200);
+  const HttpReply other = client.post("/v1/load_lora_adapter", load_body("b", "step_3"));
+  EXPECT_EQ(other.status, 400);
+  EXPECT_NE(other.body.find("trained over other weights"), std::string::npos) << other.body;
+  save_parameters(adapter_of(4, 7), root_.path() + "/step_4");
+  ASSERT_EQ(client.post("/v1/load_lora_adapter", load_body("b", "step_4")).status, 200);
   expect_sampled_by(
       client, "b",
-      load_adapter(root_.path() + "/step_2", std::make_shared<const Parameters>(byte_weights(7))));
+      load_adapter(root_.path() + "/step_4", std::make_shared<const Parameters>(byte_weights(7))));
 }
 
 TEST_F(AdapterServer, MistakesAreNamedAndChangeNothing) {

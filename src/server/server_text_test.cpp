@@ -316,6 +316,36 @@ TEST(ServerText, TakesTheBodiesOfOtherPrograms) {
   }
 }
 
+TEST(ServerText, KeysThatAreNearlyKnownAreRefusedAndOthersAreNot) {
+  const RunningServer running;
+  TestClient client = running.client();
+  const auto reply = [&](const std::string& more) {
+    return client.post("/v1/completions", R"({"prompt": "ab", "max_tokens": 2, )" + more + "}");
+  };
+  for (const auto& [given, meant] :
+       std::vector<std::pair<std::string, std::string>>{{"temprature", "temperature"},
+                                                        {"temperatrue", "temperature"},
+                                                        {"max_token", "max_tokens"},
+                                                        {"Logprobs", "logprobs"},
+                                                        {"stop_tokens_ids", "stop_token_ids"}}) {
+    const auto refused = reply(fmt::format(R"("{}": 1)", given));
+    EXPECT_EQ(refused.status, 400) << given;
+    EXPECT_NE(refused.body.find(given + ": is no key of a request; did you mean " + meant),
+              std::string::npos)
+        << refused.body;
+  }
+  for (const char* other : {"user", "store", "cache_salt", "top_n", "priority", "echo", "tokens"}) {
+    EXPECT_EQ(reply(fmt::format(R"("{}": null)", other)).status, 200) << other;
+  }
+  EXPECT_EQ(reply(R"("best_of": 2)").status, 400);
+  EXPECT_EQ(reply(R"("n": 2, "best_of": 3)").status, 400);
+  EXPECT_EQ(reply(R"("n": 2, "best_of": 2)").status, 200);
+  const auto weights =
+      client.post("/v1/load_lora_adapter", R"({"lora_name": "a", "lora_path": "x"})");
+  EXPECT_EQ(weights.status, 403);
+  EXPECT_NE(weights.body.find("permission_error"), std::string::npos) << weights.body;
+}
+
 // Both dialects answer what the model itself gives, unless the client asks for what was drawn from.
 TEST(ServerText, LogProbabilitiesAreThoseBeforeTemperature) {
   const RunningServer running;

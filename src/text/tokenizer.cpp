@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "base/files.h"
+#include "base/folders.h"
 #include "base/json.h"
 #include "leeway/error.h"
 #include "text/bpe.h"
@@ -374,7 +375,8 @@ class Loader {
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
-  return parse_tokenizer(path, read_file(path));
+  const std::string file = is_folder(path) ? path + "/tokenizer.json" : path;
+  return parse_tokenizer(file, read_file(file));
 }
 
 std::unique_ptr<Tokenizer> parse_tokenizer(const std::string& name, std::string_view json) {

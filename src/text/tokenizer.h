@@ -50,7 +50,8 @@ class IncrementalDecoder {
 };
 
 // Loads a Hugging Face tokenizer.json of a byte-level BPE family (Qwen2 to Qwen3, Llama 3,
-// DeepSeek, GPT-2). Throws Error naming the file, the key and what is not supported.
+// DeepSeek, GPT-2), or that of a folder. Throws Error naming the file, the key and what is not
+// supported.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
 std::unique_ptr<Tokenizer> parse_tokenizer(const std::string& name, std::string_view json);
 
