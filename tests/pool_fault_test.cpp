@@ -279,8 +279,10 @@ TEST_F(PoolFaultTest, ALinkThatIsCutChangesNoBitOfALockstepRun) {
   for (const auto& more : {steps, static_pool({near->url(), far->url()}), patient()}) {
     args.insert(args.end(), more.begin(), more.end());
   }
-  args.insert(args.end(), {"--set", "inference.stall_timeout=0.5", "--set",
-                           "inference.update_timeout=1", "--set", "inference.update_attempts=1"});
+  // While both servers are away calls are repeated, since a rollout that fails gets another seed.
+  args.insert(args.end(),
+              {"--set", "inference.stall_timeout=0.5", "--set", "inference.update_timeout=1",
+               "--set", "inference.update_attempts=1", "--set", "inference.request_attempts=100"});
   LiveProgram run(args, LiveProgram::Streams::pipes, network.in_near());
   const auto times_ready = [&](const std::string& all) {
     int times = 0;
