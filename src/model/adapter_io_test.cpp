@@ -81,7 +81,8 @@ TEST(AdapterIo, LoadsAnAdapterInParts) {
   expect_refused([&] { load_adapter(folder.path(), base); }, {index, second, "missing"});
   save_adapter(adapter, folder.path());
   EXPECT_EQ(folder.names(),
-            (std::vector<std::string>{"adapter_config.json", "adapter_model.safetensors"}));
+            (std::vector<std::string>{"adapter_config.json", "adapter_model.safetensors",
+                                      "leeway_base.json"}));
 }
 
 TEST(AdapterIo, AFolderOfAnAdapterFindsItsBase) {

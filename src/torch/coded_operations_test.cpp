@@ -88,10 +88,11 @@ TEST(CodedOperations, ProductsAreThoseOfWhatTheCodesStandFor) {
         const CodedTensor x = coded(random({rows, inputs}, 6).to(device));
         const CodedTensor weight = coded(random({outputs, inputs}, 7, 0.1).to(device));
         const Tensor bias = biased ? random({outputs}, 8).to(device, at::kBFloat16) : Tensor();
-        Tensor y = at::empty({rows, outputs}, at::device(device).dtype(at::kBFloat16));
-        project_coded(products.get(), x, weight, bias, y);
+        // Waits for the codes: a product reads weights before the kernel before it is done.
         const Tensor a = decoded(x).to(at::kCPU, at::kDouble);
         const Tensor b = decoded(weight).to(at::kCPU, at::kDouble);
+        Tensor y = at::empty({rows, outputs}, at::device(device).dtype(at::kBFloat16));
+        project_coded(products.get(), x, weight, bias, y);
         Tensor expected = at::mm(a, b.t());
         if (biased) expected = expected + bias.to(at::kCPU, at::kDouble);
         // bf16 is within 2^-9 of a number; tensor cores lose less than 2^-12 of all magnitudes.

@@ -158,9 +158,9 @@ TEST(LoraTrainer, GoesOnFromItsFilesBitForBit) {
   Trainer first(adapter, spec_of("icepop"), small_table());
   first.train_batch(rolled_out(adapter, 0, 8));
   first.save(folder.path());
-  EXPECT_EQ(folder.names(),
-            (std::vector<std::string>{"adapter_config.json", "adapter_model.safetensors",
-                                      "optimizer.safetensors", "trainer.json"}));
+  EXPECT_EQ(folder.names(), (std::vector<std::string>{
+                                "adapter_config.json", "adapter_model.safetensors",
+                                "leeway_base.json", "optimizer.safetensors", "trainer.json"}));
   Trainer second(adapter, spec_of("icepop"), small_table());
   second.load(folder.path());
   EXPECT_TRUE(same_bits(first.parameters(), second.parameters()));
