@@ -38,7 +38,7 @@ def context(method):
     dirty = _output("git", "status", "--porcelain", "--untracked-files=no")
     found = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "commit": (_output("git", "rev-parse", "HEAD") or os.environ.get("COMMIT", "unknown"))
+        "commit": os.environ.get("COMMIT") or (_output("git", "rev-parse", "HEAD") or "unknown")
         + (" with changes" if dirty else ""),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -6,7 +6,7 @@
 #   OUT            where results go, gpu_*.json      (benchmarks/results)
 #   PREFIX         dependencies outside the system, a folder with include/ and lib/ (scripts/gpu_prefix)
 #   PYTHON_PREFIX  Python packages that the machine lacks, where it exists (.python; scripts/gpu_python)
-#   COMMIT         the commit being measured, if git is not available
+#   COMMIT         the commit being measured, where git does not know it
 #
 # Needs a CUDA build of PyTorch that python3 can import; the stage `model` needs transformers. A
 # failing stage does not stop the next. Tables and failures are printed last.
