@@ -73,6 +73,9 @@ TEST(DryRun, ChecksAndShowsWhatARunWouldDoAndWritesNothing) {
     expect_mistake(run_program({"train", file, "--dry-run", "--set", set}, here), words);
   };
   refused("rollout.top_p=0.5", {"rollout.top_p", "truncated sampling"});
+  // A number of ranks is checked, and none is started.
+  EXPECT_EQ(run_program({"train", file, "--dry-run", "--ranks", "2"}, here).code, 0);
+  expect_mistake(run_program({"train", file, "--dry-run", "--ranks", "3"}, here), {"3", "1, 2, 4"});
   refused("model.path=Qwen/Qwen3-0.6B", {"--set", "model.path"});
   expect_mistake(run_program({"train", folder.write("none.toml", kRun), "--dry-run"}, here),
                  {"[[environment]]"});

@@ -27,13 +27,18 @@ struct Options : ConfigSource {
 Parameters policy_of(const RunSetup& setup, const std::string& model, const std::string& adapter) {
   const std::shared_ptr<const Parameters>& base = setup.weights.base();
   if (!model.empty()) check_model_folder("--weights " + model, model);
-  if (!adapter.empty()) check_model_folder("--adapter " + adapter, adapter);
+  if (!adapter.empty()) check_adapter_option(adapter);
   if (!model.empty() && !adapter.empty()) return load_named_policy(model, adapter);
+  const std::string& path = setup.config.run.model.path;
   if (!adapter.empty()) {
-    return load_adapter(adapter, base ? base : std::make_shared<const Parameters>(setup.weights));
+    const std::string warning = other_base_warning(adapter, path);
+    if (!warning.empty()) warn(warning);
+    return load_adapter(adapter, base ? base : std::make_shared<const Parameters>(setup.weights),
+                        path);
   }
   if (model.empty()) return setup.weights;
-  return base && is_adapter_folder(model) ? load_adapter(model, base) : load_parameters(model);
+  return base && is_adapter_folder(model) ? load_adapter(model, base, path)
+                                          : load_parameters(model);
 }
 
 EvaluationResult evaluate(const RunSetup& setup, const std::string& model,

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "base/folders.h"
 #include "cli/output.h"
 #include "generate/model_text.h"
 #include "leeway/error.h"
@@ -36,11 +37,20 @@ inline void add_model_option(CLI::App& command, std::string& folder) {
   command.add_option_function<std::string>("--model", set, "The same as MODEL")->type_name("MODEL");
 }
 
+// Throws Error unless it is the folder of an adapter.
+inline void check_adapter_option(const std::string& folder) {
+  if (path_exists(folder + "/adapter_config.json")) return;
+  throw Error(fmt::format(
+      "--adapter {}: {}; give an adapter's folder, such as "
+      "RUN/weights/step_200 or one that PEFT saved",
+      folder, path_exists(folder) ? "has no adapter_config.json" : "there is no such folder"));
+}
+
 // Throws Error unless MODEL, and the adapter where one is named, is a folder here.
 inline void check_model_option(const std::string& folder, const std::string& adapter = "") {
   if (folder.empty()) throw Error("MODEL is required: a Hugging Face folder on this disk");
   check_model_folder("MODEL " + folder, folder);
-  if (!adapter.empty()) check_model_folder("--adapter " + adapter, adapter);
+  if (!adapter.empty()) check_adapter_option(adapter);
 }
 
 // The model of MODEL and --adapter, with a warning for an adapter that names another base.

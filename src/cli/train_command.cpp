@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include <variant>
 
 #include "base/files.h"
@@ -14,6 +16,7 @@
 #include "model/adapter_io.h"
 #include "run/memory_check.h"
 #include "run/resume_hint.h"
+#include "run/run_ranks.h"
 #include "run/run_start.h"
 #include "run/training_plan.h"
 #include "run/training_run.h"
@@ -64,11 +67,13 @@ void warn_of_other_base(const RunSetup& setup) {
 
 // Everything up to the first sampled token, without a run folder.
 void plan(const Catalog& catalog, const Options& options) {
-  if (!options.resume.empty() || !options.from.empty() || options.rank_count > 0) {
-    throw Error("--dry-run: checks a configuration alone; leave --resume, --from and --ranks out");
+  if (!options.resume.empty() || !options.from.empty()) {
+    throw Error("--dry-run: checks a configuration alone; leave --resume and --from out");
   }
-  const MemoryOfJob job{.spawn_servers = options.spawn_servers};
+  const MemoryOfJob job{.spawn_servers = options.spawn_servers,
+                        .ranks = std::max<int64_t>(1, options.rank_count)};
   RunSetup setup(load_config(catalog, options), true, fits_memory(job));
+  check_ranks(static_cast<int>(job.ranks), setup.config.run);
   setup.spawn_servers = options.spawn_servers;
   warn_of_other_base(setup);
   check_training(setup);

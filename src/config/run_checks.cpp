@@ -93,8 +93,8 @@ class Checks {
             "fast works on the CPU only; with model.device = \"cuda\" leave trainer.numerics out");
     if (t.sharding == Sharding::weights) {
       require(!run_.model.lora.enabled, {"trainer.sharding", "model.lora"},
-              "several GPUs train all weights alone; leave [model.lora] out, or "
-              "trainer.sharding and the ranks");
+              "weights in parts are not for adapters, which several GPUs train without it; leave "
+              "trainer.sharding out, or [model.lora]");
       require(t.precision != TrainingPrecision::float32, {"trainer.sharding", "trainer.precision"},
               "weights in parts are for passes in bf16; leave trainer.precision out, or "
               "trainer.sharding");

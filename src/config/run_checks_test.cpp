@@ -135,7 +135,7 @@ TEST(RunChecks, ADeviceHasItsPrecisionsAndItsKeys) {
        {cuda + "[trainer]\nsharding = \"weights\"\nprecision = \"float32\"\n",
         {"trainer.sharding", "bf16", "leave trainer.precision out"}},
        {cuda + "path = \"m\"\n[model.lora]\nrank = 8\n[trainer]\nsharding = \"weights\"\n",
-        {"trainer.sharding", "[model.lora]", "train all weights alone"}},
+        {"trainer.sharding", "[model.lora]", "not for adapters"}},
        {"[trainer]\nrecompute_activations = \"all\"\n",
         {"line 2", "one of off, selective, layer; false is off, true is layer"}},
        {"[trainer]\nrecompute_activations = 1\n", {"line 2", "off, selective, layer"}},

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "base/files.h"
 #include "base/json.h"
 
 namespace leeway {
@@ -48,7 +51,9 @@ std::string training_plan_text(const RunSetup& setup, const MemoryOfJob& job) {
   const Parameters& weights = setup.weights;
   std::string out = fmt::format("model        {}: {}, {} parameters", source_of(run),
                                 name_of(weights.config().family), parameters_of(weights));
-  if (weights.base()) out += fmt::format(", {} of them in an adapter, trained", weights.count());
+  if (weights.base()) {
+    out += fmt::format(", and an adapter of {}, which is trained", weights.count());
+  }
   out += fmt::format("\ndevice       {}\n", name_of(run.model.device));
   for (size_t i = 0; i < setup.environments->members().size(); ++i) {
     const EnvironmentMix::Member& member = setup.environments->members()[i];
@@ -56,13 +61,15 @@ std::string training_plan_text(const RunSetup& setup, const MemoryOfJob& job) {
                        prompts_text(*member.environment));
   }
   out += fmt::format("loss         {}\n", setup.config.preset);
-  out += fmt::format("steps        {}{} of {} prompts x {} rollouts, up to {} new tokens each\n",
-                     run.sft.enabled ? fmt::format("{} supervised, then ", run.sft.max_steps) : "",
-                     run.trainer.max_steps, run.orchestrator.prompts_per_batch,
-                     run.orchestrator.group_size, run.rollout.max_new_tokens);
+  out += fmt::format(
+      "steps        {}{} of {} prompts x {} rollouts, up to {} new tokens each\n",
+      run.sft.enabled ? fmt::format("{} supervised, then ", run.sft.max_steps) : "",
+      run.trainer.max_steps, run.orchestrator.prompts_per_batch, run.orchestrator.group_size,
+      std::min(run.rollout.max_new_tokens, weights.config().max_position_embeddings));
   out += fmt::format("memory       {}{}\n", run.model.device == Device::cuda ? "" : "at least ",
                      bytes_text(memory_bytes(setup, job)));
-  return out + fmt::format("run folder   {}, not written\n", run.output_dir);
+  return out + fmt::format("run folder   {}{}, not written\n", run.output_dir,
+                           is_present(run.output_dir) ? " is there; the next free name" : "");
 }
 
 std::string training_plan_json(const RunSetup& setup, const MemoryOfJob& job) {
