@@ -98,6 +98,7 @@ Products::Products() {
 
 Products::~Products() {
   plans_.clear();
+  for (void* place : old_places_) cudaFree(place);
   cudaFree(wide_);
   cudaFree(pair_);
   cudaFree(workspace_);
@@ -298,8 +299,9 @@ void Products::try_algorithms(const Key& key, const std::vector<cublasLtMatmulAl
 
 void Products::reserve(void*& place, size_t& bytes, size_t wanted, cudaStream_t stream) {
   if (wanted <= bytes) return;
-  check_cuda(cudaStreamSynchronize(stream), "a place for rows");  // the old one may be in use
-  check_cuda(cudaFree(place), "a place for rows");
+  // Work that is queued and captured graphs may use the old one. Sizes double, so that all old ones
+  // together are no more than the new one.
+  if (place != nullptr) old_places_.push_back(place);
   place = nullptr, bytes = 0;
   check_cuda(cudaMalloc(&place, 2 * wanted), "a place for rows");
   bytes = 2 * wanted;

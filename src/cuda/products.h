@@ -78,6 +78,7 @@ class Products {
   cublasLtHandle_t handle_ = nullptr;
   void* workspace_ = nullptr;
   void* pair_ = nullptr;  // two rows of x and of y
+  std::vector<void*> old_places_;
   size_t pair_bytes_ = 0;
   // Whether cuBLASLt multiplies products of codes by their scales: known after the first. Where it
   // does not, they are in float32 in `wide_` before a kernel does.

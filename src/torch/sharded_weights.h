@@ -55,6 +55,11 @@ class ShardedWeights final : public PassPieces {
   // own.
   void read_all(const std::function<void(int64_t, const at::Tensor&)>& each);
 
+  // Gradients that have been given are in the own part for the current stream.
+  void wait_for_sums() {
+    for (const Place& place : places_) side_.wait(place.given);
+  }
+
  private:
   struct Act {
     PieceAct act;

@@ -10,6 +10,7 @@
 
 #include "cuda/moment_codes.h"
 #include "torch/split_masters.h"
+#include "torch/torch_errors.h"
 
 namespace leeway {
 
@@ -97,9 +98,11 @@ int64_t TorchStateShard::place_of(const StatePiece& piece) const {
 
 void TorchStateShard::read(StateKind kind, const StatePiece& piece, std::span<float> to) const {
   const at::NoGradGuard guard;
-  const FlatAdamW own = own_();
-  if (kind == StateKind::weight) return read_weights(own, place_of(piece), host_view(to));
-  read_moments(own.moments, kind == StateKind::first_moment, place_of(piece), host_view(to));
+  with_plain_errors([&] {
+    const FlatAdamW own = own_();
+    if (kind == StateKind::weight) return read_weights(own, place_of(piece), host_view(to));
+    read_moments(own.moments, kind == StateKind::first_moment, place_of(piece), host_view(to));
+  });
 }
 
 // Codes of a block need all of its numbers, so that those of the part come together on the host.
@@ -115,10 +118,12 @@ std::function<void()> TorchStateShard::prepare(const ReadState& read) {
   }
   return [this, numbers] {
     const at::NoGradGuard guard;
-    const FlatAdamW own = own_();
-    auto& [weights, first, second] = *numbers;
-    write_weights(host_view(weights), own);
-    write_moments(host_view(first), host_view(second), own.moments);
+    with_plain_errors([&] {
+      const FlatAdamW own = own_();
+      auto& [weights, first, second] = *numbers;
+      write_weights(host_view(weights), own);
+      write_moments(host_view(first), host_view(second), own.moments);
+    });
   };
 }
 

@@ -280,6 +280,8 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   }
   void begin_passes(const SlotPass& pass, int64_t own, int64_t most) override {
     order_ = pass, own_left_ = own, most_left_ = most;
+    // Memory that is not there is missed before the others count on this rank's passes.
+    if (is_sharded() && pass.kind != PassKind::score) in_words([&] { learning(); });
     if (sums_early()) in_words([&] { early_sums().begin(); });
   }
   void end_passes() override {
@@ -421,6 +423,8 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
 
   void fill_old_gradients() {
     if (!std::exchange(gradients_are_old_, false)) return;
+    // Sums of a step that failed may still be on their way.
+    if (is_sharded()) policy_.sharded()->wait_for_sums();
     learning().gradients.zero_();
     if (is_sharded()) policy_.sharded()->rest_gradients().zero_();
   }

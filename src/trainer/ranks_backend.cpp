@@ -21,14 +21,22 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// A rank's slots of a pass; `most` as in PassOrder.
-std::vector<SlotResult> run_share(const RankBackend& local, const PackedBatch& batch,
+// A rank's slots of a pass; `most` as in PassOrder. What fails in a slot is in its result; what
+// fails around them ends the group, since the others may wait for this rank within their passes.
+std::vector<SlotResult> run_share(Ranks& ranks, const RankBackend& local, const PackedBatch& batch,
                                   std::span<const GradientSlot> slots, const SlotPass& pass,
                                   int64_t most, std::span<const float> g) {
-  local.share->begin_passes(pass, micro_batches_of(slots), most);
-  std::vector<SlotResult> results = run_each_slot(*local.backend, batch, slots, pass, g);
-  local.share->end_passes();
-  return results;
+  try {
+    local.share->begin_passes(pass, micro_batches_of(slots), most);
+    std::vector<SlotResult> results = run_each_slot(*local.backend, batch, slots, pass, g);
+    local.share->end_passes();
+    return results;
+  } catch (const Lost&) {
+    throw;
+  } catch (const Error& error) {
+    ranks.abort(error.what());
+    throw;
+  }
 }
 
 std::string order(TrainingOrder kind) {
@@ -114,7 +122,7 @@ class RanksBackend : public TrainingBackend {
     }
     const double begin = now_seconds();
     std::vector<SlotResult> results =
-        run_share(local_, batch, slots.first(share), pass, most, rows[0]);
+        run_share(ranks_, local_, batch, slots.first(share), pass, most, rows[0]);
     const double waits = now_seconds();
     std::vector<double> taken = {waits - begin};
     for (int r = 1; r < ranks_.size(); ++r) {
@@ -234,7 +242,8 @@ bool serve(Ranks& ranks, const ServeTraining& options, KeptSnapshots& snapshots,
       if (pass.spec >= options.specs.size()) throw Error("an order with a loss that is not known");
       pass.pass.loss.spec = options.specs[pass.spec];
       const double begin = now_seconds();
-      const auto results = run_share(local, pass.batch, pass.slots, pass.pass, pass.most, pass.g);
+      const auto results =
+          run_share(ranks, local, pass.batch, pass.slots, pass.pass, pass.most, pass.g);
       ranks.send(0, Channel::training, results_message(results, now_seconds() - begin));
       break;
     }

@@ -326,5 +326,59 @@ TEST(RanksBackend, MalformedOrdersAreErrors) {
   }
 }
 
+// A rank's share that fails before its passes.
+class FailingShare : public RankShare {
+ public:
+  explicit FailingShare(RankShare& share) : share_(share) {}
+  double take_seconds() override { return share_.take_seconds(); }
+  StateShard& shard() override { return share_.shard(); }
+  bool needs_weights() const override { return share_.needs_weights(); }
+  void bring_weights() override { share_.bring_weights(); }
+  void begin_passes(const SlotPass&, int64_t, int64_t) override { throw Error("no memory"); }
+  void end_passes() override { share_.end_passes(); }
+  void bring_snapshot() override { share_.bring_snapshot(); }
+
+ private:
+  RankShare& share_;
+};
+
+// Else the other ranks would wait within their passes for ever.
+TEST(RanksBackend, WhatFailsAroundAPassEndsTheGroup) {
+  const Parameters policy = make_policy();
+  const LossSpec spec = spec_of("icepop");
+  for (const int failing : {0, 1}) {
+    const auto ranks = make_local_ranks(2);
+    std::unique_ptr<FailingShare> share;
+    const auto make = [&](Ranks& own, TrainingWeights weights, const TrainerTable& table) {
+      RankBackend made = cpu_rank_backend()(own, std::move(weights), table);
+      if (own.rank() == failing) {
+        share = std::make_unique<FailingShare>(*made.share);
+        made.share = share.get();
+      }
+      return made;
+    };
+    std::string seen_by_other;
+    std::thread other([&] {
+      try {
+        KeptSnapshots snapshots;
+        serve_training(*ranks[1], {.like = &policy, .specs = {&spec}, .make = make}, snapshots);
+      } catch (const Error& error) {
+        seen_by_other = error.what();
+      }
+    });
+    RanksTraining training(*ranks[0], {&spec}, make);
+    std::string seen_by_leader;
+    try {
+      Trainer trainer(policy, spec, small_table(), training.backends());
+      seen_by_leader = trainer.train_batch(rolled_out(policy, 0, 9)).failure;
+    } catch (const Error& error) {
+      seen_by_leader = error.what();
+    }
+    other.join();
+    EXPECT_NE(seen_by_leader.find("no memory"), std::string::npos) << seen_by_leader;
+    EXPECT_NE(seen_by_other.find("no memory"), std::string::npos) << seen_by_other;
+  }
+}
+
 }  // namespace
 }  // namespace leeway

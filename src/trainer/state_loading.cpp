@@ -108,8 +108,8 @@ std::optional<int64_t> load_sharded(Ranks& ranks, const std::string& folder, Sta
     try {
       saved.emplace(told.folder, shard.model());
       if (fingerprint(told.folder, *saved) != told.fingerprint) saved.reset();
-    } catch (const Error&) {
-      // It is on another host, or rank 0 finds the same mistake.
+    } catch (const Error&) {  // it is on another host, or rank 0 finds the same mistake
+      saved.reset();
     }
   }
   const std::vector<std::string> seen = ranks.all_gather(saved ? "seen" : "");
