@@ -1,6 +1,6 @@
 // What a pass says of the pieces of a network while it goes through them: when it reads a piece's
-// weights and when a gradient is complete. Whoever has weights in parts brings them in time, and
-// whoever sums gradients takes them while the pass goes on.
+// weights and when a gradient is complete. ShardedWeights gathers the weights in time by that, and
+// EarlySums sums gradients over ranks while the pass goes on.
 #pragma once
 
 #include <cstdint>
