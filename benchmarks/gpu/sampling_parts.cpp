@@ -152,6 +152,7 @@ class Pass {
             [&](size_t i) { project(products_.get(), h_, weights_.layers[i].qkv_t, {}, qkv_); });
     measure("store_heads", [&](size_t i) { heads(i); });
     measure("attention", [&](size_t i) { attention(i); });
+    measure("store_heads and attention", [&](size_t i) { heads_and_attention(i); });
     measure("o", [&](size_t i) {
       project(products_.get(), attention_, weights_.layers[i].o_t, {}, delta_);
     });
@@ -171,8 +172,10 @@ class Pass {
         false);
     measure(
         "draw", [&](size_t) { draw(); }, false);
-    const double whole = device_ms([&] { all(); });
-    print("pass", count_, {{"step_ms", whole}});
+    print("pass", count_, {{"step_ms", device_ms([&] { all(); })}});
+    apart_ = true;
+    print("pass, gate_up and swiglu apart", count_, {{"step_ms", device_ms([&] { all(); })}});
+    apart_ = false;
   }
 
  private:
@@ -199,15 +202,23 @@ class Pass {
     attend(counts_, rows_, config_.max_position_embeddings, q_, pages_[2 * i], pages_[2 * i + 1],
            space_, attention_);
   }
+  void heads_and_attention(size_t i) {
+    store_and_attend(weights_.layers[i].heads, rows_, config_.max_position_embeddings, qkv_, q_,
+                     pages_[2 * i], pages_[2 * i + 1], space_, attention_);
+  }
   void layer(size_t i) {
     const SamplingLayer& layer = weights_.layers[i];
     norm(layer.input_norm);
     project(products_.get(), h_, layer.qkv_t, layer.qkv_bias, qkv_);
-    heads(i);
-    attention(i);
+    heads_and_attention(i);
     project(products_.get(), attention_, layer.o_t, layer.o_bias, delta_);
     norm(layer.post_norm);
-    project_gated(products_.get(), h_, layer.gate_up_t, gate_up_, s_);
+    if (apart_) {
+      project(products_.get(), h_, layer.gate_up_t, {}, gate_up_);
+      swiglu_rows(gate_up_, s_);
+    } else {
+      project_gated(products_.get(), h_, layer.gate_up_t, gate_up_, s_);
+    }
     project(products_.get(), s_, layer.down_t, {}, delta_);
   }
   void finish() {
@@ -223,6 +234,7 @@ class Pass {
 
   const ModelConfig& config_;
   const SamplingWeights& weights_;
+  bool apart_ = false;  // gate_up and swiglu in two steps
   const int64_t count_;
   HeadCounts counts_;
   Tensor kv_, x_, h_, delta_, last_, qkv_, q_, attention_, gate_up_, s_, logits_, sampled_, space_,

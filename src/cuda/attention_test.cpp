@@ -129,7 +129,7 @@ struct OnDevice {
     at.q = q.data() + first * problem.width();
     const DeviceArray<__nv_bfloat16> result(static_cast<size_t>(count * problem.width()));
     at.out = result.data();
-    attend_decode_rows(at, count, most_positions, space.data(), nullptr);
+    attend_decode_rows(at, nullptr, count, most_positions, space.data(), nullptr);
     return result.values();
   }
 
@@ -251,7 +251,7 @@ TEST(Attention, PaddingRowsAreZero) {
   const DeviceArray<float> space(static_cast<size_t>(decode_workspace(problem.sizes, 4096)));
   Attention at = device.attention(true);
   at.places.positions = positions.data(), at.places.starts = starts.data(), at.places.rows = 3;
-  attend_decode_rows(at, 3, 4096, space.data(), nullptr);
+  attend_decode_rows(at, nullptr, 3, 4096, space.data(), nullptr);
   const Numbers out = device.out.values();
   for (int64_t i = problem.width(); i < 3 * problem.width(); ++i) {
     ASSERT_EQ(__bfloat162float(out[static_cast<size_t>(i)]), 0.0f);

@@ -4,12 +4,14 @@
 // on their way at any time; and the ring is small, so that many warps share a multiprocessor.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <type_traits>
 
 #include "cuda/attention.h"
 #include "cuda/attention_tile.cuh"
 #include "cuda/early_launch.cuh"
+#include "cuda/store_head.cuh"
 
 namespace leeway::cuda {
 namespace {
@@ -28,6 +30,7 @@ struct DecodeStep {
   int parts, most_chunks;
   float scale;
   float* workspace;
+  HeadStep heads;  // where the kernel makes the rows' heads itself
 };
 
 // Keys and values are read once in a pass, and until the next one all layers go through the cache:
@@ -121,6 +124,37 @@ struct HeldQueries {
       }
     }
   }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 2 * kRows; ++i) held[k][i] = 0u;
+    }
+  }
+  // The head of number `head`, of kDim dimensions, from where the warp has made it.
+  __device__ __forceinline__ void hold(int head, const HeldHead<kDim>& made) {
+    constexpr int kHalf = kDim / 2, kPairs = HeldHead<kDim>::kMost;
+    const int lane = threadIdx.x;
+    uint32_t a[kPairs], b[kPairs];
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      a[n] = pair_of(made.a[n].x, made.a[n].y), b[n] = pair_of(made.b[n].x, made.b[n].y);
+    }
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int at = k * 16 + j * 8, in_half = at % kHalf;  // of the lane's eight
+        const uint32_t from = at < kHalf ? a[in_half / (2 * kWarp)] : b[in_half / (2 * kWarp)];
+        const uint32_t word =
+            __shfl_sync(kAllLanes, from, in_half % (2 * kWarp) / 2 + static_cast<int>(lane) % 4);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          if (lane / 4 + r * 8 == head) held[k][j * kRows + r] = word;
+        }
+      }
+    }
+  }
   __device__ __forceinline__ void words_of(int k, uint32_t* words) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -128,6 +162,54 @@ struct HeldQueries {
     }
   }
 };
+
+// What store_heads does to a warp's query heads, which it keeps, and with `stores` to the key and
+// the value that they see last. All loads are under way before the first is used, of two queries at
+// a time.
+template <int kDim, int kRows>
+__device__ __forceinline__ void make_heads(const HeadStep& step, int64_t row, int position,
+                                           int kv_head, int first_head, int count, bool stores,
+                                           HeldQueries<kDim, kRows>& queries) {
+  constexpr int kHalf = kDim / 2;
+  const int query_heads = static_cast<int>(step.sizes.query_heads);
+  const int kv_heads = static_cast<int>(step.sizes.kv_heads);
+  const Bf16* from = static_cast<const Bf16*>(step.qkv) + row * (query_heads + 2 * kv_heads) * kDim;
+  const auto *query_norm = static_cast<const Bf16*>(step.query_norm),
+             *key_norm = static_cast<const Bf16*>(step.key_norm);
+  HeldHead<kDim> key, value, angles;
+  int64_t place = 0;
+  if (stores) {
+    key.load(from + (query_heads + kv_head) * kDim, kHalf);
+    value.load(from + (query_heads + kv_heads + kv_head) * kDim, kHalf);
+    const int64_t page = step.places.pages[step.places.starts[row] + position / kPageKeys];
+    place = ((page * kPageKeys + position % kPageKeys) * kv_heads + kv_head) * kDim;
+  }
+  const int64_t angle = static_cast<int64_t>(position) * kHalf;
+  angles.load_angles(step.angles.cosines + angle, step.angles.sines + angle, kHalf);
+  queries.clear();
+#pragma unroll 1
+  for (int i = 0; i < count; i += 2) {
+    HeldHead<kDim> two[2];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      two[n].load(from + (first_head + min(i + n, count - 1)) * kDim, kHalf);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      two[n].scale(query_norm, step.eps, kHalf);
+      two[n].turn_by(angles);
+      queries.hold(min(i + n, count - 1), two[n]);
+    }
+  }
+  if (!stores) return;
+  key.scale(key_norm, step.eps, kHalf);
+  key.turn_by(angles);
+  key.store(kHalf, static_cast<Bf16*>(step.keys) + place);
+  value.store(kHalf, static_cast<Bf16*>(step.values) + place);
+  // The warp's own copies read them.
+  __threadfence_block();
+  __syncwarp();
+}
 
 // What the chunks so far have given. It is needed once in a chunk: an index that the compiler does
 // not know puts it into the lane's own memory and leaves registers to the tiles.
@@ -256,8 +338,9 @@ __device__ __forceinline__ void add_page(ChunkState<kDim>& state, const uint32_t
 // ---------------------------------------------------------------------------------------------
 
 // With kRows = 1 a warp has at most 8 heads. kSplit: several warps may share a row's keys, which
-// takes registers. Shared memory: a ring of kSlots pages.
-template <int kDim, int kSlots, int kRows, bool kSplit>
+// takes registers. kMakes: the rows' heads are made of `step.heads` on the way; heads have kDim
+// dimensions. Shared memory: a ring of kSlots pages.
+template <int kDim, int kSlots, int kRows, bool kSplit, bool kMakes>
 __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ DecodeStep step) {
   using Layout = TileLayout<kDim>;
   constexpr int kPageBytes = kPageKeys * kDim * static_cast<int>(sizeof(Bf16));
@@ -320,15 +403,26 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
   // passes: copies that are of these alone begin while the kernel before this one still runs.
   constexpr int kFirstTiles = (kSlots + kTileItems - 1) / kTileItems;
   const bool early = begin + kFirstTiles * kTileKeys <= position;
-  if (!early) wait_for_earlier_kernels();
-#pragma unroll
-  for (int i = 0; i < kSlots; ++i) queue(begin, i, ring + i * kPageBytes);
-  if (early) wait_for_earlier_kernels();
-
   HeldQueries<kDim, kRows> queries;
-  queries.hold(
-      static_cast<const Bf16*>(attention.q) + row * attention.q_stride + first_head * head_dim,
-      count, head_dim);
+  // Twice, before the heads and after them, for one text of the copies.
+#pragma unroll 1
+  for (int turn = 0; turn < 2; ++turn) {
+    if (early == (turn == 0)) {
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) queue(begin, i, ring + i * kPageBytes);
+    }
+    if (turn == 1) break;
+    wait_for_earlier_kernels();
+    if constexpr (kMakes) {
+      // Of several parts of a head's queries each stores the same numbers, and reads its own.
+      make_heads(step.heads, row, position, kv_head, first_head, count, end == position + 1,
+                 queries);
+    } else {
+      queries.hold(
+          static_cast<const Bf16*>(attention.q) + row * attention.q_stride + first_head * head_dim,
+          count, head_dim);
+    }
+  }
   ChunkState<kDim> state;
   Joined<kDim, kRows> total;
   uint32_t slot = ring;
@@ -450,12 +544,12 @@ DecodeGrid grid_of(const HeadSizes& sizes, int64_t rows, int64_t most_positions)
   return grid;
 }
 
-template <int kDim, int kSlots, int kRows>
+template <int kDim, int kSlots, int kRows, bool kMakes>
 void launch(const DecodeStep& step, int64_t rows, int64_t splits, cudaStream_t stream) {
   const HeadSizes& sizes = step.attention.sizes;
   constexpr int kBytes = kSlots * kPageKeys * kDim * static_cast<int>(sizeof(Bf16));
-  auto* kernel = splits > 1 ? decode_kernel<kDim, kSlots, kRows, true>
-                            : decode_kernel<kDim, kSlots, kRows, false>;
+  auto* kernel = splits > 1 ? decode_kernel<kDim, kSlots, kRows, true, kMakes>
+                            : decode_kernel<kDim, kSlots, kRows, false, kMakes>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "attention of decode rows, shared memory");
   const dim3 grid(static_cast<unsigned>(sizes.kv_heads * step.parts), static_cast<unsigned>(rows),
@@ -466,8 +560,13 @@ void launch(const DecodeStep& step, int64_t rows, int64_t splits, cudaStream_t s
 template <int kDim, int kSlots>
 void launch(const DecodeStep& step, int64_t rows, int64_t splits, cudaStream_t stream) {
   const HeadSizes& sizes = step.attention.sizes;
-  sizes.query_heads / sizes.kv_heads <= 8 ? launch<kDim, kSlots, 1>(step, rows, splits, stream)
-                                          : launch<kDim, kSlots, 2>(step, rows, splits, stream);
+  const auto with_rows = [&](auto makes) {
+    constexpr bool kMakes = decltype(makes)::value;
+    sizes.query_heads / sizes.kv_heads <= 8
+        ? launch<kDim, kSlots, 1, kMakes>(step, rows, splits, stream)
+        : launch<kDim, kSlots, 2, kMakes>(step, rows, splits, stream);
+  };
+  step.heads.qkv != nullptr ? with_rows(std::true_type()) : with_rows(std::false_type());
 }
 
 }  // namespace
@@ -482,16 +581,26 @@ int64_t decode_workspace(const HeadSizes& sizes, int64_t most_positions) {
   return most;
 }
 
-void attend_decode_rows(const Attention& attention, int64_t rows, int64_t most_positions,
-                        float* workspace, cudaStream_t stream) {
+bool makes_heads(const HeadSizes& sizes) {
+  return std::has_single_bit(static_cast<uint64_t>(sizes.head_dim)) && sizes.head_dim >= 32 &&
+         sizes.head_dim <= kMostHeadDim;
+}
+
+void attend_decode_rows(const Attention& attention, const HeadStep* heads, int64_t rows,
+                        int64_t most_positions, float* workspace, cudaStream_t stream) {
   const HeadSizes& sizes = attention.sizes;
   if (sizes.head_dim % 8 != 0 || sizes.head_dim < 8 || sizes.head_dim > kMostHeadDim) {
     throw Error("attention: head_dim is not a multiple of 8 up to 256");
   }
+  LEEWAY_CHECK(heads == nullptr || makes_heads(sizes), "heads of a power of two");
   if (rows == 0) return;
   const DecodeGrid at = grid_of(sizes, rows, most_positions);
-  const DecodeStep step{attention, static_cast<int>(at.parts), static_cast<int>(at.most_chunks),
-                        scale_of(sizes), workspace};
+  const DecodeStep step{attention,
+                        static_cast<int>(at.parts),
+                        static_cast<int>(at.most_chunks),
+                        scale_of(sizes),
+                        workspace,
+                        heads != nullptr ? *heads : HeadStep{}};
   if (sizes.head_dim <= 32) {
     launch<32, 16>(step, rows, at.splits, stream);
   } else if (sizes.head_dim <= 64) {
@@ -503,8 +612,8 @@ void attend_decode_rows(const Attention& attention, int64_t rows, int64_t most_p
   }
   check_launch("attention of decode rows");
   if (at.splits == 1) return;
-  const dim3 heads(static_cast<unsigned>(rows), static_cast<unsigned>(sizes.query_heads));
-  launch_early(join_kernel, heads, 128, 0, stream, attention, static_cast<int>(at.splits),
+  const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(sizes.query_heads));
+  launch_early(join_kernel, grid, 128, 0, stream, attention, static_cast<int>(at.splits),
                static_cast<int>(at.most_chunks), scale_of(sizes), workspace);
   check_launch("attention of decode rows, joining");
 }

@@ -262,15 +262,23 @@ __device__ Scanned scan_block(double own, double* scratch) {
 }
 
 // By one warp: the first id of the segment at which the sum exceeds the target, or the last one
-// with a positive weight.
+// with a positive weight. All of the segment is on its way before the first of it is looked at.
 __device__ int find_id(const float* logits, int begin, int end, float largest, float scale,
                        const Place& place) {
+  constexpr int kTurns = kSegment / kWarp;
   const int lane = threadIdx.x % kWarp;
+  float found[kTurns];
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int id = begin + turn * kWarp + lane;
+    found[turn] = id < end ? logits[id] : -INFINITY;
+  }
   double before = place.before;
   int last = begin;
-  for (int base = begin; base < end; base += kWarp) {
-    const int id = base + lane;
-    const float weight = id < end ? exp2_of((logits[id] - largest) * scale) : 0.0f;
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int base = begin + turn * kWarp;
+    const float weight = base + lane < end ? exp2_of((found[turn] - largest) * scale) : 0.0f;
     double sum = static_cast<double>(weight);
 #pragma unroll
     for (int step = 1; step < kWarp; step *= 2) {

@@ -12,7 +12,7 @@ namespace leeway::cuda {
 // The result of one draw. `failed` is not 0 if the row is not a distribution (NaN, plus infinity,
 // no finite logit, or a largest logit that overflows at the draw's temperature); the rest is then
 // 0.
-struct SampledRow {
+struct alignas(16) SampledRow {
   int32_t id = 0;
   float raw_logprob = 0.0f;        // of softmax(logits)
   float processed_logprob = 0.0f;  // under the distribution drawn from; 0 if the draw was certain

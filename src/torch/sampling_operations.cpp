@@ -59,6 +59,33 @@ cuda::Projection projection_of(const Tensor& x, const Tensor& transposed, const 
   return projection;
 }
 
+cuda::HeadStep head_step(const HeadWeights& heads, const PassRows& rows, const Tensor& qkv,
+                         const Tensor& q, const Tensor& keys, const Tensor& values) {
+  cuda::HeadStep step;
+  step.sizes = sizes_of(heads.counts);
+  step.places = places_of(rows);
+  step.qkv = data_of(qkv);
+  step.query_norm = data_of(heads.query_norm), step.key_norm = data_of(heads.key_norm);
+  step.eps = static_cast<float>(heads.eps);
+  step.angles = {heads.rope.cosines.data_ptr<float>(), heads.rope.sines.data_ptr<float>()};
+  step.q = data_of(q);
+  step.keys = data_of(keys), step.values = data_of(values);
+  return step;
+}
+
+// In bf16.
+cuda::Attention attention_of(const HeadCounts& counts, const PassRows& rows, const Tensor& q,
+                             const Tensor& keys, const Tensor& values, const Tensor& out) {
+  cuda::Attention attention;
+  attention.sizes = sizes_of(counts);
+  attention.places = places_of(rows);
+  attention.q = data_of(q), attention.q_stride = q.size(1);
+  attention.keys = data_of(keys), attention.values = data_of(values);
+  attention.key_stride = attention.value_stride = counts.kv_heads * counts.head_dim;
+  attention.out = data_of(out);
+  return attention;
+}
+
 // y = x weight^T + bias, if tensors are what Products takes.
 bool project_by(cuda::Products* products, const Tensor& x, const Tensor& transposed,
                 const Tensor& bias, const Tensor& y) {
@@ -147,16 +174,7 @@ void store_heads(const HeadWeights& heads, const PassRows& rows, const Tensor& q
   const auto& [query_heads, kv_heads, head_dim] = heads.counts;
 #ifdef LEEWAY_CUDA
   if (qkv.is_cuda()) {
-    cuda::HeadStep step;
-    step.sizes = sizes_of(heads.counts);
-    step.places = places_of(rows);
-    step.qkv = data_of(qkv);
-    step.query_norm = data_of(heads.query_norm), step.key_norm = data_of(heads.key_norm);
-    step.eps = static_cast<float>(heads.eps);
-    step.angles = {heads.rope.cosines.data_ptr<float>(), heads.rope.sines.data_ptr<float>()};
-    step.q = data_of(q);
-    step.keys = data_of(keys), step.values = data_of(values);
-    cuda::store_heads(dtype_of(qkv), step, stream_of(qkv));
+    cuda::store_heads(dtype_of(qkv), head_step(heads, rows, qkv, q, keys, values), stream_of(qkv));
     return;
   }
 #endif
@@ -198,14 +216,8 @@ void attend(const HeadCounts& counts, const PassRows& rows, [[maybe_unused]] int
             [[maybe_unused]] const Tensor& workspace, Tensor& out) {
 #ifdef LEEWAY_CUDA
   if (q.is_cuda() && q.scalar_type() == at::kBFloat16) {
-    cuda::Attention attention;
-    attention.sizes = sizes_of(counts);
-    attention.places = places_of(rows);
-    attention.q = data_of(q), attention.q_stride = q.size(1);
-    attention.keys = data_of(keys), attention.values = data_of(values);
-    attention.key_stride = attention.value_stride = counts.kv_heads * counts.head_dim;
-    attention.out = data_of(out);
-    cuda::attend_decode_rows(attention, rows.decode_rows, most_positions,
+    const cuda::Attention attention = attention_of(counts, rows, q, keys, values, out);
+    cuda::attend_decode_rows(attention, nullptr, rows.decode_rows, most_positions,
                              workspace.data_ptr<float>(), stream_of(q));
     if (rows.tiles.defined()) {
       cuda::attend_tiles(attention, static_cast<cuda::AttentionTile*>(data_of(rows.tiles)),
@@ -249,6 +261,23 @@ void attend(const HeadCounts& counts, const PassRows& rows, [[maybe_unused]] int
     const Tensor shares = at::softmax(at::matmul(queries, seen(keys).transpose(1, 2)), -1);
     result.copy_(at::matmul(shares, seen(values)).flatten());
   }
+}
+
+void store_and_attend(const HeadWeights& heads, const PassRows& rows, int64_t most_positions,
+                      const Tensor& qkv, Tensor& q, Tensor& keys, Tensor& values,
+                      const Tensor& workspace, Tensor& out) {
+#ifdef LEEWAY_CUDA
+  if (qkv.is_cuda() && qkv.scalar_type() == at::kBFloat16 && rows.decode_rows == qkv.size(0) &&
+      cuda::makes_heads(sizes_of(heads.counts))) {
+    const cuda::HeadStep step = head_step(heads, rows, qkv, q, keys, values);
+    cuda::attend_decode_rows(attention_of(heads.counts, rows, q, keys, values, out), &step,
+                             rows.decode_rows, most_positions, workspace.data_ptr<float>(),
+                             stream_of(qkv));
+    return;
+  }
+#endif
+  store_heads(heads, rows, qkv, q, keys, values);
+  attend(heads.counts, rows, most_positions, q, keys, values, workspace, out);
 }
 
 void swiglu_rows(const Tensor& gate_up, Tensor& s) {

@@ -81,6 +81,12 @@ void attend(const HeadCounts& counts, const PassRows& rows, int64_t most_positio
             const at::Tensor& workspace, at::Tensor& out);
 int64_t attention_workspace_size(const HeadCounts& counts, int64_t most_positions,
                                  at::ScalarType type);
+// Both, one after the other, with the same bits: one kernel where all rows are decode rows and
+// cuda/attention.h has it for their sizes. q is a place for what is between them, and may be left
+// as it is.
+void store_and_attend(const HeadWeights& heads, const PassRows& rows, int64_t most_positions,
+                      const at::Tensor& qkv, at::Tensor& q, at::Tensor& keys, at::Tensor& values,
+                      const at::Tensor& workspace, at::Tensor& out);
 
 // s [R, I] = silu(gate) * up from gate_up [R, 2 I].
 void swiglu_rows(const at::Tensor& gate_up, at::Tensor& s);
@@ -93,12 +99,12 @@ void project_gated(cuda::Products* products, const at::Tensor& x, const at::Tens
 struct DrawnHead {
   at::Tensor hidden, weight;
 };
-// sampled int32 [N, 4]: id, the bits of raw and processed log-probability, and not 0 where the row
-// is no distribution (see cuda/sample_rows.h). logits [L, V] float32; rows may be longer. Tokens
-// are drawn from these; with a head in bf16 the log-probabilities are those that a trainer
-// computes, from logits rounded to bf16 with the token's own in float32: on CUDA the same bits.
-// Without one (undefined tensors) they are those of `logits`. `workspace` is uint8
-// [draw_workspace_size(V, N)].
+// sampled int32 [N, 4], there or in pinned memory of the host: id, the bits of raw and processed
+// log-probability, and not 0 where the row is no distribution (see cuda/sample_rows.h). logits [L,
+// V] float32; rows may be longer. Tokens are drawn from these; with a head in bf16 the
+// log-probabilities are those that a trainer computes, from logits rounded to bf16 with the token's
+// own in float32: on CUDA the same bits. Without one (undefined tensors) they are those of
+// `logits`. `workspace` is uint8 [draw_workspace_size(V, N)].
 void draw_rows(const at::Tensor& logits, const DrawnHead& head, const PassRows& rows,
                const at::Tensor& workspace, at::Tensor& sampled);
 int64_t draw_workspace_size(int64_t vocabulary, int64_t draws);  // 1 on the CPU

@@ -362,6 +362,77 @@ TEST(SamplingOperations, StoresHeadsNormedAndTurned) {
   }
 }
 
+// Decode rows have their heads made by the kernel that attends. The pages that it fills are full of
+// NaN before, so that a key or value which is read too early shows.
+TEST(SamplingOperations, HeadsMadeWhileAttendingHaveTheBitsOfTwoSteps) {
+  std::vector<int32_t> many;
+  for (int32_t i = 0; i < 300; ++i) many.push_back(i % 37 == 5 ? -1 : i * 7 % 210);
+  const std::vector<std::vector<int32_t>> passes{
+      {0}, {15, 16, 700}, {63, 64, -1, 65, 127, 128, 129, 511, 512, 513, 48, 31, 32}, many};
+  for (const at::Device device : devices()) {
+    for (const HeadCounts& counts : std::vector<HeadCounts>{{16, 8, 128},
+                                                            {9, 3, 64},
+                                                            {2, 2, 32},
+                                                            {40, 2, 64},
+                                                            {32, 1, 128},
+                                                            {3, 1, 256},
+                                                            {4, 2, 80}}) {
+      for (const bool normed : {false, true}) {
+        for (const auto& positions : passes) {
+          SCOPED_TRACE(fmt::format("{} {}/{}x{} rows {}", device.str(), counts.query_heads,
+                                   counts.kv_heads, counts.head_dim, positions.size()));
+          const int64_t blocks = positions.size() > 100 ? 4400 : 240;
+          const auto count = static_cast<int64_t>(positions.size());
+          const PassRows rows = moved(scattered_rows(positions, blocks, 3), device);
+          const auto like = at::device(device).dtype(at::kBFloat16);
+          const int64_t heads_in_all = counts.query_heads + 2 * counts.kv_heads;
+          const Tensor qkv = random({count, heads_in_all * counts.head_dim}, 6).to(like);
+          const Tensor angles = random({1024, counts.head_dim / 2}, 9, 3.0).to(device);
+          HeadWeights heads{counts, {}, {}, 1e-6, {}};
+          heads.rope.cosines = angles.cos(), heads.rope.sines = angles.sin();
+          if (normed) {
+            heads.query_norm = random({counts.head_dim}, 7).to(like);
+            heads.key_norm = random({counts.head_dim}, 8).to(like);
+          }
+          struct Result {
+            Tensor keys, values, out;
+          };
+          const auto attended = [&](bool at_once) {
+            Tensor q = at::zeros({count, counts.query_heads * counts.head_dim}, like);
+            Result result{random({blocks, 16, counts.kv_heads, counts.head_dim}, 2).to(like),
+                          {},
+                          at::full_like(q, NAN)};
+            result.values = result.keys.flip(0).contiguous();
+            const Tensor there = at::nonzero(rows.positions >= 0).squeeze(1);
+            const Tensor at = rows.positions.index_select(0, there);
+            const Tensor entries = rows.starts.index_select(0, there) + at::div(at, 16, "floor");
+            const Tensor places = rows.blocks.index_select(0, entries) * 16 + at::remainder(at, 16);
+            for (Tensor* pages : {&result.keys, &result.values}) {
+              pages->flatten(0, 1).index_fill_(0, places.to(at::kLong), NAN);
+            }
+            const Tensor workspace =
+                at::empty({attention_workspace_size(counts, kMostPositions, at::kBFloat16)},
+                          at::device(device).dtype(at::kFloat));
+            if (at_once) {
+              store_and_attend(heads, rows, kMostPositions, qkv, q, result.keys, result.values,
+                               workspace, result.out);
+            } else {
+              store_heads(heads, rows, qkv, q, result.keys, result.values);
+              attend(counts, rows, kMostPositions, q, result.keys, result.values, workspace,
+                     result.out);
+            }
+            return result;
+          };
+          const Result two = attended(false), one = attended(true);
+          EXPECT_TRUE(at::equal(two.keys, one.keys));
+          EXPECT_TRUE(at::equal(two.values, one.values));
+          EXPECT_TRUE(at::equal(two.out, one.out));
+        }
+      }
+    }
+  }
+}
+
 // Passes of prompts have a kernel of their own.
 TEST(SamplingOperations, ManyRowsOfHeadsHaveTheBitsOfFew) {
   constexpr int64_t kRows = 1100, kPiece = 100;

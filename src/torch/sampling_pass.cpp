@@ -8,6 +8,12 @@
 
 #include "leeway/error.h"
 
+#ifdef LEEWAY_CUDA
+#include <c10/cuda/CUDAException.h>
+
+#include "torch/cuda_tensors.h"
+#endif
+
 namespace leeway {
 
 using at::Tensor;
@@ -113,8 +119,15 @@ void PassIntegers::send(const StepRows& pass, const PassShape& shape) {
     std::memcpy(integers + layout.inverse_temperatures + at, &inverse, sizeof inverse);
     integers[layout.draws + at] = static_cast<int32_t>(draw.logits);
   }
-  if (!device_.is_cuda()) return;
-  integers_.narrow(0, 0, layout.size).copy_(host_.narrow(0, 0, layout.size), /*non_blocking=*/true);
+#ifdef LEEWAY_CUDA
+  // A decode step waits for this. ATen's copy of pinned memory also notes when it is read, which
+  // the caller knows.
+  if (device_.is_cuda()) {
+    C10_CUDA_CHECK(cudaMemcpyAsync(integers_.data_ptr(), integers,
+                                   static_cast<size_t>(layout.size) * sizeof(int32_t),
+                                   cudaMemcpyHostToDevice, stream_of(integers_)));
+  }
+#endif
 }
 
 PassRows PassIntegers::rows(const PassShape& shape) const {

@@ -103,8 +103,8 @@ class TorchSampling final : public SamplingBackend {
   int64_t rows_room_ = 0, draws_room_ = 0;
   Tensor x_, h_, qkv_, q_, attention_, delta_, gate_up_, s_, low_;
   CodedTensor coded_;  // in fp8: of the input of the next product, whatever its width
-  Tensor last_x_, last_, logits_, draw_space_, sampled_;
-  Tensor host_sampled_;  // pinned where the device is CUDA
+  Tensor last_x_, last_, logits_, draw_space_;
+  Tensor sampled_;  // on the host; pinned where the device is CUDA, which writes into it
   PassIntegers integers_;
 
   std::vector<Rng> rng_before_;  // [draws]
@@ -251,7 +251,7 @@ void TorchSampling::reserve(const PassShape& shape) {
   const int64_t draws = std::max(shape.draws, shape.logit_rows);
   if (draws > draws_room_) {
     draws_room_ = room(draws_room_, draws, most_draws_);
-    last_x_ = last_ = logits_ = draw_space_ = sampled_ = host_sampled_ = Tensor();
+    last_x_ = last_ = logits_ = draw_space_ = sampled_ = Tensor();
     last_x_ = at::empty({draws_room_, config_.hidden_size}, of_type(compute_));
     last_ = at::empty({draws_room_, config_.hidden_size}, of_type(compute_));
     // Rows are aligned as those of a trainer's head.
@@ -259,8 +259,7 @@ void TorchSampling::reserve(const PassShape& shape) {
                   .narrow(1, 0, config_.vocab_size);
     draw_space_ =
         at::empty({draw_workspace_size(config_.vocab_size, draws_room_)}, of_type(at::kByte));
-    sampled_ = at::empty({draws_room_, 4}, of_type(at::kInt));
-    host_sampled_ =
+    sampled_ =
         at::empty({draws_room_, 4}, at::TensorOptions(at::kInt).pinned_memory(device_.is_cuda()));
     moved = true;
   }
@@ -315,10 +314,11 @@ void TorchSampling::forward(const PassShape& shape) {
     norm(i == 0 ? Tensor() : delta, layer.input_norm);
     multiply(h, layer.qkv_t, layer.qkv_coded, layer.qkv_bias, qkv);
     add_update(i, &LayerAdapter::qkv, h, qkv);
-    store_heads(layer.heads, rows, qkv, q, keys, values);
-    if (last && shape.logit_rows == 0) return;
-    attend(counts_, rows, config_.max_position_embeddings, q, keys, values, attention_space_,
-           attention);
+    if (last && shape.logit_rows == 0) {
+      return store_heads(layer.heads, rows, qkv, q, keys, values);
+    }
+    store_and_attend(layer.heads, rows, config_.max_position_embeddings, qkv, q, keys, values,
+                     attention_space_, attention);
     if (last && trims) {
       Tensor few = first(q_, shape.logit_rows), few_x = first(last_x_, shape.logit_rows);
       at::index_select_out(few, attention, 0, rows.logit_rows);
@@ -396,10 +396,6 @@ void TorchSampling::run(const StepRows& pass, std::vector<Drawn>& drawn) {
   for (const Draw& draw : pass.draws) rng_before_.push_back(draw.sample->rng);
   integers_.send(pass, shape);
   if (!replay(shape)) forward(shape);
-  if (shape.draws > 0) {
-    host_sampled_.narrow(0, 0, shape.draws)
-        .copy_(sampled_.narrow(0, 0, shape.draws), /*non_blocking=*/true);
-  }
   wait();  // even without draws: the next pass overwrites the same integers
   take_drawn(pass, drawn);
 }
@@ -407,7 +403,7 @@ void TorchSampling::run(const StepRows& pass, std::vector<Drawn>& drawn) {
 void TorchSampling::take_drawn(const StepRows& pass, std::vector<Drawn>& drawn) {
   drawn.resize(pass.draws.size());
   std::vector<size_t> redrawn, looked_at;
-  const int32_t* sampled = pass.draws.empty() ? nullptr : host_sampled_.data_ptr<int32_t>();
+  const int32_t* sampled = pass.draws.empty() ? nullptr : sampled_.data_ptr<int32_t>();
   for (size_t i = 0; i < pass.draws.size(); ++i, sampled += 4) {
     const Draw& draw = pass.draws[i];
     const SamplingSettings& settings = draw.request->request.sampling;
