@@ -31,6 +31,8 @@ class DeviceWeights {
   virtual std::string not_finite_text() const = 0;
   // That of what copy_to gives, found on the device where that is possible. Throws Error.
   virtual uint32_t checksum() const = 0;
+  // Whether the trainer has them with more digits: these are what passes compute with.
+  virtual bool are_rounded() const { return false; }
 };
 
 // All functions may be called from any thread.
@@ -47,6 +49,9 @@ class PolicySnapshot {
   PolicyVersion version() const { return version_; }
 
   const DeviceWeights* device() const { return device_.get(); }  // null: on the host alone
+  // Whether it is for sampling alone, since the trainer has the weights with more digits: a device
+  // that is nearly full has no room for those.
+  bool is_rounded() const { return device_ && device_->are_rounded(); }
 
   // Copied from the device at the first call, which throws Error where that fails.
   const Parameters& host() const { return *shared_host(); }

@@ -40,6 +40,12 @@ Sampler& PolicyEvaluator::loaded(std::shared_ptr<const PolicySnapshot> weights) 
   return *engine_;
 }
 
+// On a GPU one is made and has its weights in a fraction of a second.
+bool PolicyEvaluator::keeps_engine() const {
+  constexpr int64_t kMostWeights = int64_t{1} << 31;
+  return setup_.config.run.model.device != Device::cuda || setup_.weights.count() < kMostWeights;
+}
+
 EvaluationResult PolicyEvaluator::evaluate(std::shared_ptr<const PolicySnapshot> weights,
                                            const EvalTable& table, const EvaluationEvents& events) {
   const auto begin = std::chrono::steady_clock::now();
@@ -85,6 +91,7 @@ EvaluationResult PolicyEvaluator::evaluate(std::shared_ptr<const PolicySnapshot>
   };
   sample(static_cast<float>(run.rollout.temperature), table.samples);
   if (table.greedy && !result.stopped) sample(0.0f, 1);
+  if (!keeps_engine()) engine_.reset();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (result.stopped) {
     result.metrics.clear();

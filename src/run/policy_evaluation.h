@@ -35,7 +35,8 @@ struct EvaluationEvents {
 // Evaluates one set of weights after the other, in the chat format without the flags of training.
 //
 // In process it has one engine, which is made for the first weights and uses all cores: packed
-// weights and the KV cache are allocated once per run. It samples in float32, on a GPU that trains
+// weights and the KV cache are allocated once per run, except on a GPU for a model so large that
+// training between evaluations needs the memory. It samples in float32, on a GPU that trains
 // in bf16 in that, whatever precision rollouts use: the policy is evaluated, not its quantised
 // copy. Servers sample as they do for training; so do the engines of a run's ranks, which are
 // servers here. Used by one thread at a time.
@@ -59,6 +60,7 @@ class PolicyEvaluator {
  private:
   // What samples, with these weights.
   Sampler& loaded(std::shared_ptr<const PolicySnapshot> weights);
+  bool keeps_engine() const;
 
   const RunSetup& setup_;
   std::unique_ptr<EngineSampler> engine_;

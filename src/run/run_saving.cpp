@@ -69,10 +69,10 @@ bool RunSaving::has_reference() const {
          setup_.config.run.trainer.reference == "initial";
 }
 
-void RunSaving::save_reference(const PolicySnapshot& weights, RunState& state) const {
+void RunSaving::save_reference(const Trainer& trainer, RunState& state) const {
   if (!has_reference()) return;
-  save_weights(0, weights.host());
-  state.initial_checksum = weights.checksum();
+  save_weights(0, trainer.parameters());
+  state.initial_checksum = checksum(trainer.parameters());
 }
 
 Parameters RunSaving::reference(const Checkpoint& from, const RunState& state) const {

@@ -40,10 +40,10 @@ class RunSaving {
   // Waits for what is being written, then does the same.
   void wait();
 
-  // The policy at step 0, which is the reference of a loss that has one with
+  // The trainer's policy at step 0, which is the reference of a loss that has one with
   // trainer.reference = "initial". It is saved once, not in every checkpoint; `state` keeps its
   // checksum.
-  void save_reference(const PolicySnapshot& weights, RunState& state) const;
+  void save_reference(const Trainer& trainer, RunState& state) const;
   // What the trainer of a run that goes on from `from` is made with: the reference where there is
   // one, else the checkpoint's weights. Throws Error if it is not the policy it was.
   Parameters reference(const Checkpoint& from, const RunState& state) const;

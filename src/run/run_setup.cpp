@@ -250,6 +250,7 @@ ThreadPlan plan_threads(const RunConfig& run, int cores) {
 int RunSetup::cores() const { return ranks != nullptr ? ranks->cores() : cores_of_rank(1); }
 
 MakeTrainingBackend RunSetup::training_backend() const {
+  if (own_backend) return own_backend;
   return ranks != nullptr ? ranks->training_backend() : leeway::training_backend(config.run);
 }
 

@@ -258,7 +258,7 @@ class Run {
         // The moments are taken over; the learning rate's schedule starts with the new run.
         state_.schedule_begin = trainer.optimizer_steps();
       }
-      saving_.save_reference(*trainer.snapshot(0), state_);
+      saving_.save_reference(trainer, state_);
     }
     trainer.set_schedule_begin(state_.schedule_begin);
   }
@@ -326,8 +326,15 @@ class Run {
     if (result.end == LoopResult::End::stopped) stop("asked to");
     evaluations_.finish();
     if (evaluations_.last_step() != steps_ && result.end == LoopResult::End::finished) {
-      evaluations_.evaluate(steps_, latest_);
+      evaluations_.evaluate(
+          steps_, latest_ ? latest_ : trainer.snapshot(static_cast<PolicyVersion>(steps_)));
       if (evaluations_.last_step() != steps_) stop("asked to, in the last evaluation");
+    }
+    // Where snapshots were rounded the trainer alone has the weights. In a run that gave up it may
+    // be a step further.
+    if (!latest_ && result.end != LoopResult::End::gave_up) {
+      latest_ = std::make_shared<const PolicySnapshot>(Parameters(trainer.parameters()),
+                                                       static_cast<PolicyVersion>(steps_));
     }
   }
 
@@ -392,8 +399,19 @@ class Run {
     if (evaluations_.due(record.step)) evaluations_.evaluate_step(record.step, latest_);
     const int64_t weights_every = run_.output.weights_every;
     if (weights_every > 0 && record.step % weights_every == 0) {
+      if (latest_->is_rounded()) say_that_weights_are_rounded();
       saving_.save_weights_beside(record.step, latest_);
     }
+    // On a device that is nearly full a snapshot stays only until the sampler has it.
+    if (latest_->is_rounded()) latest_.reset();
+  }
+
+  void say_that_weights_are_rounded() {
+    if (std::exchange(said_rounded_, true)) return;
+    progress_.note(
+        "note: output.weights_every: the GPU has no room for a float32 copy of the weights beside "
+        "training; weights of steps before the last are rounded to bf16, those of the last step "
+        "and checkpoints are not");
   }
 
   const RunSetup& setup_;
@@ -415,7 +433,9 @@ class Run {
   RunSummary summary_;
   RunState state_;
   int64_t steps_ = 0;
+  // Null where it was rounded: the trainer has the weights.
   std::shared_ptr<const PolicySnapshot> latest_;
+  bool said_rounded_ = false;
 };
 
 }  // namespace

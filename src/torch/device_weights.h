@@ -28,6 +28,7 @@ class TorchDeviceWeights final : public DeviceWeights {
   void copy_to(Parameters& host) const override;
   std::string not_finite_text() const override;
   uint32_t checksum() const override;
+  bool are_rounded() const override { return flat_.scalar_type() != at::kFloat; }
 
  private:
   FlatLayout layout_;

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "engine/test_support.h"
+#include "torch/device_room.h"
 #include "torch/torch_sampling.h"
 #include "torch/torch_training.h"
 #include "trainer/test_support.h"
@@ -94,6 +95,43 @@ TEST(DeviceWeights, StayWhenTrainingGoesOnAndWhenItsTrainerIsGone) {
       }
     }
   }
+}
+
+// What a trainer gives where the device has no room for all digits: a sampler in half precision
+// does not see the difference.
+TEST(DeviceWeights, ThatAreRoundedSampleAsThoseTheyAreOf) {
+  for (const torch::Device& device : devices()) {
+    const Parameters policy = tiny_weights(Family::qwen3, 4);
+    const FlatLayout layout(policy.config());
+    const at::Tensor flat = at::zeros({layout.size}, at::device(device).dtype(at::kFloat));
+    copy_to_flat(layout, policy, flat);
+    std::vector<Results> results;
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const PolicySnapshot snapshot(policy.config(),
+                                    std::make_unique<TorchDeviceWeights>(layout, flat.to(type)), 3);
+      EXPECT_EQ(snapshot.is_rounded(), type == at::kBFloat16);
+      EXPECT_EQ(snapshot.not_finite_text(), "");
+      EngineOptions options = options_of(64);
+      options.backend = make_torch_sampling(device, torch::kBFloat16);
+      Engine engine(snapshot, options);
+      results.push_back(sampled_by(engine));
+    }
+    expect_same(results[0], results[1]);
+  }
+}
+
+TEST(DeviceWeights, AreFullWhereTwoCopiesFitThenRoundedThenOnTheHost) {
+  constexpr int64_t kWeights = 1000;
+  const auto form = [](int64_t spare, bool last_is_there) {
+    return snapshot_form(spare, kWeights, last_is_there);
+  };
+  EXPECT_EQ(form(8 * kWeights, false), SnapshotForm::full);
+  EXPECT_EQ(form(8 * kWeights - 1, false), SnapshotForm::rounded);
+  EXPECT_EQ(form(4 * kWeights, true), SnapshotForm::full);
+  EXPECT_EQ(form(4 * kWeights - 1, true), SnapshotForm::rounded);
+  EXPECT_EQ(form(2 * kWeights, false), SnapshotForm::rounded);
+  EXPECT_EQ(form(2 * kWeights - 1, false), SnapshotForm::on_host);
+  EXPECT_EQ(form(-1, true), SnapshotForm::on_host);
 }
 
 TEST(DeviceWeights, ThatAreNotFiniteAreFoundOnTheDevice) {

@@ -126,15 +126,18 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
     return in_words([&] {
       // A rank whose part of the masters is not all of them gives what passes read to its sampler.
-      const bool leads = !has_part() || exchange_->rank() == 0;
-      if (leads && (!has_room_for_copy() || (has_part() && host_is_current_))) {
+      if (has_part() && exchange_->rank() != 0) return on_device(copy_of_read(), version);
+      SnapshotForm form =
+          snapshot_form(spare_bytes(device_), policy_.layout().size, !last_snapshot_.expired());
+      const bool has_halves = !exchange_ && policy_.low().defined();
+      if (has_part() && host_is_current_) form = SnapshotForm::on_host;
+      if (form == SnapshotForm::rounded && has_halves) return on_device(copy_of_read(), version);
+      if (form != SnapshotForm::full) {
         return std::make_shared<const PolicySnapshot>(Parameters(parameters()), version);
       }
-      return std::make_shared<const PolicySnapshot>(
-          config(),
-          std::make_unique<TorchDeviceWeights>(policy_.layout(), leads ? copy() : copy_of_read(),
-                                               host_.base()),
-          version);
+      auto snapshot = on_device(copy(), version);
+      last_snapshot_ = snapshot;
+      return snapshot;
     });
   }
   const ModelConfig& config() const override { return host_.config(); }
@@ -223,7 +226,8 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   }
 
   std::function<TrainingState()> state_later() override {
-    if (exchange_ || !device_.is_cuda() || !has_room_for_copy(learning().moments.bytes())) {
+    if (exchange_ || !device_.is_cuda() ||
+        spare_bytes(device_) < 4 * policy_.layout().size + learning().moments.bytes()) {
       return TrainingBackend::state_later();
     }
     struct Copies {
@@ -234,8 +238,8 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     try {
       const at::NoGradGuard guard;
       copies = std::make_shared<Copies>(Copies{nullptr, learning().moments.clone()});
-      copies->policy = snapshot(0);    // waits for the device, so that any stream may read
-    } catch (const std::exception&) {  // no room for a second copy there
+      copies->policy = on_device(copy(), 0);  // waits for the device, so that any stream may read
+    } catch (const std::exception&) {         // no room for a second copy there
       return TrainingBackend::state_later();
     }
     return [this, copies, steps = steps_]() mutable {
@@ -382,6 +386,11 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     });
     return full;
   }
+  std::shared_ptr<const PolicySnapshot> on_device(const Tensor& weights, PolicyVersion version) {
+    return std::make_shared<const PolicySnapshot>(
+        config(), std::make_unique<TorchDeviceWeights>(policy_.layout(), weights, host_.base()),
+        version);
+  }
   // Of what passes read, whole.
   Tensor copy_of_read() {
     if (!is_sharded()) return policy_.high().detach().clone();
@@ -398,12 +407,6 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     const Tensor& gradients = learning().gradients;
     if (!is_sharded()) return exchange_->sum(gradients);
     exchange_->timed(gradients, [&] { policy_.sharded()->sum_rest(); });
-  }
-
-  // Whether the device has room for another copy of the weights, and `more`, also while passes are
-  // at their largest.
-  bool has_room_for_copy(int64_t more = 0) const {
-    return spare_bytes(device_) >= 4 * policy_.layout().size + more;
   }
 
   const PolicyNetwork& network_of(PolicyKind policy) const {
@@ -511,6 +514,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   Evaluator evaluator_;
   Parameters host_;  // older than the device's weights after a step, until requested
   bool host_is_current_ = true;
+  std::weak_ptr<const PolicySnapshot> last_snapshot_;  // that the device has with all digits
   PolicyNetwork policy_;
   std::optional<PolicyNetwork> reference_, teacher_;
   std::optional<LearningState> learning_;
