@@ -204,16 +204,18 @@ void train_case(const Options& options, const Workload& work, Trainer& trainer,
   }
   const double tokens = static_cast<double>(work.sequences * work.length);
   const double pass = median(passes), step = median(steps);
-  print("ours, train, " + name, {{"tokens", tokens},
-                                 {"forward_backward_seconds", pass},
-                                 {"optimizer_seconds", step},
-                                 {"tokens_per_second", tokens / (pass + step)},
-                                 {"forward_backward_tokens_per_second", tokens / pass},
-                                 {"used_gib", used_gib(options)},
-                                 {"loss", loss}});
+  const char* moments = options.optimizer_state == OptimizerState::int8 ? ", int8 moments" : "";
+  print("ours, train, " + name + moments, {{"tokens", tokens},
+                                           {"forward_backward_seconds", pass},
+                                           {"optimizer_seconds", step},
+                                           {"tokens_per_second", tokens / (pass + step)},
+                                           {"forward_backward_tokens_per_second", tokens / pass},
+                                           {"used_gib", used_gib(options)},
+                                           {"loss", loss}});
 }
 
 void train(const Options& options, const Workload& work, const Parameters& weights) {
+  choose_device_memory(options.device, /*shares_weights=*/false);  // as `leeway train` does
   const MakeTrainingBackend backend = training_backend(options.device, TrainingPrecision::bf16);
   TrainerTable table;
   table.max_tokens = work.sequences * work.length;  // one pass

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/device.h"
+#include "cuda/device_part.h"
 #include "cuda/products.h"
 #include "leeway/error.h"
 
@@ -78,6 +79,7 @@ class Head {
         options_(options),
         cut_(cut_of(problem, options)),
         work_(work) {
+    cublasSetSmCountTarget(blas, multiprocessors_of(stream));
     chunk_.rows = problem.rows;
     chunk_.targets = problem.targets;
     chunk_.temperature = problem.temperature;

@@ -10,6 +10,7 @@
 #include "cuda/coded_products.h"
 #include "cuda/coded_rows.h"
 #include "cuda/device.h"
+#include "cuda/device_part.h"
 #include "cuda/few_row_products.h"
 #include "leeway/error.h"
 
@@ -133,6 +134,7 @@ void Products::describe(const Projection& p, Plan& plan) const {
           "a product's attribute");
   };
   set(CUBLASLT_MATMUL_DESC_TRANSA, p.weight_by_inputs ? CUBLAS_OP_N : CUBLAS_OP_T);
+  if (multiprocessors_ > 0) set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, multiprocessors_);
   if (is_coded(p)) {
     set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{0});
     if (scales_ == Scales::by_library) {
@@ -213,6 +215,7 @@ const Products::Plan& Products::plan_of(const Projection& p, cudaStream_t stream
   const auto [at, is_new] = plans_.try_emplace(key);
   Plan& plan = at->second;
   if (!is_new) return plan;
+  multiprocessors_ = multiprocessors_of(stream);
   try {
     describe(p, plan);
     if (is_coded(p)) {
@@ -306,6 +309,11 @@ void Products::reserve(void*& place, size_t& bytes, size_t wanted, cudaStream_t 
   check_cuda(cudaMalloc(&place, 2 * wanted), "a place for rows");
   bytes = 2 * wanted;
   check_cuda(cudaMemsetAsync(place, 0, bytes, stream), "a place for rows");
+}
+
+void Products::change_stream() {
+  plans_.clear();
+  tried_.clear();
 }
 
 void Products::project(const Projection& p, cudaStream_t stream) {

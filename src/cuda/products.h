@@ -50,6 +50,9 @@ class Products {
 
   // Throws Error if cuBLASLt has no algorithm that does not split the inputs.
   void project(const Projection& projection, cudaStream_t stream);
+  // The next product is on another stream; work on the one before has ended. Algorithms are chosen
+  // again, for the multiprocessors that the new one has.
+  void change_stream();
   // A product of codes by cuBLASLt, whatever kernels there are: for devices without, and for tests.
   void project_codes_by_library(const Projection& projection, cudaStream_t stream);
 
@@ -76,6 +79,7 @@ class Products {
                       const Projection& projection, Plan& plan, cudaStream_t stream);
 
   cublasLtHandle_t handle_ = nullptr;
+  int32_t multiprocessors_ = 0;  // of the stream, if it has not all
   void* workspace_ = nullptr;
   void* pair_ = nullptr;  // two rows of x and of y
   std::vector<void*> old_places_;

@@ -64,6 +64,11 @@ struct RunSetup {
   bool samples_in_process() const {
     return config.run.inference.pool == InferencePool::in_process && spawn_servers == 0;
   }
+  // Whether the trainer's GPU samples rollouts while it trains.
+  bool samples_beside_training() const {
+    return config.run.model.device == Device::cuda && samples_in_process() && ranks == nullptr &&
+           config.run.orchestrator.max_off_policy_steps > 0;
+  }
   EngineOptions engine_options(int threads) const {
     return leeway::engine_options(config.run, threads);
   }

@@ -111,10 +111,24 @@ Metrics metrics_of(const LossSpec& spec, const BatchResult& result) {
   return out;
 }
 
-TrainerLearner::TrainerLearner(Trainer& trainer, PolicyVersion version, int64_t trained_tokens)
+bool RoomForSampler::after(double trained, double waited) {
+  // Far apart: beside a sampler the same update takes half as long again and more.
+  constexpr double kTimeToSpare = 0.3, kNone = 0.01;
+  constexpr int kUpdates = 2;  // an evaluation makes a single one wait
+  const double spare = ratio(waited, trained + waited);
+  const bool speaks = leaves_ ? spare < kNone : spare > kTimeToSpare;
+  agreeing_ = speaks ? agreeing_ + 1 : 0;
+  if (agreeing_ < kUpdates) return leaves_;
+  agreeing_ = 0;
+  return leaves_ = !leaves_;
+}
+
+TrainerLearner::TrainerLearner(Trainer& trainer, PolicyVersion version, int64_t trained_tokens,
+                               bool beside_sampler)
     : trainer_(trainer),
       version_(version),
       trained_tokens_(trained_tokens),
+      room_(beside_sampler ? std::optional<RoomForSampler>(RoomForSampler()) : std::nullopt),
       thread_(start_thread([this] { work(); })) {}
 
 TrainerLearner::~TrainerLearner() {
@@ -143,19 +157,24 @@ std::optional<LearnerResult> TrainerLearner::poll(double seconds) {
 
 void TrainerLearner::work() {
   std::unique_lock lock(mutex_);
+  std::optional<double> trained;  // seconds of the update before
   while (true) {
+    Stopwatch watch;
     changed_.wait(lock, [&] { return stop_ || batch_; });
     if (stop_) return;
+    const double waited = watch.all();
     TrainingBatch batch = std::move(*batch_);
     lock.unlock();
     LearnerResult result;
     try {
+      if (room_ && trained) trainer_.leave_room(room_->after(*trained, waited));
       result = learn(trainer_, batch, version_ + 1, trained_tokens_);
     } catch (...) {  // also a bug of ours: the run saves what it has learned before it ends
       result.failure =
           fmt::format("step {}: {}", batch.step, failure_of(std::current_exception()).message);
     }
     result.batch = std::move(batch);
+    trained = result.busy_seconds;
     lock.lock();
     if (result.failure.empty()) ++version_;
     batch_.reset();

@@ -11,11 +11,27 @@
 
 namespace leeway {
 
+// Whether a trainer that shares its device with the sampler leaves room to it. Whoever takes longer
+// decides how long a step takes: a trainer that waits for its batches has time to spare, one that
+// never waits has none.
+class RoomForSampler {
+ public:
+  // After an update: the seconds that it took, and those for which its batch was waited for.
+  // Returns whether the next one leaves room.
+  bool after(double trained, double waited);
+
+ private:
+  int agreeing_ = 0;  // updates in a row that speak for a change
+  bool leaves_ = false;
+};
+
 class TrainerLearner : public Learner {
  public:
   // `trainer` must outlive this object and must not be used elsewhere while an update goes on.
-  // `version` batches of `trained_tokens` tokens were trained before.
-  explicit TrainerLearner(Trainer& trainer, PolicyVersion version = 0, int64_t trained_tokens = 0);
+  // `version` batches of `trained_tokens` tokens were trained before. `beside_sampler`: rollouts
+  // are sampled on the trainer's device meanwhile.
+  explicit TrainerLearner(Trainer& trainer, PolicyVersion version = 0, int64_t trained_tokens = 0,
+                          bool beside_sampler = false);
   ~TrainerLearner() override;  // waits for the current update
 
   void start(TrainingBatch batch) override;
@@ -28,6 +44,7 @@ class TrainerLearner : public Learner {
   Trainer& trainer_;
   PolicyVersion version_;
   int64_t trained_tokens_;
+  std::optional<RoomForSampler> room_;  // where rollouts are sampled beside training
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<TrainingBatch> batch_;

@@ -56,6 +56,26 @@ TEST(TrainerLearner, GivesTheBatchBackAfterAFailureToo) {
   EXPECT_EQ(result.batch.samples.size(), 3u);
 }
 
+TEST(RoomForSampler, IsLeftByATrainerThatWaitsAndTakenBackByOneThatNeverDoes) {
+  RoomForSampler room;
+  EXPECT_FALSE(room.after(1.0, 9.0)) << "an evaluation, perhaps";
+  EXPECT_FALSE(room.after(1.0, 0.1));
+  EXPECT_FALSE(room.after(1.0, 2.0));
+  EXPECT_TRUE(room.after(1.0, 2.0));
+  // With less of the device it waits less; that alone is no reason to take it back.
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(room.after(2.0, 0.2));
+  EXPECT_TRUE(room.after(3.0, 0.0));
+  EXPECT_TRUE(room.after(3.0, 0.1));
+  EXPECT_TRUE(room.after(3.0, 0.01));
+  EXPECT_FALSE(room.after(3.0, 0.01));
+  EXPECT_FALSE(room.after(2.5, 0.0));
+}
+
+TEST(RoomForSampler, StaysAsItIsWithoutTimes) {
+  RoomForSampler room;
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(room.after(0.0, 0.0));
+}
+
 // An environment may ask for samples that are context only.
 TEST(TrainerLearner, ReportsEverySampleOfABatchInWhichNothingIsTrained) {
   const Catalog catalog;

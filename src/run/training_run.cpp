@@ -302,7 +302,8 @@ class Run {
     progress_.begin_steps(first);
     LoopResult result;
     const auto failure = failure_in([&] {
-      TrainerLearner learner(trainer, first, state_.trained_tokens);
+      TrainerLearner learner(trainer, first, state_.trained_tokens,
+                             setup_.samples_beside_training());
       result = loop(scheduler, learner, trainer, first, run_sampler);
     });
     evaluations_.set_beside([&] { run_sampler.tell(); });

@@ -9,6 +9,9 @@
 #include "torch/low_rank.h"
 #include "torch/split_masters.h"
 #include "torch/training_operations.h"
+#ifdef LEEWAY_CUDA
+#include "cuda/products.h"
+#endif
 
 namespace leeway {
 
@@ -25,6 +28,12 @@ PolicyNetwork::PolicyNetwork(const Parameters& weights,
   } else {
     make_over_base(weights, base, device, compute, trains);
   }
+}
+
+void PolicyNetwork::change_stream() const {
+#ifdef LEEWAY_CUDA
+  if (cuda::Products* const own = products()) own->change_stream();
+#endif
 }
 
 // With a trunk the masters are split, else they are float32 leaves.

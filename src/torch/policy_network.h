@@ -90,6 +90,7 @@ class PolicyNetwork {
 
   // Read now; with `trains` its gradient is written next.
   torch::Tensor head_weight(bool trains) const;
+  void change_stream() const;  // as cuda/products.h
   cuda::Products* products() const { return trunk_ ? trunk_->products() : nullptr; }
 
  private:

@@ -16,6 +16,7 @@
 #include "torch/device_weights.h"
 #include "torch/early_sums.h"
 #include "torch/flat_adamw.h"
+#include "torch/part_stream.h"
 #include "torch/policy_network.h"
 #include "torch/shard_exchange.h"
 #include "torch/tensor_head.h"
@@ -34,6 +35,10 @@ namespace leeway {
 namespace {
 
 using torch::Tensor;
+
+// Of the device's multiprocessors, while a sampler computes on it too: decode steps read memory,
+// for which the others suffice.
+constexpr double kShareBesideSampler = 0.7;
 
 // What training needs besides the weights: zeros in their layout.
 struct LearningState {
@@ -79,6 +84,13 @@ auto in_words(Work&& work) {
                            "trainer.recompute_activations or trainer.optimizer_state");
 }
 
+// The same, computed on `stream`.
+template <class Work>
+auto in_words(const PartStream& stream, Work&& work) {
+  const PartStream::Scope scope(stream);
+  return in_words(std::forward<Work>(work));
+}
+
 class TorchTrainingBackend : public TrainingBackend, public RankShare {
  public:
   // `exchange`: null for a trainer that is alone.
@@ -113,7 +125,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
 
   const Parameters& parameters() override {
     if (!host_is_current_) {
-      in_words([&] {
+      in_words(stream_, [&] {
         if (!has_part()) return policy_.copy_to(host_);
         collect([&](int64_t begin, const Tensor& numbers) {
           copy_part_to_host(policy_.layout(), begin, numbers, host_);
@@ -124,7 +136,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     return host_;
   }
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
-    return in_words([&] {
+    return in_words(stream_, [&] {
       // A rank whose part of the masters is not all of them gives what passes read to its sampler.
       if (has_part() && exchange_->rank() != 0) return on_device(copy_of_read(), version);
       SnapshotForm form =
@@ -190,7 +202,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   void end_pass() override {}
 
   double gradient_norm() override {
-    return in_words([&] {
+    return in_words(stream_, [&] {
       sum_gradients();
       const double own = norm_of(own_part(learning().gradients));
       return exchange_ ? exchange_->norm(own) : own;
@@ -201,7 +213,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   void zero_gradients() override { gradients_are_old_ = true, gradients_are_summed_ = false; }
 
   void step(const OptimizerTable& table, double rate, double scale) override {
-    in_words([&] {
+    in_words(stream_, [&] {
       const at::NoGradGuard guard;
       sum_gradients();
       ++steps_;
@@ -209,18 +221,26 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
       step.gradients = own_part(learning().gradients);
       adamw_step(step, table, steps_, rate, scale);
       host_is_current_ = false;
-      if (exchange_) hand_out();
+      if (exchange_) return hand_out();
+      wait();  // what comes next would, and its time is not theirs
     });
   }
   int64_t steps() const override { return steps_; }
 
+  void leave_room(bool leaves) override {
+    if (exchange_ || leaves == leaves_room_) return;
+    leaves_room_ = leaves;
+    in_words(stream_, [&] { settle(device_); });
+    stream_ = leaves ? PartStream(device_, kShareBesideSampler) : PartStream();
+    for (const PolicyNetwork* network : networks()) network->change_stream();
+  }
+
   TrainingState state() override {
     TrainingState state{parameters(), AdamW(host_)};
-    if (exchange_) {
-      collect_moments(exchange_->ranks(), *shard_, &state.optimizer);
-    } else {
+    in_words(stream_, [&] {
+      if (exchange_) return collect_moments(exchange_->ranks(), *shard_, &state.optimizer);
       copy_to_host(policy_.layout(), learning().moments, state.optimizer);
-    }
+    });
     state.optimizer.set_steps(steps_);
     return state;
   }
@@ -236,6 +256,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     };
     std::shared_ptr<Copies> copies;
     try {
+      const PartStream::Scope scope(stream_);
       const at::NoGradGuard guard;
       copies = std::make_shared<Copies>(Copies{nullptr, learning().moments.clone()});
       copies->policy = on_device(copy(), 0);  // waits for the device, so that any stream may read
@@ -259,7 +280,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
 
   void load(const std::string& folder) override {
     if (exchange_) {
-      in_words([&] {
+      in_words(stream_, [&] {
         const auto steps = load_sharded(exchange_->ranks(), folder, *shard_);
         if (!steps) return;
         steps_ = *steps;
@@ -270,9 +291,11 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     }
     AdamW state(host_);
     load_state(folder, host_, state);
-    policy_.copy_from(host_);
+    in_words(stream_, [&] {
+      policy_.copy_from(host_);
+      copy_to_flat(policy_.layout(), state, learning().moments);
+    });
     host_is_current_ = true;
-    copy_to_flat(policy_.layout(), state, learning().moments);
     steps_ = state.steps();
   }
 
@@ -280,17 +303,17 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   StateShard& shard() override { return *shard_; }
   bool needs_weights() const override { return has_part() && !host_is_current_; }
   void bring_weights() override {
-    in_words([&] { collect({}); });
+    in_words(stream_, [&] { collect({}); });
   }
   void begin_passes(const SlotPass& pass, int64_t own, int64_t most) override {
     order_ = pass, own_left_ = own, most_left_ = most;
     // Memory that is not there is missed before the others count on this rank's passes.
-    if (is_sharded() && pass.kind != PassKind::score) in_words([&] { learning(); });
-    if (sums_early()) in_words([&] { early_sums().begin(); });
+    if (is_sharded() && pass.kind != PassKind::score) in_words(stream_, [&] { learning(); });
+    if (sums_early()) in_words(stream_, [&] { early_sums().begin(); });
   }
   void end_passes() override {
     if (sums_early()) {
-      in_words([&] {
+      in_words(stream_, [&] {
         fill_old_gradients();
         exchange_->timed(learning().gradients, [&] { early_sums().finish(); });
         gradients_are_summed_ = true;
@@ -302,7 +325,8 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     while (most_left_ > 0) in_turn(network, trains, [] {});
   }
   void bring_snapshot() override {
-    if (is_sharded()) in_words([&] { policy_.sharded()->read_all([](int64_t, const Tensor&) {}); });
+    if (is_sharded())
+      in_words(stream_, [&] { policy_.sharded()->read_all([](int64_t, const Tensor&) {}); });
   }
 
  private:
@@ -337,20 +361,20 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   void in_turn(const PolicyNetwork& network, bool trains, const Work& work) {
     --own_left_, --most_left_;
     ShardedWeights* const sharded = network.sharded();
-    if (sharded == nullptr) return in_words(work);
-    in_words([&] {
+    if (sharded == nullptr) return in_words(stream_, work);
+    in_words(stream_, [&] {
       if (trains) begin_gradients();
       sharded->begin(trains);
     });
     try {
-      in_words(work);
+      in_words(stream_, work);
     } catch (const Lost&) {
       throw;
     } catch (const Error&) {
-      in_words([&] { sharded->finish(); });
+      in_words(stream_, [&] { sharded->finish(); });
       throw;
     }
-    in_words([&] { sharded->finish(); });
+    in_words(stream_, [&] { sharded->finish(); });
   }
 
   // Whether gradients are summed over ranks while the last passes of the order go on. Those of an
@@ -409,6 +433,18 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
     exchange_->timed(gradients, [&] { policy_.sharded()->sum_rest(); });
   }
 
+  void wait() const {
+#ifdef LEEWAY_CUDA
+    if (device_.is_cuda()) c10::cuda::getCurrentCUDAStream(device_.index()).synchronize();
+#endif
+  }
+
+  std::vector<const PolicyNetwork*> networks() const {
+    std::vector<const PolicyNetwork*> all = {&policy_};
+    if (reference_) all.push_back(&*reference_);
+    if (teacher_) all.push_back(&*teacher_);
+    return all;
+  }
   const PolicyNetwork& network_of(PolicyKind policy) const {
     if (policy == PolicyKind::current) return policy_;
     const auto& other = policy == PolicyKind::reference ? reference_ : teacher_;
@@ -506,6 +542,8 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   }
 
   torch::Device device_;
+  PartStream stream_;  // of all the backend's work
+  bool leaves_room_ = false;
   std::unique_ptr<ShardExchange> exchange_;  // of a rank among others; else null
   Sharding sharding_;                        // of a rank among others
   Recompute recompute_;

@@ -10,6 +10,7 @@
 #ifdef LEEWAY_CUDA
 #include <ATen/cuda/CUDAContext.h>
 
+#include "cuda/device_part.h"
 #include "cuda/layer_gradients.h"
 #include "torch/cuda_tensors.h"
 #endif
@@ -63,10 +64,12 @@ cuda::PackedHeads packed_heads(const HeadWeights& heads, const Tensor& positions
 void add_product(const Tensor& a, const Tensor& b, const Tensor& c, bool is_new) {
   const float alpha = 1.0f, beta = is_new ? 0.0f : 1.0f;
   const cudaDataType_t type = a.scalar_type() == at::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F;
-  const cublasStatus_t status = cublasGemmEx_64(
-      at::cuda::getCurrentCUDABlasHandle(), CUBLAS_OP_N, CUBLAS_OP_T, b.size(1), a.size(1),
-      a.size(0), &alpha, data_of(b), type, b.stride(0), data_of(a), type, a.stride(0), &beta,
-      data_of(c), CUDA_R_32F, b.size(1), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+  const cublasHandle_t handle = at::cuda::getCurrentCUDABlasHandle();
+  cublasSetSmCountTarget(handle, cuda::multiprocessors_of(stream_of(a)));
+  const cublasStatus_t status =
+      cublasGemmEx_64(handle, CUBLAS_OP_N, CUBLAS_OP_T, b.size(1), a.size(1), a.size(0), &alpha,
+                      data_of(b), type, b.stride(0), data_of(a), type, a.stride(0), &beta,
+                      data_of(c), CUDA_R_32F, b.size(1), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
   if (status != CUBLAS_STATUS_SUCCESS) {
     throw Error(std::string("cuBLAS: the gradient of a weight: ") + cublasGetStatusString(status));
   }
