@@ -40,7 +40,9 @@ SHAPES = {
 PROMPTS = {("0.6B", 512): 16, ("8B", 16): 16}
 # What a model needs to fit one GPU of 141 GB.
 TRAINER = {"8B": 'optimizer_state = "int8"\nrecompute_activations = "layer"\n'}
-METHOD = ("medians over the steps from the third on, in ms, from metrics.jsonl; lag 0: sampling and "
+# Before these the trainer chooses its algorithms, and whether it leaves room to the sampler.
+FIRST = 5
+METHOD = ("medians over the steps from the sixth on, in ms, from metrics.jsonl; lag 0: sampling and "
           "training take turns, so its sample and train are those of each alone; bound: the longer "
           "of both alone")
 NAMES = ["step", "sample", "train", "forward_backward", "optim_step", "snapshot", "load_weights",
@@ -200,11 +202,13 @@ def main():
     parser.add_argument("--models", nargs="*", default=["135M", "0.6B"], choices=list(SHAPES))
     parser.add_argument("--tokens", nargs="*", type=int, default=[16, 512])
     parser.add_argument("--lags", nargs="*", type=int, default=[0, 1])
-    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--limit", type=float, default=40.0, help="seconds of a cell")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--output", default="gpu_loop.json")
     arguments = parser.parse_args()
+    if arguments.steps <= FIRST:
+        parser.error(f"--steps {arguments.steps}: medians begin after step {FIRST}")
     from common import context, table, write
     results = {"context": context(METHOD) if arguments.device == "cuda" else {"method": METHOD},
                "rows": [], "failures": {}}
@@ -229,12 +233,13 @@ def main():
                         continue
                     row = {"name": name, **cell}
                     for key in NAMES:
-                        values = [r[f"time/{key}"] for r in rows[2:] if f"time/{key}" in r]
+                        values = [r[f"time/{key}"] for r in rows[FIRST:] if f"time/{key}" in r]
                         row[key] = 1e3 * statistics.median(values) if values else None
                     row["sampled_tokens_per_second"] = statistics.median(
-                        r["perf/sampled_tokens_per_second"] for r in rows[2:])
-                    row["mismatch_kl"] = max(r["mismatch_kl/all/max"] for r in rows[2:])
-                    row["gap"] = largest_gap(rows[2:])
+                        r["perf/sampled_tokens_per_second"] for r in rows[FIRST:])
+                    row["mismatch_kl"] = max(r["mismatch_kl/all/max"] for r in rows)
+                    row["leaves_room"] = rows[-1].get("perf/trainer_leaves_room", 0.0)
+                    row["gap"] = largest_gap(rows[FIRST:])
                     row["over_own"] = row["step"] / max(row["sample"], row["train"])
                     if lag == 0:
                         alone = row
@@ -248,7 +253,7 @@ def main():
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     columns = [("name", "", "s")] + [(key, key, ".1f") for key in NAMES] + [
-        ("over_own", "step/own longer", ".2f"), ("gap", "time/* off by", ".2f"),
+        ("leaves_room", "leaves room", ".0f"), ("over_own", "step/own longer", ".2f"), ("gap", "time/* off by", ".2f"),
         ("bound", "longer alone", ".1f"), ("sum", "sum alone", ".1f"),
         ("over_bound", "step/longer", ".2f"), ("over_sum", "step/sum", ".2f"),
         ("sampled_tokens_per_second", "tokens/s", ",.0f"), ("mismatch_kl", "mismatch", ".1e")]

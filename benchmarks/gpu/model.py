@@ -31,10 +31,10 @@ METHOD = ("medians of 5 steps after 2 warm-ups, by the host's clock with the dev
           "used_gib: of the device, allocators' caches included")
 # Seconds per stage.
 LIMITS = {"train_eager": 60, "train_compiled": 120, "sample": 60, "sample_compiled": 120,
-          "ours_train": 120, "ours_sample": 90, "ours_table": 120, "ours_precision": 120}
+          "ours_train": 120, "ours_train_int8": 60, "ours_sample": 90, "ours_table": 120, "ours_precision": 120}
 # What runs without --only, within the 600 s that run.sh has for it: transformers' compiled sampling
 # did not end within 90 s.
-USUAL = ["train_compiled", "ours_train", "ours_sample", "ours_table", "ours_precision"]
+USUAL = ["train_compiled", "ours_train", "ours_train_int8", "ours_sample", "ours_table", "ours_precision"]
 # Sequences, tokens of a prompt, new tokens: what `ours_table` samples.
 TABLE = [(32, 128, 128), (64, 128, 128), (128, 128, 128), (256, 128, 128), (512, 128, 128),
          (1024, 128, 128), (256, 1920, 128), (64, 8064, 128), (8, 32640, 128)]
@@ -216,7 +216,9 @@ def main():
         if part.startswith("ours_"):  # a process each, so that each has its own memory
             if not arguments.program:
                 continue
-            command = [arguments.program, "--only", part.removeprefix("ours_")]
+            command = [arguments.program, "--only", part.split("_")[1]]
+            if part.endswith("int8"):
+                command += ["--optimizer-state", "int8"]
         begin = time.time()
         if part == "ours_table":
             rows, failure = table_rows(arguments.program, LIMITS[part])

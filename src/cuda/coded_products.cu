@@ -6,9 +6,8 @@
 
 #include <algorithm>
 
-#include "cuda/box_copies.cuh"
 #include "cuda/coded_products.cuh"
-#include "cuda/early_launch.cuh"
+#include "cuda/stage_ring.cuh"
 
 namespace leeway::cuda {
 namespace {
@@ -82,47 +81,27 @@ __global__ void __launch_bounds__(kGroups* kGroupThreads + kWarp)
   constexpr int kRows = kGroups * kGroupRows;
   constexpr int kXBytes = kRows * kDepth, kStageBytes = kXBytes + kOutputs * kDepth;
   extern __shared__ char shared[];
-  __shared__ __align__(8) uint64_t full_barriers[kStages], empty_barriers[kStages];
+  __shared__ StageRing<kStages> ring;
   const uint32_t stages = (address_of(shared) + 1023) / 1024 * 1024;
-  const auto full = [&](int stage) { return address_of(&full_barriers[stage]); };
-  const auto empty = [&](int stage) { return address_of(&empty_barriers[stage]); };
   // Blocks that run at the same time share weights: rows come first.
   const int first_row = static_cast<int>(blockIdx.x) * kRows;
   const int first_output = static_cast<int>(blockIdx.y) * kOutputs;
   const int steps = (product.inputs + kDepth - 1) / kDepth;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
 
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      make_barrier(full(stage), 1);
-      make_barrier(empty(stage), kGroups);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  __syncthreads();
+  ring.make(kGroups);
   let_next_kernel_begin();
 
   if (warp == kGroups * kGroupThreads / kWarp) {
     const auto queue_weight = [&](int step, int stage) {
-      expect_bytes(full(stage), kStageBytes);
+      expect_bytes(ring.full(stage), kStageBytes);
       copy_box(stages + stage * kStageBytes + kXBytes, weight, step * kDepth, first_output,
-               full(stage));
+               ring.full(stage));
     };
     const auto queue_x = [&](int step, int stage) {
-      copy_box(stages + stage * kStageBytes, x, step * kDepth, first_row, full(stage));
+      copy_box(stages + stage * kStageBytes, x, step * kDepth, first_row, ring.full(stage));
     };
-    if (lane == 0) {
-      const int at_once = min(steps, kStages);
-      for (int step = 0; step < at_once; ++step) queue_weight(step, step);
-      wait_for_earlier_kernels();
-      for (int step = 0; step < at_once; ++step) queue_x(step, step);
-      for (int step = at_once; step < steps; ++step) {
-        const int stage = step % kStages;
-        wait_for(empty(stage), step / kStages % 2 ^ 1);
-        queue_weight(step, stage);
-        queue_x(step, stage);
-      }
-    }
+    if (lane == 0) ring.fill(steps, queue_weight, queue_x);
   } else {
     wait_for_earlier_kernels();  // which write the scales
     const int group = warp * kWarp / kGroupThreads;
@@ -131,7 +110,7 @@ __global__ void __launch_bounds__(kGroups* kGroupThreads + kWarp)
     for (int i = 0; i < kOutputs / 2; ++i) sums[i] = sums_of_stage[i] = 0.0f;
     for (int step = 0; step < steps; ++step) {
       const int stage = step % kStages;
-      wait_for(full(stage), step / kStages % 2);
+      wait_for(ring.full(stage), step / kStages % 2);
       const uint32_t at = stages + stage * kStageBytes;
       const uint64_t a = matrix_at(at + group * kGroupRows * kDepth);
       const uint64_t b = matrix_at(at + kXBytes);
@@ -144,7 +123,7 @@ __global__ void __launch_bounds__(kGroups* kGroupThreads + kWarp)
       }
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      if (threadIdx.x % kGroupThreads == 0) arrive(empty(stage));
+      if (threadIdx.x % kGroupThreads == 0) arrive(ring.empty(stage));
 #pragma unroll
       for (int i = 0; i < kOutputs / 2; ++i) {
         asm volatile("" : "+f"(sums_of_stage[i])::"memory");

@@ -11,14 +11,12 @@
 #include "cuda/attention.h"
 #include "cuda/attention_tile.cuh"
 #include "cuda/early_launch.cuh"
-#include "cuda/store_head.cuh"
+#include "cuda/held_queries.cuh"
+#include "cuda/page_copies.cuh"
 
 namespace leeway::cuda {
 namespace {
 
-using Bf16 = __nv_bfloat16;
-
-constexpr int kPageKeys = static_cast<int>(kBlockKeys);
 constexpr int kTilePages = kTileKeys / kPageKeys;
 constexpr int kMostHeads = 16;   // of a warp
 constexpr int64_t kBusy = 1056;  // blocks that keep a large device busy
@@ -32,184 +30,6 @@ struct DecodeStep {
   float* workspace;
   HeadStep heads;  // where the kernel makes the rows' heads itself
 };
-
-// Keys and values are read once in a pass, and until the next one all layers go through the cache:
-// they are the first to leave it.
-__device__ __forceinline__ uint64_t read_once() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-// 16 bytes, or zeros.
-__device__ __forceinline__ void copy_piece(uint32_t to, const void* from, bool there,
-                                           uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
-               "l"(from), "r"(there ? 16 : 0), "l"(policy));
-}
-__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;"); }
-template <int kLater>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
-  __syncwarp();
-}
-
-// Pages of one sequence and one key/value head into shared memory, by a warp. The pages of a tile
-// come in order, its keys before its values.
-template <int kDim>
-struct PageCopies {
-  using Layout = TileLayout<kDim>;
-  static constexpr int kKeys = kWarp / Layout::kPieces;  // at a time
-
-  const int32_t* pages;  // of the sequence
-  int end, my_key, my_piece;
-  bool mine;                        // the piece is one of the head's
-  int32_t chunk_pages, next_pages;  // a lane's of the chunk's 32, and of the next chunk's
-  uint64_t policy = read_once();
-
-  __device__ __forceinline__ PageCopies(const int32_t* of_sequence, int head_dim, int begin,
-                                        int after)
-      : pages(of_sequence), end(after) {
-    const int lane = threadIdx.x;
-    my_key = lane / Layout::kPieces, my_piece = lane % Layout::kPieces;
-    mine = my_piece * 8 < head_dim;
-    next_pages = page_of(begin);
-  }
-
-  // The lane's page of the chunk at `first`.
-  __device__ __forceinline__ int32_t page_of(int first) const {
-    const int position = first + static_cast<int>(threadIdx.x) * kPageKeys;
-    return position < end ? pages[position / kPageKeys] : 0;
-  }
-
-  // Before the first copies of the tile at `first`.
-  __device__ __forceinline__ void begin_tile(int first) {
-    if (first % kChunkKeys != 0) return;
-    chunk_pages = next_pages;
-    next_pages = page_of(first + kChunkKeys);
-  }
-
-  // The page of positions `first` on; `from` is the array at the lane's piece of the head.
-  // Positions from `end` on, and pieces beyond the head's dimensions, are zeros.
-  __device__ __forceinline__ void queue(const Bf16* from, int64_t stride, int first,
-                                        uint32_t to) const {
-    const int64_t page = __shfl_sync(kAllLanes, chunk_pages, first % kChunkKeys / kPageKeys);
-    const Bf16* row = from + (page * kPageKeys + my_key) * stride;
-    const bool whole = mine && first + kPageKeys <= end;
-#pragma unroll
-    for (int j = 0; j < kPageKeys / kKeys; ++j) {
-      const int key = j * kKeys + my_key;
-      const bool there = whole || (mine && first + key < end);
-      copy_piece(Layout::place(to, key, my_piece), there ? row : from, there, policy);
-      row += kKeys * stride;
-    }
-  }
-};
-
-// A warp's query heads in the order of mma operands.
-template <int kDim, int kRows>
-struct HeldQueries {
-  uint32_t held[kDim / 16][2 * kRows];
-
-  // heads [count, head_dim]
-  __device__ __forceinline__ void hold(const Bf16* heads, int count, int head_dim) {
-    const int lane = threadIdx.x;
-#pragma unroll
-    for (int k = 0; k < kDim / 16; ++k) {
-#pragma unroll
-      for (int i = 0; i < 2 * kRows; ++i) {
-        const int head = lane / 4 + i % kRows * 8, at = k * 16 + i / kRows * 8 + lane % 4 * 2;
-        held[k][i] = head < count && at < head_dim
-                         ? *reinterpret_cast<const uint32_t*>(heads + head * head_dim + at)
-                         : 0u;
-      }
-    }
-  }
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int k = 0; k < kDim / 16; ++k) {
-#pragma unroll
-      for (int i = 0; i < 2 * kRows; ++i) held[k][i] = 0u;
-    }
-  }
-  // The head of number `head`, of kDim dimensions, from where the warp has made it.
-  __device__ __forceinline__ void hold(int head, const HeldHead<kDim>& made) {
-    constexpr int kHalf = kDim / 2, kPairs = HeldHead<kDim>::kMost;
-    const int lane = threadIdx.x;
-    uint32_t a[kPairs], b[kPairs];
-#pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
-      a[n] = pair_of(made.a[n].x, made.a[n].y), b[n] = pair_of(made.b[n].x, made.b[n].y);
-    }
-#pragma unroll
-    for (int k = 0; k < kDim / 16; ++k) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int at = k * 16 + j * 8, in_half = at % kHalf;  // of the lane's eight
-        const uint32_t from = at < kHalf ? a[in_half / (2 * kWarp)] : b[in_half / (2 * kWarp)];
-        const uint32_t word =
-            __shfl_sync(kAllLanes, from, in_half % (2 * kWarp) / 2 + static_cast<int>(lane) % 4);
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          if (lane / 4 + r * 8 == head) held[k][j * kRows + r] = word;
-        }
-      }
-    }
-  }
-  __device__ __forceinline__ void words_of(int k, uint32_t* words) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      words[i] = kRows == 1 && i % 2 == 1 ? 0u : held[k][i / 2 * kRows + i % 2];
-    }
-  }
-};
-
-// What store_heads does to a warp's query heads, which it keeps, and with `stores` to the key and
-// the value that they see last. All loads are under way before the first is used, of two queries at
-// a time.
-template <int kDim, int kRows>
-__device__ __forceinline__ void make_heads(const HeadStep& step, int64_t row, int position,
-                                           int kv_head, int first_head, int count, bool stores,
-                                           HeldQueries<kDim, kRows>& queries) {
-  constexpr int kHalf = kDim / 2;
-  const int query_heads = static_cast<int>(step.sizes.query_heads);
-  const int kv_heads = static_cast<int>(step.sizes.kv_heads);
-  const Bf16* from = static_cast<const Bf16*>(step.qkv) + row * (query_heads + 2 * kv_heads) * kDim;
-  const auto *query_norm = static_cast<const Bf16*>(step.query_norm),
-             *key_norm = static_cast<const Bf16*>(step.key_norm);
-  HeldHead<kDim> key, value, angles;
-  int64_t place = 0;
-  if (stores) {
-    key.load(from + (query_heads + kv_head) * kDim, kHalf);
-    value.load(from + (query_heads + kv_heads + kv_head) * kDim, kHalf);
-    const int64_t page = step.places.pages[step.places.starts[row] + position / kPageKeys];
-    place = ((page * kPageKeys + position % kPageKeys) * kv_heads + kv_head) * kDim;
-  }
-  const int64_t angle = static_cast<int64_t>(position) * kHalf;
-  angles.load_angles(step.angles.cosines + angle, step.angles.sines + angle, kHalf);
-  queries.clear();
-#pragma unroll 1
-  for (int i = 0; i < count; i += 2) {
-    HeldHead<kDim> two[2];
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      two[n].load(from + (first_head + min(i + n, count - 1)) * kDim, kHalf);
-    }
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      two[n].scale(query_norm, step.eps, kHalf);
-      two[n].turn_by(angles);
-      queries.hold(min(i + n, count - 1), two[n]);
-    }
-  }
-  if (!stores) return;
-  key.scale(key_norm, step.eps, kHalf);
-  key.turn_by(angles);
-  key.store(kHalf, static_cast<Bf16*>(step.keys) + place);
-  value.store(kHalf, static_cast<Bf16*>(step.values) + place);
-  // The warp's own copies read them.
-  __threadfence_block();
-  __syncwarp();
-}
 
 // What the chunks so far have given. It is needed once in a chunk: an index that the compiler does
 // not know puts it into the lane's own memory and leaves registers to the tiles.
@@ -415,7 +235,8 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
     wait_for_earlier_kernels();
     if constexpr (kMakes) {
       // Of several parts of a head's queries each stores the same numbers, and reads its own.
-      make_heads(step.heads, row, position, kv_head, first_head, count, end == position + 1,
+      make_heads(step.heads,
+                 {row, position, kv_head, first_head, count, /*stores=*/end == position + 1},
                  queries);
     } else {
       queries.hold(

@@ -62,7 +62,8 @@ std::unique_ptr<DevicePart> DevicePart::make(int wanted) {
   if (driver().device_resource(device, &all, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS ||
       driver().split(&part, &groups, &all, &rest, 0, static_cast<unsigned>(wanted)) !=
           CUDA_SUCCESS ||
-      groups != 1 || driver().describe(&description, &part, 1) != CUDA_SUCCESS ||
+      groups != 1 || part.sm.smCount >= all.sm.smCount ||
+      driver().describe(&description, &part, 1) != CUDA_SUCCESS ||
       driver().create(&context, description, device, CU_GREEN_CTX_DEFAULT_STREAM) != CUDA_SUCCESS) {
     return nullptr;
   }

@@ -10,8 +10,8 @@ namespace leeway::cuda {
 
 class DevicePart {
  public:
-  // At least `wanted` multiprocessors of the current device, as many more as it cannot be divided
-  // by; null where the driver cannot do it, or the device has too few.
+  // `wanted` multiprocessors of the current device, rounded up to what it can be divided into; null
+  // where the driver cannot do it, or none would be left.
   static std::unique_ptr<DevicePart> make(int wanted);
   ~DevicePart();  // the stream must be done
   DevicePart(const DevicePart&) = delete;

@@ -39,8 +39,8 @@ LEEWAY_ON_BOTH inline float second_moment_scale(float largest) {
   return largest > 0.0f && largest < kLeastSecondScale ? kLeastSecondScale : largest;
 }
 
-// A code hides the last digits of a root: on a GPU the tensor of all parameters takes as long as
-// these few instructions, and exact divisions and roots would be half of them.
+// A code hides the last digits of a root. On a GPU a step computes for longer than it reads and
+// writes, so that exact roots would show.
 LEEWAY_ON_BOTH inline float root_for_code(float x) {
 #ifdef __CUDA_ARCH__
   float root;

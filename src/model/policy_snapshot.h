@@ -49,8 +49,8 @@ class PolicySnapshot {
   PolicyVersion version() const { return version_; }
 
   const DeviceWeights* device() const { return device_.get(); }  // null: on the host alone
-  // Whether it is for sampling alone, since the trainer has the weights with more digits: a device
-  // that is nearly full has no room for those.
+  // Whether the trainer has the weights with more digits, for which a device that is nearly full
+  // has no room: these are for sampling and for evaluations, not to go on from.
   bool is_rounded() const { return device_ && device_->are_rounded(); }
 
   // Copied from the device at the first call, which throws Error where that fails.

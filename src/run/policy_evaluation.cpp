@@ -49,6 +49,12 @@ bool PolicyEvaluator::keeps_engine() const {
 EvaluationResult PolicyEvaluator::evaluate(std::shared_ptr<const PolicySnapshot> weights,
                                            const EvalTable& table, const EvaluationEvents& events) {
   const auto begin = std::chrono::steady_clock::now();
+  struct LetGo {  // also if sampling fails
+    PolicyEvaluator& evaluator;
+    ~LetGo() {
+      if (!evaluator.keeps_engine()) evaluator.engine_.reset();
+    }
+  } const let_go{*this};
   Sampler& sampler = loaded(std::move(weights));
   SteadyClock clock;
   const RunConfig& run = setup_.config.run;
@@ -91,7 +97,6 @@ EvaluationResult PolicyEvaluator::evaluate(std::shared_ptr<const PolicySnapshot>
   };
   sample(static_cast<float>(run.rollout.temperature), table.samples);
   if (table.greedy && !result.stopped) sample(0.0f, 1);
-  if (!keeps_engine()) engine_.reset();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (result.stopped) {
     result.metrics.clear();

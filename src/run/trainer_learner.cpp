@@ -144,6 +144,7 @@ void TrainerLearner::start(TrainingBatch batch) {
   const std::lock_guard lock(mutex_);
   LEEWAY_CHECK(!batch_ && !result_, "one update at a time");
   batch_ = std::move(batch);
+  ++begun_;
   changed_.notify_all();
 }
 
@@ -158,6 +159,7 @@ std::optional<LearnerResult> TrainerLearner::poll(double seconds) {
 void TrainerLearner::work() {
   std::unique_lock lock(mutex_);
   std::optional<double> trained;  // seconds of the update before
+  bool leaves_room = false;
   while (true) {
     Stopwatch watch;
     changed_.wait(lock, [&] { return stop_ || batch_; });
@@ -167,8 +169,9 @@ void TrainerLearner::work() {
     lock.unlock();
     LearnerResult result;
     try {
-      if (room_ && trained) trainer_.leave_room(room_->after(*trained, waited));
+      if (room_ && trained) leaves_room = trainer_.leave_room(room_->after(*trained, waited));
       result = learn(trainer_, batch, version_ + 1, trained_tokens_);
+      if (room_) result.metrics.emplace_back("perf/trainer_leaves_room", leaves_room ? 1.0 : 0.0);
     } catch (...) {  // also a bug of ours: the run saves what it has learned before it ends
       result.failure =
           fmt::format("step {}: {}", batch.step, failure_of(std::current_exception()).message);

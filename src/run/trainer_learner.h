@@ -37,6 +37,7 @@ class TrainerLearner : public Learner {
   void start(TrainingBatch batch) override;
   std::optional<LearnerResult> poll(double seconds) override;
   int64_t trained_tokens() const { return trained_tokens_; }  // total; not during an update
+  int64_t begun() const { return begun_; }  // updates; for the thread that starts them
 
  private:
   void work();
@@ -44,6 +45,7 @@ class TrainerLearner : public Learner {
   Trainer& trainer_;
   PolicyVersion version_;
   int64_t trained_tokens_;
+  int64_t begun_ = 0;
   std::optional<RoomForSampler> room_;  // where rollouts are sampled beside training
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -301,11 +301,13 @@ class Run {
     const double begin = clock_.now(), blocked_before = evaluations_.blocked_seconds();
     progress_.begin_steps(first);
     LoopResult result;
+    std::optional<TrainerLearner> learner;
     const auto failure = failure_in([&] {
-      TrainerLearner learner(trainer, first, state_.trained_tokens,
-                             setup_.samples_beside_training());
-      result = loop(scheduler, learner, trainer, first, run_sampler);
+      learner.emplace(trainer, first, state_.trained_tokens, setup_.samples_beside_training());
+      result = loop(scheduler, *learner, trainer, first, run_sampler);
     });
+    const bool is_at_last_step = learner && learner->begun() == steps_ - first;
+    learner.reset();  // waits for an update that is under way
     evaluations_.set_beside([&] { run_sampler.tell(); });
     run_sampler.tell();
     if (failure) {  // a full disk, most often
@@ -325,18 +327,26 @@ class Run {
     summary_.trainer_busy = reports_.learning_seconds() / std::max(summary_.rl_seconds, 1e-9);
     if (result.end == LoopResult::End::gave_up) give_up(result.reason);
     if (result.end == LoopResult::End::stopped) stop("asked to");
+    if (!latest_) attempt([&] { take_last_weights(trainer, is_at_last_step); });
     evaluations_.finish();
-    if (evaluations_.last_step() != steps_ && result.end == LoopResult::End::finished) {
-      evaluations_.evaluate(
-          steps_, latest_ ? latest_ : trainer.snapshot(static_cast<PolicyVersion>(steps_)));
+    if (evaluations_.last_step() != steps_ && result.end == LoopResult::End::finished && latest_) {
+      evaluations_.evaluate(steps_, latest_);
       if (evaluations_.last_step() != steps_) stop("asked to, in the last evaluation");
     }
-    // Where snapshots were rounded the trainer alone has the weights. In a run that gave up it may
-    // be a step further.
-    if (!latest_ && result.end != LoopResult::End::gave_up) {
-      latest_ = std::make_shared<const PolicySnapshot>(Parameters(trainer.parameters()),
-                                                       static_cast<PolicyVersion>(steps_));
+  }
+
+  // Where snapshots were rounded the trainer alone has the weights, until it begins another update.
+  void take_last_weights(const Trainer& trainer, bool is_at_last_step) {
+    if (!is_at_last_step) {
+      progress_.note(
+          fmt::format("note: the weights of step {} are not written: the GPU had no room for a "
+                      "float32 copy of them beside training, and the next update had begun; "
+                      "--resume goes on from the last checkpoint",
+                      steps_));
+      return;
     }
+    latest_ = std::make_shared<const PolicySnapshot>(Parameters(trainer.parameters()),
+                                                     static_cast<PolicyVersion>(steps_));
   }
 
   void release_sampler() {
@@ -391,20 +401,20 @@ class Run {
   }
 
   void on_step(const StepRecord& record) {
-    latest_ = record.learned.weights;
+    // On a device that is nearly full a snapshot stays only until the sampler has it.
+    const std::shared_ptr<const PolicySnapshot> weights = record.learned.weights;
+    latest_ = weights->is_rounded() ? nullptr : weights;
     steps_ = record.step;
     saving_.tell_failures();
     evaluations_.collect();
     reports_.add(record);
     evaluations_.evaluate_served();
-    if (evaluations_.due(record.step)) evaluations_.evaluate_step(record.step, latest_);
+    if (evaluations_.due(record.step)) evaluations_.evaluate_step(record.step, weights);
     const int64_t weights_every = run_.output.weights_every;
     if (weights_every > 0 && record.step % weights_every == 0) {
-      if (latest_->is_rounded()) say_that_weights_are_rounded();
-      saving_.save_weights_beside(record.step, latest_);
+      if (weights->is_rounded()) say_that_weights_are_rounded();
+      saving_.save_weights_beside(record.step, weights);
     }
-    // On a device that is nearly full a snapshot stays only until the sampler has it.
-    if (latest_->is_rounded()) latest_.reset();
   }
 
   void say_that_weights_are_rounded() {

@@ -20,15 +20,16 @@ int64_t free_bytes(c10::Device device);
 // what can be held on to without taking it from the largest pass. On the CPU without a bound.
 int64_t spare_bytes(c10::Device device);
 
-// How a snapshot of weights that are halves of bf16 and the rest of float32 leaves a trainer.
+// How a snapshot of weights leaves a trainer.
 enum class SnapshotForm {
   full,     // in float32 on the device
   rounded,  // what passes read of it, on the device
   on_host,  // in float32
 };
-// Of so many weights, where `spare` bytes are left. `last_is_there`: the snapshot before, which may
-// be kept until this one is handed on, is among what is allocated already. Rounded ones are not
-// kept.
-SnapshotForm snapshot_form(int64_t spare, int64_t weights, bool last_is_there);
+// Of so many weights, where `spare` bytes are left. `has_halves`: passes read bf16 numbers that the
+// trainer has whole, which can be copied alone. They are, unless two full copies fit: the snapshot
+// before may be kept until this one is handed on. `last_is_there`: it is among what is allocated
+// already. Rounded ones are not kept.
+SnapshotForm snapshot_form(int64_t spare, int64_t weights, bool has_halves, bool last_is_there);
 
 }  // namespace leeway

@@ -15,8 +15,9 @@ namespace leeway {
 class TorchDeviceWeights final : public DeviceWeights {
  public:
   // `weights` [layout.size] on their device, which nobody else changes. Any stream may read them
-  // when this returns; who reads on another stream than the default one waits for that before the
-  // snapshot goes, since torch gives the memory to somebody else then. `base`: of an adapter.
+  // when this returns; who reads on another stream than the one that they were made on waits for
+  // that before the snapshot goes, since torch gives the memory to somebody else then. `base`: of
+  // an adapter.
   TorchDeviceWeights(FlatLayout layout, at::Tensor weights,
                      std::shared_ptr<const Parameters> base = nullptr);
 
@@ -28,7 +29,7 @@ class TorchDeviceWeights final : public DeviceWeights {
   void copy_to(Parameters& host) const override;
   std::string not_finite_text() const override;
   uint32_t checksum() const override;
-  bool are_rounded() const override { return flat_.scalar_type() != at::kFloat; }
+  bool are_rounded() const override { return flat_.scalar_type() == at::kBFloat16; }
 
  private:
   FlatLayout layout_;

@@ -123,8 +123,13 @@ TEST(DeviceWeights, ThatAreRoundedSampleAsThoseTheyAreOf) {
 TEST(DeviceWeights, AreFullWhereTwoCopiesFitThenRoundedThenOnTheHost) {
   constexpr int64_t kWeights = 1000;
   const auto form = [](int64_t spare, bool last_is_there) {
-    return snapshot_form(spare, kWeights, last_is_there);
+    return snapshot_form(spare, kWeights, /*has_halves=*/true, last_is_there);
   };
+  // Without halves there is nothing to fall back to.
+  EXPECT_EQ(snapshot_form(4 * kWeights, kWeights, false, false), SnapshotForm::full);
+  EXPECT_EQ(snapshot_form(4 * kWeights - 1, kWeights, false, false), SnapshotForm::on_host);
+  EXPECT_EQ(snapshot_form(4 * kWeights - 1, kWeights, false, true), SnapshotForm::on_host);
+
   EXPECT_EQ(form(8 * kWeights, false), SnapshotForm::full);
   EXPECT_EQ(form(8 * kWeights - 1, false), SnapshotForm::rounded);
   EXPECT_EQ(form(4 * kWeights, true), SnapshotForm::full);

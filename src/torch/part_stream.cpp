@@ -5,6 +5,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <map>
+#include <mutex>
+
 #include "cuda/device.h"
 #include "cuda/device_part.h"
 #endif
@@ -13,14 +16,9 @@ namespace leeway {
 
 #ifdef LEEWAY_CUDA
 
-struct PartStream::Impl {
-  Impl(std::unique_ptr<cuda::DevicePart> of, c10::DeviceIndex device)
+struct PartStream::Part {
+  Part(std::unique_ptr<cuda::DevicePart> of, c10::DeviceIndex device)
       : part(std::move(of)), stream(c10::cuda::getStreamFromExternal(part->stream(), device)) {}
-  // Torch's memory for the stream must not outlive it.
-  ~Impl() {
-    static_cast<void>(cudaStreamSynchronize(part->stream()));
-    c10::cuda::CUDACachingAllocator::emptyCache();
-  }
   std::unique_ptr<cuda::DevicePart> part;
   c10::cuda::CUDAStream stream;
 };
@@ -30,25 +28,38 @@ struct PartStream::Scope::Guard {
   c10::cuda::CUDAStreamGuard guard;
 };
 
+// One for a device, which stays as torch's own streams do: memory belongs to the stream that it was
+// allocated on, and snapshots outlive the trainer that made them.
 PartStream::PartStream(at::Device device, double share) {
   if (!device.is_cuda()) return;
-  const c10::cuda::CUDAGuard guard(device);
-  auto part = cuda::DevicePart::make(static_cast<int>(share * cuda::multiprocessors()));
-  if (part) impl_ = std::make_unique<Impl>(std::move(part), device.index());
+  static std::mutex mutex;
+  static std::map<c10::DeviceIndex, const Part*> parts;
+  const std::lock_guard lock(mutex);
+  const auto [at, is_new] = parts.try_emplace(device.index(), nullptr);
+  if (is_new) {
+    const c10::cuda::CUDAGuard guard(device);
+    auto part = cuda::DevicePart::make(static_cast<int>(share * cuda::multiprocessors()));
+    if (part) at->second = new Part(std::move(part), device.index());
+  }
+  part_ = at->second;
 }
 
 PartStream::Scope::Scope(const PartStream& stream)
-    : guard_(stream.impl_ ? std::make_unique<Guard>(stream.impl_->stream) : nullptr) {}
+    : guard_(stream.part_ != nullptr ? std::make_unique<Guard>(stream.part_->stream) : nullptr) {}
 
 void settle(at::Device device) {
   if (!device.is_cuda()) return;
   c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
-  c10::cuda::CUDACachingAllocator::emptyCache();
+  try {
+    c10::cuda::CUDACachingAllocator::emptyCache();
+  } catch (const c10::Error&) {
+    // Older versions refuse while another thread captures a graph: the memory stays with torch.
+  }
 }
 
 #else
 
-struct PartStream::Impl {};
+struct PartStream::Part {};
 struct PartStream::Scope::Guard {};
 PartStream::PartStream(at::Device, double) {}
 PartStream::Scope::Scope(const PartStream&) {}
@@ -56,10 +67,6 @@ void settle(at::Device) {}
 
 #endif
 
-PartStream::PartStream() = default;
-PartStream::~PartStream() = default;
-PartStream::PartStream(PartStream&&) noexcept = default;
-PartStream& PartStream::operator=(PartStream&&) noexcept = default;
 PartStream::Scope::~Scope() = default;
 
 }  // namespace leeway

@@ -10,14 +10,12 @@ namespace leeway {
 
 class PartStream {
  public:
-  PartStream();  // the whole device: whatever stream is the thread's current one
-  // About that share of a CUDA device's multiprocessors; the whole where it cannot be divided.
+  PartStream() = default;  // the whole device: whatever stream is the thread's current one
+  // About that share of a CUDA device's multiprocessors; the whole where it cannot be divided. All
+  // of one device are the same stream, whose share is that of the first.
   PartStream(at::Device device, double share);
-  ~PartStream();  // waits for what is queued
-  PartStream(PartStream&&) noexcept;
-  PartStream& operator=(PartStream&&) noexcept;
 
-  bool is_part() const { return impl_ != nullptr; }
+  bool is_part() const { return part_ != nullptr; }
 
   // While it lives, what the calling thread computes is queued here.
   class Scope {
@@ -33,12 +31,12 @@ class PartStream {
   };
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  struct Part;
+  const Part* part_ = nullptr;
 };
 
-// Waits for the device's current stream, and gives back what torch keeps of the memory that was
-// used there: another stream has no use for it.
+// Waits for the device's current stream, and gives back what torch holds of unused memory: what one
+// stream has used is of no use to another.
 void settle(at::Device device);
 
 }  // namespace leeway

@@ -4,6 +4,11 @@
 
 #include <algorithm>
 
+#ifdef LEEWAY_CUDA
+#include "cuda/join_floats.h"
+#include "torch/cuda_tensors.h"
+#endif
+
 namespace leeway {
 
 using at::Tensor;
@@ -29,6 +34,13 @@ Tensor shifted(const Tensor& high) {
 Tensor joined(const SplitMasters& masters) {
   const at::NoGradGuard guard;
   const Tensor full = at::empty(masters.high.sizes(), masters.high.options().dtype(at::kFloat));
+#ifdef LEEWAY_CUDA
+  if (full.is_cuda()) {
+    cuda::join_floats(data_of(masters.high), masters.low.data_ptr<int16_t>(), full.numel(),
+                      full.data_ptr<float>(), stream_of(full));
+    return full;
+  }
+#endif
   for_parts(full.numel(), [&](int64_t begin, int64_t count) {
     const SplitMasters part = masters.part(begin, count);
     full.narrow(0, begin, count).copy_(shifted(part.high).add_(part.low).view(at::kFloat));

@@ -55,6 +55,12 @@ TEST(SplitMasters, AreTheNearestHalvesAndTheRestOfTheBits) {
       EXPECT_EQ(cuda::joined_bits(parts), bits - (tie_to_lower ? 1 : 0));
       EXPECT_EQ(parts.low, masters.low.cpu().data_ptr<int16_t>()[i]) << std::hex << bits;
     }
+    // Parts that begin and end anywhere.
+    for (const auto& [begin, count] :
+         {std::pair<int64_t, int64_t>{1, 1}, {2, 7}, {4, 1001}, {7, 0}}) {
+      EXPECT_TRUE(joined(masters.part(begin, count)).cpu().equal(back.narrow(0, begin, count)))
+          << device.str() << " " << begin;
+    }
     const SplitMasters again = room_for(there);
     split(back.to(device), again);
     EXPECT_TRUE(again.high.equal(masters.high) && again.low.equal(masters.low)) << device.str();

@@ -9,11 +9,13 @@
 #include <functional>
 #include <map>
 
+#include "base/half.h"
 #include "base/rng.h"
 #include "engine/engine.h"
 #include "leeway/presets.h"
+#include "torch/device_room.h"
 #include "torch/torch_sampling.h"
-#include "torch/torch_training.h"
+#include "torch/torch_training_backend.h"
 #include "trainer/trainer.h"
 
 namespace leeway {
@@ -223,6 +225,7 @@ TEST(Exact, HoldsForATrainerThatLeavesRoom) {
 
 TEST(Exact, ATrainerThatLeavesRoomFromTimeToTimeTrainsAsOneThatDoesNot) {
   LEEWAY_NEEDS_CUDA();
+  use_expandable_segments();  // as in a run
   const ModelConfig config = shapes()[1].config;
   const Parameters weights = random_weights(config, 1);
   Engine engine(weights, 0, engine_options(700));
@@ -235,19 +238,72 @@ TEST(Exact, ATrainerThatLeavesRoomFromTimeToTimeTrainsAsOneThatDoesNot) {
   Trainer whole = trainer_of(weights, 4000), part = trainer_of(weights, 4000);
   std::shared_ptr<const PolicySnapshot> kept;
   uint32_t kept_sum = 0;
+  std::function<TrainingState()> saved;
   for (int step = 0; step < 6; ++step) {
-    part.leave_room(step % 3 != 0);
+    const bool leaves = part.leave_room(step % 3 != 0);
+    if (step == 0) {
+      EXPECT_FALSE(leaves);
+    }
     const BatchResult expected = whole.train_batch(samples), got = part.train_batch(samples);
     ASSERT_EQ(got.failure, "");
     // Gradients of attention have no fixed order: from the second step on weights differ by that.
-    if (step == 0) EXPECT_EQ(got.loss, expected.loss);
+    if (step == 0) {
+      EXPECT_EQ(got.loss, expected.loss);
+    }
     EXPECT_NEAR(got.loss, expected.loss, 1e-3 * (1.0 + std::abs(expected.loss))) << step;
     EXPECT_NEAR(got.grad_norm, expected.grad_norm, 0.02 * expected.grad_norm) << step;
     // One that was made before stays as it was.
-    if (kept) EXPECT_EQ(kept->checksum(), kept_sum) << step;
+    if (kept) {
+      EXPECT_EQ(kept->checksum(), kept_sum) << step;
+    }
+    // What a thread beside saves is of the moment that it was asked for.
+    if (saved) {
+      const TrainingState state = saved();
+      EXPECT_EQ(checksum(state.policy), kept_sum) << step;
+      EXPECT_EQ(state.optimizer.steps(), step);
+    }
     kept = part.snapshot(step);
     kept_sum = kept->checksum();
+    saved = part.state_later();
   }
+}
+
+class BackendWithRoom : public TorchTrainingBackend {
+ public:
+  using TorchTrainingBackend::TorchTrainingBackend;
+  int64_t bytes = 0;
+
+ protected:
+  int64_t spare() const override { return bytes; }
+};
+
+TEST(Snapshots, TakeTheFormThatThereIsRoomFor) {
+  LEEWAY_NEEDS_CUDA();
+  const ModelConfig config = model(512, 64, 160, 2, 4, 2, 16, true, true, false);
+  const Parameters weights = random_weights(config, 1);
+  const auto is = [&](const PolicySnapshot& snapshot, bool on_device, bool rounded) {
+    EXPECT_EQ(snapshot.device() != nullptr, on_device);
+    EXPECT_EQ(snapshot.is_rounded(), rounded);
+    const Parameters& host = snapshot.host();
+    for (size_t i = 0; i < host.flat().size(); ++i) {
+      // Of halves, a number in 100,000 differs by its last bit (cuda/split_float.h).
+      const float whole = weights.flat()[i], expected = rounded ? from_bf16(to_bf16(whole)) : whole;
+      ASSERT_NEAR(host.flat()[i], expected, rounded ? 0.0f : 1.2e-7f * std::abs(whole)) << i;
+    }
+  };
+  BackendWithRoom backend({weights, nullptr, nullptr}, TrainerTable(), kGpu, torch::kBFloat16);
+  const int64_t count = FlatLayout(config).size;
+  backend.bytes = 8 * count;
+  auto first = backend.snapshot(1);
+  is(*first, true, false);
+  backend.bytes = 4 * count;
+  is(*backend.snapshot(2), true, false);  // the first is still there
+  first.reset();
+  is(*backend.snapshot(3), true, true);
+  backend.bytes = 2 * count;
+  is(*backend.snapshot(4), true, true);
+  backend.bytes = 2 * count - 1;
+  is(*backend.snapshot(5), false, false);
 }
 
 // The base is one copy on the device; the engine takes adapters from the trainer's memory, the

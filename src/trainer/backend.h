@@ -76,8 +76,8 @@ class TrainingBackend {
   virtual int64_t steps() const = 0;  // taken so far
 
   // From the next pass on, whether passes leave some of the device to another that computes there
-  // at the same time. A matter of speed alone.
-  virtual void leave_room(bool) {}
+  // at the same time; returns whether they do. A matter of speed alone.
+  virtual bool leave_room(bool) { return false; }
 
   // Weights and optimizer state on the host, in the same form for every backend: one can load what
   // another saved (state_files.h). Throws Error; a `load` that throws has changed nothing.

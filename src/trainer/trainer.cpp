@@ -501,7 +501,7 @@ BatchResult Trainer::train_batch(std::span<const Sample> samples) {
   return result;
 }
 
-void Trainer::leave_room(bool leaves) { impl_->backend->leave_room(leaves); }
+bool Trainer::leave_room(bool leaves) { return impl_->backend->leave_room(leaves); }
 
 void Trainer::set_schedule_begin(int64_t optimizer_steps) {
   impl_->schedule_begin = optimizer_steps;

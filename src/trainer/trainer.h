@@ -120,9 +120,9 @@ class Trainer {
   std::function<FileSums(const std::string& folder)> save_later() const;
 
   // From the next pass on, whether passes leave some of their device to a sampler that works there
-  // at the same time: the trainer becomes slower, and the sampler faster. Where the device cannot
-  // be divided nothing changes.
-  void leave_room(bool leaves);
+  // at the same time: the trainer becomes slower, and the sampler faster. Returns whether they do:
+  // not every device can be divided.
+  bool leave_room(bool leaves);
 
   // The learning rate schedule counts optimizer steps from here on: 0, or those that came with the
   // moments of another run.
