@@ -134,7 +134,7 @@ TEST(RoundedRun, WhoseLastEvaluationFailsKeepsItsWeights) {
   const Catalog catalog;
   RunSetup setup(tiny_config(catalog, folder / "run", {"eval.every=0", "checkpoint.every=3"}));
   setup.own_backend = rounding_backend();
-  class Progress final : public leeway::Progress {
+  class LastEvaluationFails final : public Progress {
    public:
     void note(const std::string&) override {}
     void begin_steps(int64_t) override {}
