@@ -2,7 +2,9 @@
 // snapshot with its look at every number, and the sampler's copy. Prints one JSON object a line.
 //   gpu_weight_swap
 //
-// The larger model has no masters: its weights exist in bf16 alone.
+// As in a run: the weights are bf16 numbers, which passes read, and halves beside them that make
+// them float32. A snapshot joins them, but for the larger model, whose run has no room for float32
+// copies.
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
@@ -15,6 +17,7 @@
 #include "../report.h"
 #include "torch/device_weights.h"
 #include "torch/sampling_weights.h"
+#include "torch/split_masters.h"
 
 namespace leeway {
 namespace {
@@ -42,10 +45,12 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-void report(const char* name, const ModelConfig& config, at::ScalarType type) {
+void report(const char* name, const ModelConfig& config, bool rounded) {
   const FlatLayout layout(config);
-  const at::Tensor policy = at::empty({layout.size}, at::device(at::kCUDA).dtype(type));
-  policy.uniform_(-0.02, 0.02);
+  const at::TensorOptions halves = at::device(at::kCUDA).dtype(at::kBFloat16);
+  const SplitMasters policy{at::empty({layout.size}, halves),
+                            at::zeros({rounded ? 0 : layout.size}, halves.dtype(at::kShort))};
+  policy.high.uniform_(-0.02, 0.02);
   SamplingWeights sampler(config, at::kCUDA, at::kBFloat16);
   cudaDeviceSynchronize();
   std::vector<double> snapshots, loads;
@@ -54,7 +59,8 @@ void report(const char* name, const ModelConfig& config, at::ScalarType type) {
   for (int round = -2; round < kRounds; ++round) {
     std::unique_ptr<TorchDeviceWeights> next;
     const double snapshot = seconds_of([&] {
-      next = std::make_unique<TorchDeviceWeights>(layout, policy.clone());
+      next = std::make_unique<TorchDeviceWeights>(layout,
+                                                  rounded ? policy.high.clone() : joined(policy));
       if (!next->not_finite_text().empty()) throw Error("weights that are not finite");
     });
     const double load = seconds_of([&] {
@@ -79,8 +85,8 @@ void report(const char* name, const ModelConfig& config, at::ScalarType type) {
 int main() {
   try {
     const c10::InferenceMode inference;
-    leeway::report("0.6B, float32 masters", leeway::config_of(false), at::kFloat);
-    leeway::report("8B, bf16", leeway::config_of(true), at::kBFloat16);
+    leeway::report("0.6B, float32", leeway::config_of(false), /*rounded=*/false);
+    leeway::report("8B, bf16", leeway::config_of(true), /*rounded=*/true);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
