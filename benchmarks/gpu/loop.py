@@ -253,7 +253,8 @@ def main():
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     columns = [("name", "", "s")] + [(key, key, ".1f") for key in NAMES] + [
-        ("leaves_room", "leaves room", ".0f"), ("over_own", "step/own longer", ".2f"), ("gap", "time/* off by", ".2f"),
+        ("leaves_room", "leaves room", ".0f"), ("over_own", "step/own longer", ".2f"),
+        ("gap", "time/* off by", ".2f"),
         ("bound", "longer alone", ".1f"), ("sum", "sum alone", ".1f"),
         ("over_bound", "step/longer", ".2f"), ("over_sum", "step/sum", ".2f"),
         ("sampled_tokens_per_second", "tokens/s", ",.0f"), ("mismatch_kl", "mismatch", ".1e")]

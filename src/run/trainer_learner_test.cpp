@@ -1,9 +1,13 @@
 #include "run/trainer_learner.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
+#include <thread>
 
+#include "trainer/cpu_backend.h"
+#include "trainer/test_backend.h"
 #include "trainer/test_support.h"
 
 namespace leeway {
@@ -69,6 +73,66 @@ TEST(RoomForSampler, IsLeftByATrainerThatWaitsAndTakenBackByOneThatNeverDoes) {
   EXPECT_TRUE(room.after(3.0, 0.01));
   EXPECT_FALSE(room.after(3.0, 0.01));
   EXPECT_FALSE(room.after(2.5, 0.0));
+}
+
+// The CPU's backend, which writes down what it is asked.
+class AskedBackend final : public testing::ForwardingBackend {
+ public:
+  AskedBackend(std::unique_ptr<TrainingBackend> inner, std::vector<bool>& asked, bool can)
+      : ForwardingBackend(std::move(inner)), asked_(asked), can_(can) {}
+  bool leave_room(bool leaves) override {
+    asked_.push_back(leaves);
+    return leaves && can_;
+  }
+
+ private:
+  std::vector<bool>& asked_;
+  const bool can_;
+};
+
+TEST(TrainerLearner, LeavesRoomWhenItHasWaitedForBatchesAndSaysSo) {
+  for (const bool can : {true, false}) {
+    std::vector<bool> asked;
+    const Parameters policy = testing::make_policy();
+    Trainer trainer(policy, testing::spec_of("grpo"), testing::small_table(),
+                    [&](TrainingWeights weights, const TrainerTable& table) {
+                      return std::make_unique<AskedBackend>(
+                          make_cpu_training(std::move(weights), table), asked, can);
+                    });
+    std::vector<double> said;
+    TrainerLearner learner(trainer, 0, 0, /*beside_sampler=*/true);
+    for (int64_t step = 1; step <= 4; ++step) {
+      learner.start({step, testing::rolled_out(policy, 7, 9)});
+      const LearnerResult result = result_of(learner);
+      ASSERT_EQ(result.failure, "");
+      EXPECT_EQ(learner.begun(), step);
+      for (const auto& [name, value] : result.metrics) {
+        if (name == "perf/trainer_leaves_room") said.push_back(value);
+      }
+      // Three times the update: three quarters of the time are spent waiting.
+      std::this_thread::sleep_for(std::chrono::duration<double>(3.0 * result.busy_seconds));
+    }
+    EXPECT_EQ(asked, (std::vector<bool>{false, true, true})) << "before all but the first";
+    EXPECT_EQ(said, (std::vector<double>{0.0, 0.0, can ? 1.0 : 0.0, can ? 1.0 : 0.0}));
+  }
+}
+
+TEST(TrainerLearner, WithoutASamplerBesideItLeavesNone) {
+  std::vector<bool> asked;
+  const Parameters policy = testing::make_policy();
+  Trainer trainer(policy, testing::spec_of("grpo"), testing::small_table(),
+                  [&](TrainingWeights weights, const TrainerTable& table) {
+                    return std::make_unique<AskedBackend>(
+                        make_cpu_training(std::move(weights), table), asked, true);
+                  });
+  TrainerLearner learner(trainer);
+  for (int64_t step = 1; step <= 2; ++step) {
+    learner.start({step, testing::rolled_out(policy, 7, 9)});
+    for (const auto& [name, value] : result_of(learner).metrics) {
+      EXPECT_NE(name, "perf/trainer_leaves_room");
+    }
+  }
+  EXPECT_TRUE(asked.empty());
 }
 
 TEST(RoomForSampler, StaysAsItIsWithoutTimes) {

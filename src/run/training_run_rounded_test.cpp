@@ -11,6 +11,7 @@
 #include "run/test_support.h"
 #include "run/training_run.h"
 #include "trainer/cpu_backend.h"
+#include "trainer/test_backend.h"
 
 namespace leeway {
 namespace {
@@ -36,44 +37,13 @@ class RoundedWeights final : public DeviceWeights {
 };
 
 // The CPU's backend, but for its snapshots.
-class RoundingBackend final : public TrainingBackend {
+class RoundingBackend final : public testing::ForwardingBackend {
  public:
-  explicit RoundingBackend(std::unique_ptr<TrainingBackend> inner) : inner_(std::move(inner)) {}
-
+  using ForwardingBackend::ForwardingBackend;
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
     return std::make_shared<const PolicySnapshot>(
-        config(), std::make_unique<RoundedWeights>(inner_->parameters()), version);
+        config(), std::make_unique<RoundedWeights>(parameters()), version);
   }
-
-  const Parameters& parameters() override { return inner_->parameters(); }
-  const ModelConfig& config() const override { return inner_->config(); }
-  void score(PolicyKind policy, const MicroBatch& batch, RowValues& values) override {
-    inner_->score(policy, batch, values);
-  }
-  double loss_pass(const MicroBatch& batch, const LossPass& pass, MetricSums& metrics,
-                   RowValues& values) override {
-    return inner_->loss_pass(batch, pass, metrics, values);
-  }
-  void gradient_pass(const MicroBatch& batch, std::span<const float> g, double entropy_gradient,
-                     RowValues& values) override {
-    inner_->gradient_pass(batch, g, entropy_gradient, values);
-  }
-  std::vector<SlotResult> run_slots(const PackedBatch& batch, std::span<const GradientSlot> slots,
-                                    const SlotPass& pass, std::span<const float> g) override {
-    return inner_->run_slots(batch, slots, pass, g);
-  }
-  int64_t slots() const override { return inner_->slots(); }
-  double gradient_norm() override { return inner_->gradient_norm(); }
-  void zero_gradients() override { inner_->zero_gradients(); }
-  void step(const OptimizerTable& table, double rate, double scale) override {
-    inner_->step(table, rate, scale);
-  }
-  int64_t steps() const override { return inner_->steps(); }
-  TrainingState state() override { return inner_->state(); }
-  void load(const std::string& folder) override { inner_->load(folder); }
-
- private:
-  const std::unique_ptr<TrainingBackend> inner_;
 };
 
 MakeTrainingBackend rounding_backend() {
