@@ -42,8 +42,10 @@ std::vector<Field> output_fields(OutputTable& t) {
       integer("batches_every", t.batches_every, 0, kMostSteps,
               "Steps between files with a whole batch and everything the loss read, for `loss "
               "compare` and `loss eval`; 0 writes none."),
-      integer("weights_every", t.weights_every, 0, kMostSteps,
-              "Steps between saved weights; 0 writes only the final ones."),
+      integer(
+          "weights_every", t.weights_every, 0, kMostSteps,
+          "Steps between saved weights; 0 writes only the final ones. Where a GPU has no room for "
+          "a float32 copy beside training, all but the final ones are rounded to bf16."),
       integer("log_bytes", t.log_bytes, 4096, 1e12,
               "Size at which `log.txt` is rotated to `log.1.txt`, replacing the previous one."),
   };

@@ -53,12 +53,13 @@ void attend_tiles(const Attention& attention, const AttentionTile* tiles, int64_
                   cudaStream_t stream);
 
 // Rows 0 .. rows - 1, each its own sequence's last, over pages. Keys and values before the rows'
-// own are read while the kernel before this one in the stream may still run: that one writes none
-// of them. The grid depends on `rows` alone, so that a captured graph stays valid. `workspace` has
-// decode_workspace floats for the same `most_positions`, the longest that a sequence can be.
-// With `heads` the kernel does to these rows what store_heads does, on its way: keys and values go
-// to their pages, with the same bits; queries stay in it, and `attention.q` and `heads->q` are not
-// used. Without (null) store_heads has been there.
+// own are read while kernels before this one in the stream may still run, which were launched early
+// one behind the other (cuda/early_launch.cuh): none of these may write them. The grid depends on
+// `rows` alone, so that a captured graph stays valid. `workspace` has decode_workspace floats for
+// the same `most_positions`, the longest that a sequence can be. With `heads` the kernel does to
+// these rows what store_heads does, on its way: keys and values go to their pages, with the same
+// bits; queries stay in it, and `attention.q` and `heads->q` are not used. Without (null)
+// store_heads has been there.
 void attend_decode_rows(const Attention& attention, const HeadStep* heads, int64_t rows,
                         int64_t most_positions, float* workspace, cudaStream_t stream);
 int64_t decode_workspace(const HeadSizes& sizes, int64_t most_positions);

@@ -11,7 +11,8 @@ namespace leeway::cuda {
 class DevicePart {
  public:
   // `wanted` multiprocessors of the current device, rounded up to what it can be divided into; null
-  // where the driver cannot do it, or none would be left.
+  // where the driver cannot do it, or none would be left. Throws Error where the device itself does
+  // not answer, also for what failed on it before.
   static std::unique_ptr<DevicePart> make(int wanted);
   ~DevicePart();  // the stream must be done
   DevicePart(const DevicePart&) = delete;

@@ -1,4 +1,5 @@
-// Pages of the KV cache on their way into shared memory, for attention of decode rows.
+// Pages of the KV cache on their way into shared memory, for attention of decode rows
+// (decode_attention.cu). What is done with them there, and in which order, is not said here.
 #pragma once
 
 #include "cuda/attention_tile.cuh"

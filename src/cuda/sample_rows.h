@@ -34,7 +34,8 @@ struct SampleRows {
   const void *hidden = nullptr, *weight = nullptr;
   int64_t hidden_size = 0;
   void* workspace = nullptr;
-  SampledRow* sampled = nullptr;  // [draws]
+  // [draws]; in device memory, or in the host's where the device maps it. Each is written once.
+  SampledRow* sampled = nullptr;
 };
 
 // Bytes of `workspace`; it is aligned to 16.

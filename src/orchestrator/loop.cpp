@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "leeway/error.h"
 
@@ -119,12 +120,15 @@ class Loop {
     ++step_;
     scheduler_.note_filtered(in_progress_->filtered_rollouts);
     wait_ = clock_.now() - learner_idle_since_;
+    in_progress_->learner.waited = std::exchange(waited_, 0.0);
     learner_.start(std::move(in_progress_->learner));
   }
 
   void sample() {
     // With nothing in flight, pump returns at once.
+    const double before = times_.sample;
     timed(times_.sample, [&] { scheduler_.pump(kSamplingSlice); });
+    if (!in_progress_ && !checkpoint_due_) waited_ += times_.sample - before;
     for (const RolloutFailure& failure : scheduler_.take_failures()) {
       if (events_.on_failure) events_.on_failure(failure);
     }
@@ -243,7 +247,8 @@ class Loop {
   int64_t saved_;  // the step of the last checkpoint
   bool checkpoint_due_ = false;
   std::string batch_failure_;  // why the next batch could not be made
-  double wait_ = 0.0;
+  double wait_ = 0.0;          // for which the learner was idle before its batch
+  double waited_ = 0.0;        // of it, sampling
   ThreadTimes times_;
   int64_t sampled_before_;  // tokens sampled before a resume
 };

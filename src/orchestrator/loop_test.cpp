@@ -35,11 +35,14 @@ FakeSystem::MakePolicy random_policy(uint64_t delays, double trouble, double slo
 
 // A loop that never ends is stopped after many polls, which fails the test.
 Played play(FakeSystem& system, int64_t steps, const std::function<bool()>& stop = {},
-            AdvantageProgram* program = nullptr) {
+            AdvantageProgram* program = nullptr, const std::function<void()>& told = {}) {
   Played out;
   int64_t looks = 0;
   LoopEvents events;
-  events.on_step = [&](const StepRecord& record) { out.steps.push_back(record); };
+  events.on_step = [&](const StepRecord& record) {
+    out.steps.push_back(record);
+    if (told) told();
+  };
   events.on_failure = [&](const RolloutFailure& failure) { out.failures.push_back(failure); };
   events.should_stop = [&] { return ++looks > 200000 || (stop && stop()); };
   events.wants_checkpoint = [](int64_t) { return false; };
@@ -76,7 +79,8 @@ void expect_in_order(const Played& played) {
       EXPECT_GE(metric(record, name), 0.0) << name;
       EXPECT_LE(metric(record, name), 1.0) << name;
     }
-    EXPECT_GE(metric(record, "time/wait_for_batch"), 0.0);
+    EXPECT_GE(record.batch.learner.waited, 0.0);
+    EXPECT_LE(record.batch.learner.waited, metric(record, "time/wait_for_batch") + 1e-6);
     double shares = 0.0;
     for (const char* name :
          {"sample", "prepare_batch", "report", "checkpoint", "wait_for_trainer", "other"}) {
@@ -144,6 +148,26 @@ TEST(Loop, SamplesWhileItLearns) {
       return system.clock.now();
     };
     EXPECT_LT(seconds(1), 0.8 * seconds(0)) << name_of(schedule);
+  }
+}
+
+// What the loop's thread does otherwise, such as an evaluation, is no waiting for the sampler.
+TEST(Loop, ALearnerHasWaitedForItsBatchWhileTheSamplerWorked) {
+  constexpr double kTold = 100.0;
+  for (const int64_t off_policy : {0, 1}) {
+    FakeSystem system({.table = loop_table(RolloutSchedule::free, off_policy), .max_batches = 6},
+                      random_policy(3, 0.0));
+    system.learner.seconds_of = [](int64_t) { return 1e-3; };
+    double waited = 0.0, idle = 0.0;
+    const Played out = play(system, 6, {}, nullptr, [&] { system.clock.sleep(kTold); });
+    EXPECT_EQ(out.result.end, LoopResult::End::finished) << out.result.reason;
+    for (const StepRecord& record : out.steps) {
+      waited += record.batch.learner.waited;
+      idle += metric(record, "time/wait_for_batch");
+    }
+    EXPECT_GT(waited, 0.0);
+    EXPECT_LT(waited, 0.5 * kTold);
+    EXPECT_GT(idle, 4 * kTold);
   }
 }
 

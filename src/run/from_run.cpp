@@ -76,9 +76,16 @@ RunOrigin origin_of(const std::string& run, bool keep_optimizer) {
   }
   RunOrigin origin{.run = run};
   if (keep_optimizer) origin.optimizer = checkpoint->folder;
-  // For the same step prefer weights/, which also contains the tokenizer.
+  const auto is_rounded = [](const Checkpoint& of) {
+    const auto card = read_policy_card(of.folder);
+    return card && card->rounded;
+  };
+  const bool rounded = !keep_optimizer && weights && is_rounded(*weights);
+  // For the same step prefer weights/, which also contains the tokenizer, but not fewer digits.
   const bool from_weights =
-      !keep_optimizer && weights && (!checkpoint || !weights->before(*checkpoint));
+      !keep_optimizer && weights &&
+      (!checkpoint || (rounded ? checkpoint->before(*weights) : !weights->before(*checkpoint)));
+  origin.rounded = from_weights && rounded;
   const Checkpoint& last = from_weights ? *weights : *checkpoint;
   origin.step = last.name();
   origin.weights = last.folder;
@@ -97,6 +104,12 @@ Config config_from(const Catalog& catalog, const RunOrigin& origin, const std::s
   for (const std::string& note : wanted.notes) notes.push_back("note: " + note);
   notes.push_back(fmt::format("starts from {} of {}: {}{}", origin.step, origin.run, origin.weights,
                               origin.optimizer.empty() ? "" : ", with the optimizer's moments"));
+  if (origin.rounded) {
+    notes.push_back(
+        "note: these weights are rounded to bf16; the run had them in float32, and no checkpoint "
+        "of "
+        "this step");
+  }
   if (wanted.run.sft.enabled) {
     notes.push_back(fmt::format("note: [sft] of {} is not repeated", name));
   }

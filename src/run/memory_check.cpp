@@ -8,6 +8,7 @@
 #include "base/out_of_memory.h"
 #include "leeway/error.h"
 #include "model/adapter_io.h"
+#include "model/gpu_sizes.h"
 #include "run/devices.h"
 #include "trainer/ranks_backend.h"
 
@@ -93,6 +94,14 @@ std::string why_it_does_not_fit_cpu(const Config& config, const ModelConfig& mod
       static_cast<double>(available) / kGib, lora ? "" : ", an adapter ([model.lora])");
 }
 
+void check_sizes_for_gpu(const RunConfig& run, const ModelConfig& model, const MemoryOfJob& job) {
+  std::string problem =
+      why_gpu_cannot_train(model, run.trainer.precision != TrainingPrecision::float32);
+  if (problem.empty() && engines_of(run, job) > 0) problem = why_gpu_cannot_sample(model);
+  if (problem.empty()) return;
+  throw Error(fmt::format("model.device = \"{}\": {}", name_of(Device::cuda), problem));
+}
+
 ModelCheck fits_memory(const MemoryOfJob& job) {
   return [job](const Config& config, const ModelConfig& model) {
     if (config.run.model.device != Device::cuda) {
@@ -102,6 +111,7 @@ ModelCheck fits_memory(const MemoryOfJob& job) {
       if (!problem.empty()) throw OutOfMemory(problem);
       return;
     }
+    check_sizes_for_gpu(config.run, model, job);
     check_ranks(static_cast<int>(job.ranks), config.run);
     const std::string problem =
         why_it_does_not_fit(memory_use_of(config, model, job), free_device_memory());

@@ -1,5 +1,5 @@
-// Checks that a run fits its GPU's memory, or the CPU's, before anything is allocated there or
-// written.
+// Checks that a run fits its GPU's kernels and memory, or the CPU's memory, before anything is
+// allocated there or written.
 #pragma once
 
 #include "run/run_setup.h"
@@ -20,6 +20,10 @@ struct MemoryOfJob {
 DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
                               const MemoryOfJob& job);
 
+// Throws Error, with the remedy, for a model whose sizes the GPU's kernels do not take: to train
+// it, or to sample it where the job has an engine on the GPU.
+void check_sizes_for_gpu(const RunConfig& run, const ModelConfig& model, const MemoryOfJob& job);
+
 // Why training on the CPU needs more than the bytes that are available; empty if it may fit. What
 // is counted is what every run has: the weights, and without an adapter their gradients and
 // moments.
@@ -27,7 +31,7 @@ std::string why_it_does_not_fit_cpu(const Config& config, const ModelConfig& mod
                                     uint64_t available);
 
 // Throws Error, on the CPU OutOfMemory, with the numbers and, for a GPU, with settings that fit;
-// and where so many GPUs cannot share the run.
+// for a GPU also for sizes that it does not take, and where so many GPUs cannot share the run.
 ModelCheck fits_memory(const MemoryOfJob& job);
 
 }  // namespace leeway

@@ -74,6 +74,38 @@ TEST(MemoryCheck, AReferenceBelowAnAdapterIsTheModelThatIsThere) {
   EXPECT_THROW(memory_use_of(config, model, {}), Error);
 }
 
+TEST(MemoryCheck, RefusesSizesThatAGpuDoesNotTakeWhenTheRunIsConfigured) {
+  Config config = small_run();
+  const auto refusal = [&](const ModelConfig& model, const MemoryOfJob& job) -> std::string {
+    try {
+      check_sizes_for_gpu(config.run, model, job);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  ModelConfig model = model_of(config);
+  EXPECT_EQ(refusal(model, {}), "");
+  model.head_dim = 20;
+  EXPECT_NE(refusal(model, {}).find("model.device = \"cuda\": head_dim is 20"), std::string::npos);
+  EXPECT_NE(refusal(model, {.spawn_servers = 2}), "");
+  EXPECT_EQ(refusal(model, {.job = Job::sft}), "") << "nothing samples";
+  config.run.inference.pool = InferencePool::static_;
+  EXPECT_EQ(refusal(model, {}), "") << "servers sample, elsewhere";
+  model.vocab_size = 600'000;
+  EXPECT_EQ(refusal(model, {}), "");
+  config.run.trainer.precision = TrainingPrecision::float32;
+  EXPECT_NE(refusal(model, {}).find("vocab_size is 600000"), std::string::npos);
+  // Before the GPU is asked for its memory.
+  config.run.model.device = Device::cuda;
+  try {
+    fits_memory({})(config, model);
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("vocab_size is 600000"), std::string::npos);
+  }
+}
+
 TEST(MemoryCheck, SeesTheModelBeforeItsWeightsAndNotTheCpu) {
   Config config = small_run();
   config.run.model.hidden_size = 192;

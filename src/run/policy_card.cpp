@@ -30,6 +30,7 @@ FileSum write_policy_card(const std::string& folder, const PolicyCard& card) {
     json.key(kBetweenCalls).value(card.renderer.preserve_thinking_between_tool_calls);
     json.end_object();
   }
+  if (card.rounded) json.key("rounded").value(true);
   return write_file_atomically(folder + kName, json.end_object().text() + "\n");
 }
 
@@ -70,6 +71,10 @@ std::optional<PolicyCard> read_policy_card(const std::string& folder) {
     card.renderer.preserve_all_thinking = flag(kThinking);
     card.renderer.preserve_thinking_between_tool_calls = flag(kBetweenCalls);
     card.renderer.where = name + ": renderer.";
+  }
+  if (json.HasMember("rounded")) {
+    if (!json["rounded"].IsBool()) refuse("rounded");
+    card.rounded = json["rounded"].GetBool();
   }
   return card;
 }

@@ -1,8 +1,10 @@
-// What a folder of weights knows beside them: how text becomes tokens.
+// What a folder of weights knows beside them: how text becomes tokens, and whether they are
+// rounded.
 //
 //   tokenizer.json    where the policy reads tokens of a file
 //   leeway.json       {"format": 1, "tokenizer": "byte", "control_tokens": [..], "renderer": {..}}
-//                     "tokenizer.json" instead of "byte"; no renderer where none is configured
+//                     "tokenizer.json" instead of "byte"; no renderer where none is configured;
+//                     "rounded": true where the weights are bf16 and the trainer's were float32
 #pragma once
 
 #include <optional>
@@ -18,6 +20,7 @@ struct PolicyCard {
   bool byte = false;                        // the byte tokenizer, with these control tokens
   std::vector<std::string> control_tokens;  // of the byte tokenizer
   RendererConfig renderer;                  // no name: none
+  bool rounded = false;                     // the trainer had the weights with more digits
 };
 
 FileSum write_policy_card(const std::string& folder, const PolicyCard& card);

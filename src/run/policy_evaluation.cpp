@@ -40,7 +40,8 @@ Sampler& PolicyEvaluator::loaded(std::shared_ptr<const PolicySnapshot> weights) 
   return *engine_;
 }
 
-// On a GPU one is made and has its weights in a fraction of a second.
+// One more is made in a fraction of a second where the GPU has the weights. The first and the last
+// of a run take them from the host.
 bool PolicyEvaluator::keeps_engine() const {
   constexpr int64_t kMostWeights = int64_t{1} << 31;
   return setup_.config.run.model.device != Device::cuda || setup_.weights.count() < kMostWeights;

@@ -35,11 +35,11 @@ struct EvaluationEvents {
 // Evaluates one set of weights after the other, in the chat format without the flags of training.
 //
 // In process it has one engine, which is made for the first weights and uses all cores: packed
-// weights and the KV cache are allocated once per run, except on a GPU for a model so large that
-// training between evaluations needs the memory. It samples in float32, on a GPU that trains
-// in bf16 in that, whatever precision rollouts use: the policy is evaluated, not its quantised
-// copy. Servers sample as they do for training; so do the engines of a run's ranks, which are
-// servers here. Used by one thread at a time.
+// weights and the KV cache are allocated once per run, except on a GPU for a policy so large that
+// training between evaluations needs the memory (an adapter is not). It samples in float32, on a
+// GPU that trains in bf16 in that, whatever precision rollouts use: the policy is evaluated, not
+// its quantised copy. Servers sample as they do for training; so do the engines of a run's ranks,
+// which are servers here. Used by one thread at a time.
 class PolicyEvaluator {
  public:
   // `setup` must outlive this and have environments.

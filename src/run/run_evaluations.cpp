@@ -109,7 +109,8 @@ void RunEvaluations::settle(int64_t step) {
   for (const EndedEvaluation& stopped : stopped_) {
     if (stopped.step >= step) continue;
     try {
-      place_.files.save_weights(stopped.weights->host(), stopped.step, place_.setup);
+      place_.files.save_weights(stopped.weights->host(), stopped.step, place_.setup,
+                                stopped.weights->is_rounded());
     } catch (const Error& error) {
       place_.progress.note(
           fmt::format("warning: the evaluation of step {} cannot be made later: {}", stopped.step,

@@ -324,15 +324,17 @@ std::string weights_folder(const std::string& run_folder, int64_t step) {
   return fmt::format("{}/weights/step_{}", run_folder, step);
 }
 
-std::string RunFiles::save_weights(const Parameters& weights, int64_t step,
-                                   const RunSetup& setup) const {
+std::string RunFiles::save_weights(const Parameters& weights, int64_t step, const RunSetup& setup,
+                                   bool rounded) const {
   const std::string to = weights_folder(folder_, step);
   if (const std::string bad = not_finite_text(weights); !bad.empty()) {
     throw Error(fmt::format("{}: not saved: {}", to, bad));
   }
   refuse_full_disk(to, sizeof(float) * static_cast<uint64_t>(weights.count()));
   FileSums sums = save_parameters(weights, to);
-  sums["leeway.json"] = write_policy_card(to, setup.card);
+  PolicyCard card = setup.card;
+  card.rounded = rounded;
+  sums["leeway.json"] = write_policy_card(to, card);
   if (!setup.tokenizer_file.empty()) {
     sums["tokenizer.json"] =
         write_file_atomically(to + "/tokenizer.json", read_file(setup.tokenizer_file));

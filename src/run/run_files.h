@@ -56,8 +56,10 @@ class RunFiles {
   void write_rollouts(const StepRecord& record, const RunSetup& setup, int64_t groups);
   void write_batch(const StepRecord& record);  // to batches/step_N.json, whole
   // Saves to weights/step_N, with the tokenizer, so that the folder can be loaded anywhere, and
-  // with checksums. Returns its name. May be called from any thread, one call at a time.
-  std::string save_weights(const Parameters& weights, int64_t step, const RunSetup& setup) const;
+  // with checksums. `rounded`: the trainer has them with more digits, which leeway.json says.
+  // Returns the folder's name. May be called from any thread, one call at a time.
+  std::string save_weights(const Parameters& weights, int64_t step, const RunSetup& setup,
+                           bool rounded = false) const;
   void write_report() const;  // report.html, from the current contents of the folder
 
  private:

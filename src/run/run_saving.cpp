@@ -44,9 +44,13 @@ void RunSaving::write_checkpoint(int64_t step, const SaveState& save, const Sche
 }
 
 void RunSaving::save_weights_beside(int64_t step, std::shared_ptr<const PolicySnapshot> weights) {
-  writer_.start(
-      fmt::format("weights of step {}", step),
-      [this, step, weights = std::move(weights)] { save_weights(step, weights->host()); });
+  writer_.start(fmt::format("weights of step {}", step),
+                [this, step, weights = std::move(weights)]() mutable {
+                  const bool rounded = weights->is_rounded();
+                  const std::shared_ptr<const Parameters> host = weights->shared_host();
+                  weights.reset();  // a device's copy is not needed while the host's is written
+                  files_.save_weights(*host, step, setup_, rounded);
+                });
 }
 
 std::string RunSaving::save_weights(int64_t step, const Parameters& weights) const {

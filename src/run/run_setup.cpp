@@ -250,7 +250,10 @@ ThreadPlan plan_threads(const RunConfig& run, int cores) {
 int RunSetup::cores() const { return ranks != nullptr ? ranks->cores() : cores_of_rank(1); }
 
 MakeTrainingBackend RunSetup::training_backend() const {
-  if (own_backend) return own_backend;
+  if (own_backend) {
+    LEEWAY_CHECK(ranks == nullptr, "ranks wait for passes of their own backend");
+    return own_backend;
+  }
   return ranks != nullptr ? ranks->training_backend() : leeway::training_backend(config.run);
 }
 

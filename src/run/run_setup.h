@@ -57,7 +57,7 @@ struct RunSetup {
   std::unique_ptr<EnvironmentMix> environments;  // null if none are configured
   std::vector<std::string> environment_ids;
   RunRanks* ranks = nullptr;           // that share the run; null: this process alone
-  MakeTrainingBackend own_backend;     // that trains; empty: that of the configured device
+  MakeTrainingBackend own_backend;     // of a test; empty: that of the configured device
   int64_t spawn_servers = 0;           // processes that sample for training; 0: as [inference] says
   std::vector<Sample> demonstrations;  // from sft.data; empty: the environments provide them
 

@@ -28,7 +28,9 @@ struct RunSummary {
   int64_t running = 0;                            // rollouts in flight at the end
   Metrics before, after;                          // evaluations
   std::optional<Resumed> resumed;                 // seconds but those of sft count from there on
-  std::string weights;           // folder of the last weights; empty: they could not be saved
+  // Folder of the last weights. Empty: they could not be saved, or an update had changed them
+  // before (last_weights.h), of which a note tells.
+  std::string weights;
   bool finished_before = false;  // there was nothing to resume, and nothing was done
 };
 

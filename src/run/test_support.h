@@ -90,7 +90,7 @@ inline Config tiny_config(const Catalog& catalog, const std::string& output_dir,
 }
 
 // Steps and evaluations in the order they were told: "step 1", "eval 0", "stopped eval 2".
-class RecordingProgress final : public Progress {
+class RecordingProgress : public Progress {
  public:
   std::vector<std::string> events;
   std::vector<std::string> notes;

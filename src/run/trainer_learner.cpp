@@ -114,7 +114,7 @@ Metrics metrics_of(const LossSpec& spec, const BatchResult& result) {
 bool RoomForSampler::after(double trained, double waited) {
   // Far apart: beside a sampler the same update takes half as long again and more.
   constexpr double kTimeToSpare = 0.3, kNone = 0.01;
-  constexpr int kUpdates = 2;  // an evaluation makes a single one wait
+  constexpr int kUpdates = 2;
   const double spare = ratio(waited, trained + waited);
   const bool speaks = leaves_ ? spare < kNone : spare > kTimeToSpare;
   agreeing_ = speaks ? agreeing_ + 1 : 0;
@@ -128,10 +128,12 @@ TrainerLearner::TrainerLearner(Trainer& trainer, PolicyVersion version, int64_t 
     : trainer_(trainer),
       version_(version),
       trained_tokens_(trained_tokens),
+      steps_of_version_(trainer.optimizer_steps()),
       room_(beside_sampler ? std::optional<RoomForSampler>(RoomForSampler()) : std::nullopt),
       thread_(start_thread([this] { work(); })) {}
 
-TrainerLearner::~TrainerLearner() {
+void TrainerLearner::end() {
+  if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -140,11 +142,15 @@ TrainerLearner::~TrainerLearner() {
   thread_.join();
 }
 
+bool TrainerLearner::has_weights_of(PolicyVersion version) const {
+  LEEWAY_CHECK(!thread_.joinable(), "the learner has ended");
+  return version_ == version && trainer_.optimizer_steps() == steps_of_version_;
+}
+
 void TrainerLearner::start(TrainingBatch batch) {
   const std::lock_guard lock(mutex_);
   LEEWAY_CHECK(!batch_ && !result_, "one update at a time");
   batch_ = std::move(batch);
-  ++begun_;
   changed_.notify_all();
 }
 
@@ -161,15 +167,13 @@ void TrainerLearner::work() {
   std::optional<double> trained;  // seconds of the update before
   bool leaves_room = false;
   while (true) {
-    Stopwatch watch;
     changed_.wait(lock, [&] { return stop_ || batch_; });
     if (stop_) return;
-    const double waited = watch.all();
     TrainingBatch batch = std::move(*batch_);
     lock.unlock();
     LearnerResult result;
     try {
-      if (room_ && trained) leaves_room = trainer_.leave_room(room_->after(*trained, waited));
+      if (room_ && trained) leaves_room = trainer_.leave_room(room_->after(*trained, batch.waited));
       result = learn(trainer_, batch, version_ + 1, trained_tokens_);
       if (room_) result.metrics.emplace_back("perf/trainer_leaves_room", leaves_room ? 1.0 : 0.0);
     } catch (...) {  // also a bug of ours: the run saves what it has learned before it ends
@@ -179,7 +183,10 @@ void TrainerLearner::work() {
     result.batch = std::move(batch);
     trained = result.busy_seconds;
     lock.lock();
-    if (result.failure.empty()) ++version_;
+    if (result.failure.empty()) {
+      ++version_;
+      steps_of_version_ = trainer_.optimizer_steps();
+    }
     batch_.reset();
     result_ = std::move(result);
     changed_.notify_all();

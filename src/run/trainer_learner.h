@@ -32,12 +32,17 @@ class TrainerLearner : public Learner {
   // are sampled on the trainer's device meanwhile.
   explicit TrainerLearner(Trainer& trainer, PolicyVersion version = 0, int64_t trained_tokens = 0,
                           bool beside_sampler = false);
-  ~TrainerLearner() override;  // waits for the current update
+  ~TrainerLearner() override { end(); }
 
   void start(TrainingBatch batch) override;
   std::optional<LearnerResult> poll(double seconds) override;
   int64_t trained_tokens() const { return trained_tokens_; }  // total; not during an update
-  int64_t begun() const { return begun_; }  // updates; for the thread that starts them
+
+  // Waits for the current update; there is no other after it.
+  void end();
+  // Whether the trainer's weights are those of `version`: a later update, though it failed, may
+  // have changed them. After `end`.
+  bool has_weights_of(PolicyVersion version) const;
 
  private:
   void work();
@@ -45,7 +50,7 @@ class TrainerLearner : public Learner {
   Trainer& trainer_;
   PolicyVersion version_;
   int64_t trained_tokens_;
-  int64_t begun_ = 0;
+  int64_t steps_of_version_;            // optimizer steps that led to it
   std::optional<RoomForSampler> room_;  // where rollouts are sampled beside training
   std::mutex mutex_;
   std::condition_variable changed_;

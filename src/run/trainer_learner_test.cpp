@@ -102,19 +102,34 @@ TEST(TrainerLearner, LeavesRoomWhenItHasWaitedForBatchesAndSaysSo) {
     std::vector<double> said;
     TrainerLearner learner(trainer, 0, 0, /*beside_sampler=*/true);
     for (int64_t step = 1; step <= 4; ++step) {
-      learner.start({step, testing::rolled_out(policy, 7, 9)});
+      // Far longer than an update takes.
+      learner.start({step, testing::rolled_out(policy, 7, 9), /*waited=*/1800.0});
       const LearnerResult result = result_of(learner);
       ASSERT_EQ(result.failure, "");
-      EXPECT_EQ(learner.begun(), step);
       for (const auto& [name, value] : result.metrics) {
         if (name == "perf/trainer_leaves_room") said.push_back(value);
       }
-      // Three times the update: three quarters of the time are spent waiting.
-      std::this_thread::sleep_for(std::chrono::duration<double>(3.0 * result.busy_seconds));
     }
     EXPECT_EQ(asked, (std::vector<bool>{false, true, true})) << "before all but the first";
     EXPECT_EQ(said, (std::vector<double>{0.0, 0.0, can ? 1.0 : 0.0, can ? 1.0 : 0.0}));
   }
+}
+
+TEST(TrainerLearner, TimeThatNobodySampledIsNoWaiting) {
+  std::vector<bool> asked;
+  const Parameters policy = testing::make_policy();
+  Trainer trainer(policy, testing::spec_of("grpo"), testing::small_table(),
+                  [&](TrainingWeights weights, const TrainerTable& table) {
+                    return std::make_unique<AskedBackend>(
+                        make_cpu_training(std::move(weights), table), asked, true);
+                  });
+  TrainerLearner learner(trainer, 0, 0, /*beside_sampler=*/true);
+  for (int64_t step = 1; step <= 4; ++step) {
+    learner.start({step, testing::rolled_out(policy, 7, 9)});
+    const double busy = result_of(learner).busy_seconds;
+    std::this_thread::sleep_for(std::chrono::duration<double>(3.0 * busy));
+  }
+  EXPECT_EQ(asked, (std::vector<bool>{false, false, false}));
 }
 
 TEST(TrainerLearner, WithoutASamplerBesideItLeavesNone) {

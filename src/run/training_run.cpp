@@ -18,6 +18,7 @@
 #include "run/devices.h"
 #include "run/environment_check.h"
 #include "run/failure.h"
+#include "run/last_weights.h"
 #include "run/logged_progress.h"
 #include "run/run_end.h"
 #include "run/run_evaluations.h"
@@ -103,6 +104,7 @@ class Run {
         files_(std::move(files)),
         progress_(host.progress, files_),
         saving_(setup, files_, progress_),
+        last_weights_(run_, saving_.checkpoints(), progress_),
         // A checkpoint contains the weights and two moments of each, a weights folder only the
         // weights.
         warnings_(run_.orchestrator.prompts_per_batch,
@@ -134,7 +136,9 @@ class Run {
     });
     release_sampler();
     if (!attempt([&] {
-          if (latest_) summary_.weights = saving_.save_weights(steps_, latest_->host());
+          if (const auto& last = last_weights_.snapshot()) {
+            summary_.weights = saving_.save_weights(steps_, last->host());
+          }
         })) {
       summary_.weights.clear();
     }
@@ -219,7 +223,7 @@ class Run {
     if (summary_.end == RunSummary::End::finished) {
       train(std::move(weights));
     } else {
-      latest_ = std::make_shared<const PolicySnapshot>(std::move(weights), 0);
+      last_weights_.set(std::make_shared<const PolicySnapshot>(std::move(weights), 0));
     }
   }
 
@@ -238,11 +242,11 @@ class Run {
 
   // Of the policy before the first step; of a run that goes on, those that were stopped.
   void evaluate_first() {
-    if (!from_) return evaluations_.evaluate(0, latest_);
+    if (!from_) return evaluations_.evaluate(0, last_weights_.snapshot());
     for (const int64_t step : evaluations_.missing(from_->step)) {
       evaluations_.evaluate(
           step, step == from_->step
-                    ? latest_
+                    ? last_weights_.snapshot()
                     : std::make_shared<const PolicySnapshot>(
                           load_like(setup_.weights, weights_folder(files_.folder(), step)),
                           static_cast<PolicyVersion>(step)));
@@ -270,16 +274,18 @@ class Run {
     table.threads = threads.trainer;
     const PolicyVersion first = from_ ? static_cast<PolicyVersion>(from_->step) : 0;
     steps_ = first;
-    latest_ = std::make_shared<const PolicySnapshot>(weights, first);
-    run_sampler_ = std::make_unique<RunSampler>(setup_, latest_, threads.sampler, files_, progress_,
-                                                should_stop_, clock_);
+    last_weights_.set(std::make_shared<const PolicySnapshot>(weights, first));
+    run_sampler_ = std::make_unique<RunSampler>(setup_, last_weights_.snapshot(), threads.sampler,
+                                                files_, progress_, should_stop_, clock_);
     RunSampler& run_sampler = *run_sampler_;
     Sampler& sampler = run_sampler.sampler();
     SharedSampler* servers = run_sampler.servers();
     if (servers != nullptr) evaluator_.sample_with(servers);
     evaluations_.set_beside([&] { run_sampler.tell(); });
     evaluate_first();
-    if (servers != nullptr && servers->version() != first) sampler.update_weights(latest_, first);
+    if (servers != nullptr && servers->version() != first) {
+      sampler.update_weights(last_weights_.snapshot(), first);
+    }
     say_what_is_inert();
     RolloutDriver driver(*setup_.conversation, sampler, clock_,
                          setup_.rollout_settings(static_cast<float>(run_.rollout.temperature)));
@@ -306,8 +312,12 @@ class Run {
       learner.emplace(trainer, first, state_.trained_tokens, setup_.samples_beside_training());
       result = loop(scheduler, *learner, trainer, first, run_sampler);
     });
-    const bool is_at_last_step = learner && learner->begun() == steps_ - first;
-    learner.reset();  // waits for an update that is under way
+    // Before anything that may fail: what the trainer alone has would be lost with it.
+    std::optional<std::string> lost;
+    if (learner) {
+      learner->end();
+      lost = failure_in([&] { last_weights_.take_from(trainer, *learner, steps_); });
+    }
     evaluations_.set_beside([&] { run_sampler.tell(); });
     run_sampler.tell();
     if (failure) {  // a full disk, most often
@@ -315,6 +325,7 @@ class Run {
       result.reason = *failure;
     }
     saving_.wait();
+    last_weights_.tell_if_changed(steps_);
     const double blocked = evaluations_.blocked_seconds() - blocked_before;
     summary_.rl_seconds = clock_.now() - begin - blocked;
     summary_.rollouts = scheduler.totals().completed;
@@ -326,27 +337,14 @@ class Run {
     summary_.sampler_busy = reports_.sampling_seconds() / std::max(summary_.rl_seconds, 1e-9);
     summary_.trainer_busy = reports_.learning_seconds() / std::max(summary_.rl_seconds, 1e-9);
     if (result.end == LoopResult::End::gave_up) give_up(result.reason);
+    if (lost) give_up(*lost);
     if (result.end == LoopResult::End::stopped) stop("asked to");
-    if (!latest_) attempt([&] { take_last_weights(trainer, is_at_last_step); });
     evaluations_.finish();
-    if (evaluations_.last_step() != steps_ && result.end == LoopResult::End::finished && latest_) {
-      evaluations_.evaluate(steps_, latest_);
+    if (evaluations_.last_step() != steps_ && result.end == LoopResult::End::finished &&
+        last_weights_.snapshot()) {
+      evaluations_.evaluate(steps_, last_weights_.snapshot());
       if (evaluations_.last_step() != steps_) stop("asked to, in the last evaluation");
     }
-  }
-
-  // Where snapshots were rounded the trainer alone has the weights, until it begins another update.
-  void take_last_weights(const Trainer& trainer, bool is_at_last_step) {
-    if (!is_at_last_step) {
-      progress_.note(
-          fmt::format("note: the weights of step {} are not written: the GPU had no room for a "
-                      "float32 copy of them beside training, and the next update had begun; "
-                      "--resume goes on from the last checkpoint",
-                      steps_));
-      return;
-    }
-    latest_ = std::make_shared<const PolicySnapshot>(Parameters(trainer.parameters()),
-                                                     static_cast<PolicyVersion>(steps_));
   }
 
   void release_sampler() {
@@ -401,9 +399,8 @@ class Run {
   }
 
   void on_step(const StepRecord& record) {
-    // On a device that is nearly full a snapshot stays only until the sampler has it.
-    const std::shared_ptr<const PolicySnapshot> weights = record.learned.weights;
-    latest_ = weights->is_rounded() ? nullptr : weights;
+    const std::shared_ptr<const PolicySnapshot>& weights = record.learned.weights;
+    last_weights_.set(weights);
     steps_ = record.step;
     saving_.tell_failures();
     evaluations_.collect();
@@ -411,18 +408,10 @@ class Run {
     evaluations_.evaluate_served();
     if (evaluations_.due(record.step)) evaluations_.evaluate_step(record.step, weights);
     const int64_t weights_every = run_.output.weights_every;
-    if (weights_every > 0 && record.step % weights_every == 0) {
-      if (weights->is_rounded()) say_that_weights_are_rounded();
-      saving_.save_weights_beside(record.step, weights);
-    }
-  }
-
-  void say_that_weights_are_rounded() {
-    if (std::exchange(said_rounded_, true)) return;
-    progress_.note(
-        "note: output.weights_every: the GPU has no room for a float32 copy of the weights beside "
-        "training; weights of steps before the last are rounded to bf16, those of the last step "
-        "and checkpoints are not");
+    if (weights_every == 0 || record.step % weights_every != 0) return;
+    // The last ones are written with all digits at the end; a kill must not leave rounded ones.
+    if (weights->is_rounded() && record.step == run_.trainer.max_steps) return;
+    saving_.save_weights_beside(record.step, weights);
   }
 
   const RunSetup& setup_;
@@ -436,6 +425,7 @@ class Run {
   RunFiles files_;
   LoggedProgress progress_;
   RunSaving saving_;
+  LastWeights last_weights_;
   RunWarnings warnings_;
   StepReports reports_;
   std::unique_ptr<RunSampler> run_sampler_;  // while it trains
@@ -444,9 +434,6 @@ class Run {
   RunSummary summary_;
   RunState state_;
   int64_t steps_ = 0;
-  // Null where it was rounded: the trainer has the weights.
-  std::shared_ptr<const PolicySnapshot> latest_;
-  bool said_rounded_ = false;
 };
 
 }  // namespace

@@ -53,7 +53,8 @@ void settle(at::Device device) {
   try {
     c10::cuda::CUDACachingAllocator::emptyCache();
   } catch (const c10::Error&) {
-    // Older versions refuse while another thread captures a graph: the memory stays with torch.
+    // While another thread captures a graph older versions refuse, and newer ones do nothing: the
+    // memory stays with torch, on the stream that used it.
   }
 }
 

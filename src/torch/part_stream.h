@@ -12,7 +12,8 @@ class PartStream {
  public:
   PartStream() = default;  // the whole device: whatever stream is the thread's current one
   // About that share of a CUDA device's multiprocessors; the whole where it cannot be divided. All
-  // of one device are the same stream, whose share is that of the first.
+  // of one device are the same stream, whose share is that of the first; whether there is one is
+  // decided then as well, once for the process. Throws Error where the device does not answer.
   PartStream(at::Device device, double share);
 
   bool is_part() const { return part_ != nullptr; }

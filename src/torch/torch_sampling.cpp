@@ -11,6 +11,7 @@
 #include "engine/checks.h"
 #include "engine/host_draws.h"
 #include "leeway/error.h"
+#include "model/gpu_sizes.h"
 #include "torch/coded_operations.h"
 #include "torch/device_weights.h"
 #include "torch/low_rank.h"
@@ -126,11 +127,7 @@ void check_device(torch::Device device, torch::ScalarType compute, const ModelCo
   if (!device.is_cuda()) return;
 #ifdef LEEWAY_CUDA
   if (!at::hasCUDA()) throw Error(fmt::format("device {}: no GPU was found", device.str()));
-  if (config.head_dim % 8 != 0 || config.head_dim > 256) {
-    throw Error(fmt::format(
-        "head_dim is {}: sampling on CUDA takes multiples of 8 up to 256; sample on the CPU",
-        config.head_dim));
-  }
+  if (const std::string why = why_gpu_cannot_sample(config); !why.empty()) throw Error(why);
   const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
   if (fp8 && 10 * properties->major + properties->minor < 89) {
     throw Error(fmt::format(

@@ -4,9 +4,10 @@
 //
 // A pass copies its integers to the device once, waits for it once, and fetches tokens and logprobs
 // together. Draws with top-k, top-p or min-p, and rows that are not a distribution, are fetched as
-// logits and drawn by TokenSampler. Logits are float32. A sample's last bits depend on what else is
-// in a pass (matrix products have a different order of summation for each shape), so a seed repeats
-// a whole run, but not a single sample in a different batch.
+// logits and drawn by TokenSampler. Logits are float32. In bf16 on CUDA a sample's bits do not
+// depend on what else is in a pass, and its log-probabilities are the trainer's (docs/numerics.md).
+// In float32, and on the CPU, products have an order of summation for each shape: there a seed
+// repeats a whole run, but not a single sample in a different batch.
 #pragma once
 
 #include <torch/types.h>

@@ -1,11 +1,11 @@
+// Passes and steps of a TorchTrainingBackend (torch_training_backend.h). Its state is in
+// torch_training_state.cpp, what it does as a rank among others in torch_training_ranks.cpp.
 #include "torch/torch_training.h"
 
 #include <algorithm>
 
 #include "core/float32/plan.h"
-#include "torch/compat.h"
 #include "torch/torch_training_backend.h"
-#include "trainer/optimizer.h"
 
 #ifdef LEEWAY_CUDA
 #include <c10/cuda/CUDAStream.h>

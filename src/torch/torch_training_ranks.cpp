@@ -1,4 +1,5 @@
-// What a TorchTrainingBackend does as a rank among others.
+// What a TorchTrainingBackend does as a rank among others: it sums gradients, and hands out and
+// collects weights. Passes and steps are in torch_training.cpp, state in torch_training_state.cpp.
 
 #include "torch/torch_training_backend.h"
 

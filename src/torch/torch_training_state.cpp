@@ -1,4 +1,6 @@
-// Weights and optimizer state of a TorchTrainingBackend, as they leave it and come back.
+// Weights and optimizer state of a TorchTrainingBackend, as they leave it and come back: snapshots,
+// checkpoints, the host's copy. Passes and steps are in torch_training.cpp, what a rank does among
+// others in torch_training_ranks.cpp.
 
 #include "torch/device_room.h"
 #include "torch/device_weights.h"
@@ -112,7 +114,8 @@ TrainingState TorchTrainingBackend::state() {
 
 std::function<TrainingState()> TorchTrainingBackend::state_later() {
   if (exchange_ || !device_.is_cuda() ||
-      spare() < 4 * policy_.layout().size + learning().moments.bytes()) {
+      spare() < 4 * policy_.layout().size +
+                    in_words(stream_, [&] { return learning().moments.bytes(); })) {
     return TrainingBackend::state_later();
   }
   struct Copies {

@@ -9,7 +9,12 @@
 
 #include <algorithm>
 
+#include "model/gpu_sizes.h"
 #include "trainer/test_support.h"
+#ifdef LEEWAY_CUDA
+#include "cuda/head_rows.h"
+#include "cuda/kv_pages.h"
+#endif
 
 namespace leeway {
 namespace {
@@ -336,6 +341,15 @@ void expect_learning_in_half_precision(const torch::Device& device, bool tied) {
   }
   EXPECT_LT(last, 0.9 * first) << where;
 }
+
+#ifdef LEEWAY_CUDA
+TEST(GpuSizes, AreThoseOfTheKernels) {
+  EXPECT_EQ(kMostGpuHeadDim, cuda::kMostHeadDim);
+  for (const auto type : {cuda::Dtype::bf16, cuda::Dtype::float32}) {
+    EXPECT_EQ(kMostGpuRowBytes / cuda::bytes_of(type), cuda::most_vocabulary(type));
+  }
+}
+#endif
 
 TEST(TorchTraining, LearnsInHalfPrecision) {
   for (const torch::Device& device : devices()) {

@@ -33,6 +33,8 @@ class ForwardingBackend : public TrainingBackend {
     return inner_->run_slots(batch, slots, pass, g);
   }
   int64_t slots() const override { return inner_->slots(); }
+  void end_slot(bool any) override { inner_->end_slot(any); }
+  void end_pass() override { inner_->end_pass(); }
   double gradient_norm() override { return inner_->gradient_norm(); }
   void zero_gradients() override { inner_->zero_gradients(); }
   void step(const OptimizerTable& table, double rate, double scale) override {
@@ -40,6 +42,8 @@ class ForwardingBackend : public TrainingBackend {
   }
   int64_t steps() const override { return inner_->steps(); }
   TrainingState state() override { return inner_->state(); }
+  std::function<TrainingState()> state_later() override { return inner_->state_later(); }
+  std::function<FileSums(const std::string&)> save_later() override { return inner_->save_later(); }
   void load(const std::string& folder) override { inner_->load(folder); }
   bool leave_room(bool leaves) override { return inner_->leave_room(leaves); }
 

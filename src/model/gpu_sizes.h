@@ -1,0 +1,20 @@
+// Which models the kernels of a GPU take (src/cuda), known without a GPU: a run that one could not
+// compute is refused when it is configured.
+#pragma once
+
+#include <string>
+
+#include "model/model_config.h"
+
+namespace leeway {
+
+// The head's kernel holds a row of logits: bytes / size of a logit.
+inline constexpr int64_t kMostGpuRowBytes = int64_t{8} * (224 << 10);
+inline constexpr int64_t kMostGpuHeadDim = 256;  // of keys and values in pages
+
+// Why an engine on a GPU cannot sample such a model, with a remedy; empty: it can.
+std::string why_gpu_cannot_sample(const ModelConfig& config);
+// Why a trainer on a GPU cannot train it, in passes in bf16 (`half`) or float32; empty: it can.
+std::string why_gpu_cannot_train(const ModelConfig& config, bool half);
+
+}  // namespace leeway

@@ -1,0 +1,46 @@
+// The weights of a run's last step, and who has them: a snapshot, or the trainer alone where
+// snapshots are rounded, since the device has no room for a copy with all digits.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "config/run_config.h"
+#include "run/checkpoints.h"
+#include "run/progress.h"
+#include "run/trainer_learner.h"
+
+namespace leeway {
+
+// Used by one thread.
+class LastWeights {
+ public:
+  // All of these must outlive this.
+  LastWeights(const RunConfig& run, const CheckpointStore& checkpoints, Progress& progress)
+      : run_(run), checkpoints_(checkpoints), progress_(progress) {}
+
+  // Those of a step. A rounded snapshot is not kept, and the first one gets a note: what samples or
+  // is written with fewer digits than the trainer has.
+  void set(std::shared_ptr<const PolicySnapshot> weights);
+  // With all digits; null: the trainer alone has them.
+  const std::shared_ptr<const PolicySnapshot>& snapshot() const { return weights_; }
+  // Where there is no snapshot: the trainer's weights, if they are still those of `step`; an update
+  // that came further has changed them. Throws Error where the copy to the host fails. `learner`
+  // must have ended (TrainerLearner::end).
+  void take_from(const Trainer& trainer, const TrainerLearner& learner, int64_t step);
+  // A note where these were changed, with what is left of the run; once no checkpoint is being
+  // written.
+  void tell_if_changed(int64_t step);
+
+ private:
+  void note_rounding();
+
+  const RunConfig& run_;
+  const CheckpointStore& checkpoints_;
+  Progress& progress_;
+  std::shared_ptr<const PolicySnapshot> weights_;
+  bool noted_ = false;    // that copies are rounded
+  bool changed_ = false;  // an update has replaced those of the last step in the trainer
+};
+
+}  // namespace leeway
