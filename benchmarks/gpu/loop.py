@@ -1,16 +1,19 @@
-"""Steps of `leeway train` on a GPU, by the run's own time/*: sampling and training alone (lag 0) and
-beside each other (lag 1), for two models and two lengths of answers.
+"""Steps of `leeway train` on a GPU, by the run's own time/*: sampling and training alone (lag 0)
+and beside each other (lag 1), for two models and two lengths of answers.
 
   loop.py --program BUILD/leeway [--models 135M 0.6B 8B] [--tokens 16 512] [--lags 0 1] [--steps N]
           [--output FILE]
 
-Weights are random, so that answers have the greatest length. A run is ended when it has its steps.
-8B, which is not among the models without --models, trains all weights with int8 moments.
+Weights are random, so that answers have the greatest length, and a reward falls to about half of
+them by their first token, so that weights move. A cell fails where they do not, where sampler and
+trainer differ at lag 0, and where they do not differ at lag 1. A run is ended when it has its
+steps. 8B, which is not among the models without --models, trains all weights with int8 moments.
 """
 
 import argparse
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -20,21 +23,8 @@ import time
 
 import numpy
 
-SHAPES = {
-    "135M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-             "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
-             "vocab_size": 49152, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
-    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-             "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-             "vocab_size": 151936, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
-    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
-           "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-           "vocab_size": 151936, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],
-           "tie_word_embeddings": False},
-    "tiny": {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-             "vocab_size": 512, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
-}
+from shapes import SHAPES
+
 # Rollouts of a batch: prompts x 8. The larger model with long answers has fewer, so that all cells
 # together take a minute and a half.
 PROMPTS = {("0.6B", 512): 16, ("8B", 16): 16}
@@ -42,9 +32,10 @@ PROMPTS = {("0.6B", 512): 16, ("8B", 16): 16}
 TRAINER = {"8B": 'optimizer_state = "int8"\nrecompute_activations = "layer"\n'}
 # Before these the trainer chooses its algorithms, and whether it leaves room to the sampler.
 FIRST = 5
-METHOD = ("medians over the steps from the sixth on, in ms, from metrics.jsonl; lag 0: sampling and "
-          "training take turns, so its sample and train are those of each alone; bound: the longer "
-          "of both alone")
+METHOD = ("medians over the steps from the sixth on, in ms, from metrics.jsonl; lag 0: sampling "
+          "and training take turns, so its sample and train are those of each alone; bound: the "
+          "longer of both alone; mismatch_kl: the largest, grad_norm: the smallest of all steps; "
+          "run_seconds: from the program's start until its last step is in the file, to 0.1 s")
 NAMES = ["step", "sample", "train", "forward_backward", "optim_step", "snapshot", "load_weights",
          "wait_for_trainer", "wait_for_batch", "prepare_batch", "report", "other", "train_other"]
 
@@ -78,7 +69,7 @@ def tensors_of(shape):
             yield layer + f"mlp.{name}_proj.weight", (inner, hidden)
         yield layer + "mlp.down_proj.weight", (hidden, inner)
     yield "model.norm.weight", (hidden,)
-    if not shape.get("tie_word_embeddings", True):
+    if not shape["tie_word_embeddings"]:
         yield "lm_head.weight", (shape["vocab_size"], hidden)
 
 
@@ -108,8 +99,7 @@ def write_model(folder, shape):
     os.makedirs(folder)
     write_tokenizer(folder, shape["vocab_size"])
     config = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-              "tie_word_embeddings": True, "hidden_act": "silu", "attention_bias": False,
-              "torch_dtype": "bfloat16", **shape}
+              "hidden_act": "silu", "attention_bias": False, "torch_dtype": "bfloat16", **shape}
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(config, file)
     rng = numpy.random.default_rng(1)
@@ -119,7 +109,8 @@ def write_model(folder, shape):
     header, offset = {}, 0
     for name, dims in tensors_of(shape):
         size = 2 * int(numpy.prod(dims))
-        header[name] = {"dtype": "BF16", "shape": list(dims), "data_offsets": [offset, offset + size]}
+        header[name] = {"dtype": "BF16", "shape": list(dims),
+                        "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -136,18 +127,31 @@ def write_model(folder, shape):
                 file.write(part[:min(count - begin, 1 << 22)].tobytes())
 
 
+# Right if the first token is a word with an even number: neither length nor prompt has a say.
+EVEN = r"^w\d*[02468](?!\d)"
+
+
+def write_prompts(path):
+    """Letters as those of the environment `sort`."""
+    rng = random.Random(1)
+    with open(path, "w") as file:
+        for _ in range(4096):
+            letters = rng.sample("abcdefghijklmnopqrstuvwxyz", rng.randint(4, 8))
+            file.write(json.dumps({"prompt": "".join(letters) + "=", "answer": EVEN}) + "\n")
+
+
 CONFIG = """
 output_dir = "{folder}/run"
 [model]
 path = "{folder}/model"
 device = "{device}"
 [[environment]]
-name = "sort"
-min_length = 4
-max_length = 8
+name = "jsonl"
+data = "{folder}/prompts.jsonl"
+verifier = "regex"
 [trainer]
 max_steps = 100000
-learning_rate = 1e-7
+learning_rate = 1e-6
 {trainer}[orchestrator]
 prompts_per_batch = {prompts}
 group_size = 8
@@ -166,7 +170,7 @@ every = 0
 
 
 def run_cell(program, folder, shape, cell, steps, limit, device):
-    """Rows of metrics.jsonl, and what went wrong."""
+    """Rows of metrics.jsonl, the seconds until they were there, and what went wrong."""
     sequences = 8 * cell["prompts"]
     block = 2 * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
     kv_bytes = 2 * sequences * (cell["tokens"] + 64) * block
@@ -177,23 +181,50 @@ def run_cell(program, folder, shape, cell, steps, limit, device):
                                  kv_bytes=kv_bytes, trainer=TRAINER.get(cell["model"], ""),
                                  **{k: cell[k] for k in ("prompts", "lag", "tokens")}))
     log = open(os.path.join(folder, "log.txt"), "w+")
+    begin = time.time()
     process = subprocess.Popen([program, "train", config], stdout=log, stderr=log)
     metrics = os.path.join(folder, "run", "metrics.jsonl")
-    end = time.time() + limit
     rows = []
     try:
-        while len(rows) < steps and process.poll() is None and time.time() < end:
+        while len(rows) < steps and process.poll() is None and time.time() < begin + limit:
             time.sleep(0.1)
             if os.path.exists(metrics):
                 with open(metrics) as file:
                     rows = [json.loads(line) for line in file if line.endswith("\n")]
+        seconds = time.time() - begin
     finally:
         process.kill()
         process.wait()
     if len(rows) >= steps:
-        return rows, ""
+        return rows, seconds, ""
     log.seek(0)
-    return rows, f"{len(rows)} of {steps} steps: " + log.read()[-600:]
+    return rows, seconds, f"{len(rows)} of {steps} steps: " + log.read()[-600:]
+
+
+def row_of(name, cell, rows, seconds):
+    row = {"name": name, **cell}
+    for key in NAMES:
+        values = [r[f"time/{key}"] for r in rows[FIRST:] if f"time/{key}" in r]
+        row[key] = 1e3 * statistics.median(values) if values else None
+    row["sampled_tokens_per_second"] = statistics.median(
+        r["perf/sampled_tokens_per_second"] for r in rows[FIRST:])
+    row["mismatch_kl"] = max(r["mismatch_kl/all/max"] for r in rows)
+    row["grad_norm"] = min(r["grad_norm"] for r in rows)
+    row["run_seconds"] = seconds
+    row["leaves_room"] = rows[-1].get("perf/trainer_leaves_room", 0.0)
+    row["gap"] = largest_gap(rows[FIRST:])
+    row["over_own"] = row["step"] / max(row["sample"], row["train"])
+    return row
+
+
+def wrong_in(row):
+    if not row["grad_norm"] > 0.0:
+        return "a step has no gradient: weights stay what they are"
+    if row["lag"] == 0 and row["mismatch_kl"] != 0.0:
+        return f"mismatch_kl is {row['mismatch_kl']} at lag 0: sampler and trainer differ"
+    if row["lag"] > 0 and not row["mismatch_kl"] > 0.0:
+        return "mismatch_kl is 0 with a lag: the sampler's weights are the trainer's"
+    return ""
 
 
 def main():
@@ -213,6 +244,7 @@ def main():
     results = {"context": context(METHOD) if arguments.device == "cuda" else {"method": METHOD},
                "rows": [], "failures": {}}
     folder = tempfile.mkdtemp(prefix="leeway_loop_")
+    write_prompts(os.path.join(folder, "prompts.jsonl"))
     try:
         for model in arguments.models:
             shutil.rmtree(os.path.join(folder, "model"), ignore_errors=True)
@@ -222,25 +254,19 @@ def main():
                 for lag in arguments.lags:
                     cell = {"model": model, "tokens": tokens, "lag": lag,
                             "prompts": PROMPTS.get((model, tokens), 64)}
-                    begin = time.time()
-                    rows, failure = run_cell(arguments.program, folder, SHAPES[model], cell,
-                                             arguments.steps, arguments.limit, arguments.device)
+                    rows, seconds, failure = run_cell(
+                        arguments.program, folder, SHAPES[model], cell, arguments.steps,
+                        arguments.limit, arguments.device)
                     name = f"{model}, {tokens} tokens, lag {lag}"
-                    print(f"  {name}: {time.time() - begin:.0f} s", flush=True)
+                    print(f"  {name}: {seconds:.0f} s", flush=True)
+                    row = row_of(name, cell, rows, seconds) if not failure else None
+                    failure = failure or wrong_in(row)
                     if failure:
                         results["failures"][name] = failure
                         print(f"  {name}: {failure}", flush=True)
+                        write(arguments.output, results)
+                    if row is None:
                         continue
-                    row = {"name": name, **cell}
-                    for key in NAMES:
-                        values = [r[f"time/{key}"] for r in rows[FIRST:] if f"time/{key}" in r]
-                        row[key] = 1e3 * statistics.median(values) if values else None
-                    row["sampled_tokens_per_second"] = statistics.median(
-                        r["perf/sampled_tokens_per_second"] for r in rows[FIRST:])
-                    row["mismatch_kl"] = max(r["mismatch_kl/all/max"] for r in rows)
-                    row["leaves_room"] = rows[-1].get("perf/trainer_leaves_room", 0.0)
-                    row["gap"] = largest_gap(rows[FIRST:])
-                    row["over_own"] = row["step"] / max(row["sample"], row["train"])
                     if lag == 0:
                         alone = row
                     elif alone:
@@ -257,7 +283,8 @@ def main():
         ("gap", "time/* off by", ".2f"),
         ("bound", "longer alone", ".1f"), ("sum", "sum alone", ".1f"),
         ("over_bound", "step/longer", ".2f"), ("over_sum", "step/sum", ".2f"),
-        ("sampled_tokens_per_second", "tokens/s", ",.0f"), ("mismatch_kl", "mismatch", ".1e")]
+        ("sampled_tokens_per_second", "tokens/s", ",.0f"), ("mismatch_kl", "mismatch", ".1e"),
+        ("grad_norm", "grad_norm", ".1e"), ("run_seconds", "run, s", ".1f")]
     print(table("steps of the loop, ms", columns, results["rows"]))
     return 1 if results["failures"] else 0
 

@@ -4,6 +4,7 @@ sampling of 256 sequences, in transformers and in ours (gpu_model_benchmark).
   model.py [--program BUILD/gpu_model_benchmark] [--output FILE] [--only PART ..]
 
 Every part runs in a process of its own with a limit of time; what it has printed until then counts.
+memory.py and lora.py take transformers' training step from here, with other --options.
 """
 
 import argparse
@@ -14,27 +15,29 @@ import subprocess
 import sys
 import time
 
+from shapes import SHAPES
+
 SEQUENCES, LENGTH = 8, 2048
 PROMPTS, PROMPT_LENGTH, NEW_TOKENS = 256, 128, 128
 CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024,
-    "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+    **SHAPES["0.6B"], "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}, "hidden_act": "silu",
-    "attention_bias": False, "use_sliding_window": False,
+    "attention_bias": False,
 }
 METHOD = ("medians of 5 steps after 2 warm-ups, by the host's clock with the device's work done; "
           "forward and backward of the mean token loss, all tokens trained; transformers: bf16 "
           "weights, sdpa, fused AdamW on bf16; ours: bf16 with float32 masters, gradients and "
           "moments; sampling at temperature 1: new tokens over the whole time, prompts included; "
-          "used_gib: of the device, allocators' caches included")
+          "used_gib: of the device, allocators' caches included; of transformers' training after a "
+          "last pass beside the optimizer's moments")
 # Seconds per stage.
 LIMITS = {"train_eager": 60, "train_compiled": 120, "sample": 60, "sample_compiled": 120,
-          "ours_train": 120, "ours_train_int8": 60, "ours_sample": 90, "ours_table": 120, "ours_precision": 120}
+          "ours_train": 120, "ours_train_int8": 60, "ours_sample": 90, "ours_table": 120,
+          "ours_precision": 120}
 # What runs without --only, within the 600 s that run.sh has for it: transformers' compiled sampling
 # did not end within 90 s.
-USUAL = ["train_compiled", "ours_train", "ours_train_int8", "ours_sample", "ours_table", "ours_precision"]
+USUAL = ["train_compiled", "ours_train", "ours_train_int8", "ours_sample", "ours_table",
+         "ours_precision"]
 # Sequences, tokens of a prompt, new tokens: what `ours_table` samples.
 TABLE = [(32, 128, 128), (64, 128, 128), (128, 128, 128), (256, 128, 128), (512, 128, 128),
          (1024, 128, 128), (256, 1920, 128), (64, 8064, 128), (8, 32640, 128)]
@@ -46,16 +49,20 @@ def emit(row):
 
 def used_gib():
     import torch
+    if not torch.cuda.is_available():
+        return None
     free, total = torch.cuda.mem_get_info()
     return (total - free) / float(1 << 30)
 
 
-def make_model():
+def make_model(shape="0.6B", device="cuda"):
     import torch
     import transformers
-    config = transformers.Qwen3Config(**{k: v for k, v in CONFIG.items()
-                                         if k not in ("architectures", "model_type")})
-    with torch.device("cuda"):
+    values = {**CONFIG, **SHAPES[shape]}
+    config = transformers.AutoConfig.for_model(
+        values["model_type"],
+        **{k: v for k, v in values.items() if k not in ("architectures", "model_type")})
+    with torch.device(device):
         try:
             return transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.bfloat16, attn_implementation="sdpa")
@@ -64,28 +71,45 @@ def make_model():
                 config, torch_dtype=torch.bfloat16, attn_implementation="sdpa")
 
 
-def median_seconds(run, rounds=5, warm_ups=2):
+def synchronize():
     import torch
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def median_seconds(run, rounds=5, warm_ups=2):
     times = []
     for i in range(warm_ups + rounds):
-        torch.cuda.synchronize()
+        synchronize()
         begin = time.perf_counter()
         run()
-        torch.cuda.synchronize()
+        synchronize()
         if i >= warm_ups:
             times.append(time.perf_counter() - begin)
     return statistics.median(times)
 
 
-def train(compiled):
-    """`compiled`: each layer, and the head with its loss, which is where compiling pays."""
+def train(compiled, shape="0.6B", sequences=SEQUENCES, length=LENGTH, checkpointing=False, rank=0,
+          rounds=5, warm_ups=2, device="cuda"):
+    """`compiled`: each layer, and the head with its loss, which is where compiling pays. A `rank`
+    above 0: an adapter of peft on all linear modules of the layers instead of all weights."""
     import torch
     import torch.nn.functional as F
     torch.manual_seed(1)
-    model = make_model()
+    model = make_model(shape, device)
     model.train()
-    ids = torch.randint(CONFIG["vocab_size"], (SEQUENCES, LENGTH), device="cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    if rank:
+        import peft
+        # In place: the modules of `model` are replaced, and what is not the adapter's is frozen.
+        peft.get_peft_model(model, peft.LoraConfig(
+            r=rank, lora_alpha=2 * rank, target_modules=[
+                "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]))
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    vocabulary = SHAPES[shape]["vocab_size"]
+    ids = torch.randint(vocabulary, (sequences, length), device=device)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
 
     def head_loss(hidden, weight, ids):
         logits = hidden[:, :-1].flatten(0, 1) @ weight.t()
@@ -109,14 +133,20 @@ def train(compiled):
 
     begin = time.perf_counter()
     forward_backward()
-    torch.cuda.synchronize()
+    synchronize()
     first = time.perf_counter() - begin
-    torch.cuda.reset_peak_memory_stats()
-    passes = median_seconds(forward_backward)
+    passes = median_seconds(forward_backward, rounds, warm_ups)
+    step = median_seconds(optimizer.step, rounds, warm_ups)
+    # The memory is that of a pass beside the optimizer's moments, as in every step but the first.
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    forward_backward()
+    synchronize()
     peak = torch.cuda.max_memory_allocated() / float(1 << 30)
-    step = median_seconds(optimizer.step)
-    tokens = SEQUENCES * LENGTH
-    emit({"name": "transformers, train" + (", torch.compile" if compiled else ""),
+    tokens = sequences * length
+    emit({"name": "transformers, train" + (", torch.compile" if compiled else ""), "model": shape,
+          "trained": "adapter" if rank else "all weights", "gradient_checkpointing": checkpointing,
+          "trained_numbers": sum(p.numel() for p in trained),
           "tokens": tokens, "forward_backward_seconds": passes, "optimizer_seconds": step,
           "tokens_per_second": tokens / (passes + step),
           "forward_backward_tokens_per_second": tokens / passes, "peak_gib": peak,
@@ -154,7 +184,8 @@ def sample(compiled):
           "first_call_seconds": first})
 
 
-PARTS = {"train_eager": lambda: train(False), "train_compiled": lambda: train(True),
+PARTS = {"train_eager": lambda **options: train(False, **options),
+         "train_compiled": lambda **options: train(True, **options),
          "sample": lambda: sample(False), "sample_compiled": lambda: sample(True)}
 
 
@@ -166,7 +197,7 @@ def rows_of(command, limit):
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
         out, error = done.stdout, done.stderr
-        failure = "" if done.returncode == 0 else f"exit {done.returncode}: {error[-800:]}"
+        failure = "" if done.returncode == 0 else f"exit {done.returncode}: {error[-1500:]}"
     except subprocess.TimeoutExpired as late:
         out = late.stdout or ""
         if isinstance(out, bytes):  # bytes even with text=True
@@ -179,6 +210,22 @@ def rows_of(command, limit):
         if line.startswith("{"):
             rows.append(json.loads(line))
     return rows, failure
+
+
+def compiled_step(limit, **options):
+    """transformers' training step with torch.compile and those options of `train`, in a process of
+    its own: a row, which says so where the memory does not suffice, and what went wrong."""
+    command = [sys.executable, os.path.abspath(__file__), "--part", "train_compiled",
+               "--options", json.dumps(options)]
+    rows, failure = rows_of(command, limit)
+    row = {"name": "transformers, torch.compile", "model": options["shape"],
+           "trained": "adapter" if options.get("rank") else "all weights",
+           "gradient_checkpointing": options.get("checkpointing", False)}
+    if "out of memory" in failure.lower():
+        return {**row, "failure": "out of memory"}, ""
+    if failure or not rows:
+        return {**row, "failure": "no figure"}, failure or "no row"
+    return {**rows[0], **row}, ""
 
 
 def table_rows(program, limit):
@@ -202,12 +249,13 @@ def precision_rows(program, limit):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", choices=PARTS)
+    parser.add_argument("--options", type=json.loads, default={}, help="of --part train_*: JSON")
     parser.add_argument("--program")
     parser.add_argument("--output", default="gpu_model.json")
     parser.add_argument("--only", nargs="*", choices=list(LIMITS), default=USUAL)
     arguments = parser.parse_args()
     if arguments.part:
-        PARTS[arguments.part]()
+        PARTS[arguments.part](**arguments.options)
         return
     from common import context, table, write
     results = {"context": context(METHOD), "config": CONFIG, "rows": [], "failures": {}}

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Builds for CUDA, checks and measures on one NVIDIA GPU. Stages, all of them without arguments:
-#   benchmarks/gpu/run.sh [build] [check] [head] [hosts] [loss] [model] [memory] [lora] [loop] [swap] [pip] [sanitize]
+#   benchmarks/gpu/run.sh [build] [check] [head] [hosts] [loss] [model] [parts] [memory] [lora] \
+#                         [loop] [swap] [pip] [sanitize]
 #
-#   BUILD          build folder                      (build-gpu)
-#   OUT            where results go, gpu_*.json      (benchmarks/results)
-#   PREFIX         dependencies outside the system, a folder with include/ and lib/ (scripts/gpu_prefix)
-#   PYTHON_PREFIX  Python packages that the machine lacks, where it exists (.python; scripts/gpu_python)
-#   COMMIT         the commit being measured, where git does not know it
+#   BUILD   build folder                                    (build-gpu)
+#   OUT     where results go, gpu_*.json and gpu_*.jsonl    (benchmarks/results)
+#   PREFIX  dependencies outside the system: a folder with include/, lib/ and, with --python,
+#           python/, as scripts/gpu_prefix makes it
+#   COMMIT  the commit being measured, where git does not know it
 #
 # Needs a CUDA build of PyTorch that python3 can import; the stage `model` needs transformers. A
 # failing stage does not stop the next. Tables and failures are printed last.
@@ -18,7 +19,7 @@ OUT=${OUT:-benchmarks/results}
 PREFIX=${PREFIX:-}
 export PYTHONUNBUFFERED=1
 stages=("$@")
-known=(build check head hosts loss model memory lora loop swap pip sanitize)
+known=(build check head hosts loss model parts memory lora loop swap pip sanitize)
 [ ${#stages[@]} -gt 0 ] || stages=("${known[@]}")
 for stage in "${stages[@]}"; do
   case " ${known[*]} " in
@@ -36,8 +37,6 @@ mkdir -p "$logs"
 library=$BUILD/libleeway_ops.so
 # For `import leeway`.
 export LEEWAY_OPS=$library PYTHONPATH=$root/python/leeway${PYTHONPATH:+:$PYTHONPATH}
-PYTHON_PREFIX=${PYTHON_PREFIX:-.python}
-[ ! -d "$PYTHON_PREFIX" ] || PYTHONPATH=$PYTHONPATH:$(cd "$PYTHON_PREFIX" && pwd)
 
 failed=()
 tables=()
@@ -70,6 +69,7 @@ use_prefix() {
   export LD_LIBRARY_PATH=$lib:$PREFIX/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   export LIBRARY_PATH=$lib:$PREFIX/lib${LIBRARY_PATH:+:$LIBRARY_PATH}
   export CPATH=$PREFIX/include${CPATH:+:$CPATH}
+  [ ! -d "$PREFIX/python" ] || PYTHONPATH=$PYTHONPATH:$PREFIX/python
 }
 
 build() {
@@ -90,9 +90,10 @@ build() {
   export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0}
   step configure 120 cmake -G Ninja -S "$root" -B "$BUILD" "-DCMAKE_PREFIX_PATH=$paths" \
     "${options[@]}" || return 1
-  for target in leeway_ops leeway_cuda_module cuda_core_test leeway gpu_model_benchmark gpu_memory_table \
-    gpu_ranks_steps gpu_lora_step gpu_weight_swap gpu_sampling_precision devices_test \
-    torch_decoder_test torch_sampling_test torch_training_test torch_symbols_test; do
+  for target in leeway_ops leeway_cuda_module leeway gpu_model_benchmark gpu_memory_table \
+    gpu_ranks_steps gpu_lora_step gpu_weight_swap gpu_sampling_precision gpu_training_parts \
+    gpu_sampling_parts cuda_core_test devices_test torch_decoder_test torch_sampling_test \
+    torch_training_test torch_symbols_test; do
     if ninja -C "$BUILD" -t query "$target" > /dev/null 2>&1; then
       targets+=("$target")
     else
@@ -149,6 +150,7 @@ check() {
     beside quick_start 120 "$BUILD/leeway" train --set model.device=cuda \
       --set output_dir="$BUILD/quick-start"
     beside lora_check 120 tests/gpu/lora_check.sh "$BUILD/leeway" "$BUILD/lora-check"
+    beside on_policy_check 120 tests/gpu/on_policy_check.sh "$BUILD/leeway" "$BUILD/on-policy-check"
   fi
   if [ -x "$BUILD/leeway" ] && grep -q '^GLOO_LIBRARY:.*[^D]$' "$BUILD/CMakeCache.txt"; then
     beside ranks_check 240 tests/gpu/ranks_check.sh "$BUILD/leeway" "$BUILD/ranks-check"
@@ -173,6 +175,24 @@ measure() {
   tables+=("$logs/$name.txt")
 }
 
+# kept NAME SECONDS PROGRAM ..: runs a program that prints JSON lines, and keeps these behind a line
+# that says where and how; they are shown at the end.
+kept() {
+  local name=$1
+  shift
+  step "$name" "$@" || return 1
+  {
+    python3 - "$(basename "$2") ${*:3}" << 'CONTEXT'
+import json, sys
+sys.path.insert(0, "benchmarks/gpu")
+from common import context
+print(json.dumps(context(sys.argv[1].strip())))
+CONTEXT
+    grep '^{' "$logs/$name.txt"
+  } > "$OUT/gpu_$name.jsonl"
+  tables+=("$logs/$name.txt")
+}
+
 # Kernels by family: a name, a program, and a filter of its tests. Each is a process of its own under
 # each tool. Tests that compare the bits of large cases are left out, and others have small cases
 # (LEEWAY_SMALL_TESTS).
@@ -194,6 +214,9 @@ sanitized_tests=(
   'pages torch_sampling_test SamplingOperations.Attends*:SamplingOperations.NeverReads*'
   'sampling_rows torch_sampling_test SamplingOperations.*-*.Draws*:*.Says*:*.Attends*:*.NeverReads*:*.ManyRows*'
   'many_heads torch_sampling_test SamplingOperations.ManyRows*'
+  'products cuda_core_test Products.EqualADotProduct*:Products.Gated*'
+  'parts_of_a_device cuda_core_test DevicePart.*'
+  'split_masters torch_decoder_test SplitMasters.*'
 )
 sanitize_seconds=200
 # sanitized TOOL FAMILY PROGRAM FILTER [OPTION ..]: one family under one tool, output into a log.
@@ -202,7 +225,8 @@ sanitized() {
   shift 4
   if [ "$tool" = racecheck ]; then
     # In these racecheck ends with an error of its own, and in products of codes.
-    local ends='GpuHead.BfloatGradientsInEitherType:DrawnLogprobs.*:SamplingOperations.AGatedProduct*'
+    local ends='GpuHead.BfloatGradientsInEitherType:DrawnLogprobs.*'
+    ends=$ends:'SamplingOperations.AGatedProduct*:Products.Gated*'
     case $filter in
       *-*) filter=$filter:$ends ;;
       *) filter=$filter-$ends ;;
@@ -285,11 +309,15 @@ for stage in "${stages[@]}"; do
       ;;
     loss) measure loss 90 "$library" ;;
     model) measure model 600 --program "$BUILD/gpu_model_benchmark" ;;
-    memory) measure memory 120 --program "$BUILD/gpu_memory_table" ;;
-    lora) measure lora 180 --program "$BUILD/gpu_lora_step" ;;
+    parts)
+      kept training_parts 60 "$BUILD/gpu_training_parts"
+      kept sampling_parts 60 "$BUILD/gpu_sampling_parts"
+      ;;
+    memory) measure memory 600 --program "$BUILD/gpu_memory_table" ;;
+    lora) measure lora 600 --program "$BUILD/gpu_lora_step" ;;
     loop) measure loop 180 --program "$BUILD/leeway" ;;
     pip) step pip 300 tests/gpu/pip_check.sh "$BUILD/pip-check" && tail -n 1 "$logs/pip.txt" ;;
-    swap) step swap 60 "$BUILD/gpu_weight_swap" && tables+=("$logs/swap.txt") ;;
+    swap) kept weight_swap 60 "$BUILD/gpu_weight_swap" ;;
     *) "$stage" ;;
   esac
 done

@@ -93,10 +93,4 @@ trap - EXIT
 echo "the server ended with $code"
 [ "$code" -eq 0 ] || { cat "$folder/serve.txt"; exit 1; }
 
-python3 - "$folder/run/metrics.jsonl" <<'PYTHON'
-import json, sys
-rows = [json.loads(line) for line in open(sys.argv[1])]
-largest = max(row["mismatch_kl/all/max"] for row in rows)
-print(f"{len(rows)} steps compared, mismatch_kl at most {largest}")
-sys.exit(0 if len(rows) == 25 and largest == 0 else 1)
-PYTHON
+python3 "$(dirname "$0")/steps_check.py" "$folder/run/metrics.jsonl" 25 zero

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Python package from this tree with pip, as a user with PyTorch does, and uses it from another
-# folder: pip_check.sh FOLDER. Without a network; needs scikit-build-core (scripts/gpu_python).
+# Installs the Python package from this tree with pip, as a user with PyTorch does, and uses it from
+# another folder: pip_check.sh FOLDER. Without a network; needs scikit-build-core, which
+# `scripts/gpu_prefix --python` fetches.
 #   DEVICE  cuda, or cpu where there is none (cuda)
 #   PREFIX  dependencies outside the system, as for benchmarks/gpu/run.sh, which sets what goes with it
 set -euo pipefail
