@@ -65,6 +65,15 @@ def write(path, results):
     os.replace(path + ".tmp", path)
 
 
+def add(results, path, name, rows, failure):
+    """Rows of a part, and what went wrong in it, which is said too; the file is written anew."""
+    results["rows"] += rows
+    if failure:
+        results["failures"][name] = failure
+        print(f"  {name}: {failure}", flush=True)
+    write(path, results)
+
+
 class Contender:
     def __init__(self, name, run, reset=None):
         self.name, self.run = name, run

@@ -10,7 +10,7 @@ import importlib.util
 import sys
 import time
 
-from common import context, table, write
+from common import add, context, table
 from model import compiled_step, rows_of
 
 METHOD = (
@@ -47,11 +47,7 @@ def main():
     results = {"context": context(METHOD), "rows": [], "failures": {}}
 
     def keep(name, rows, failure):
-        results["rows"] += rows
-        if failure:
-            results["failures"][name] = failure
-            print(f"  {name}: {failure}", flush=True)
-        write(arguments.output, results)
+        add(results, arguments.output, name, rows, failure)
 
     if arguments.program:
         keep("gpu_lora_step", *rows_of([arguments.program], 170))

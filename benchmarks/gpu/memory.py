@@ -11,7 +11,7 @@ import importlib.util
 import sys
 import time
 
-from common import context, table, write
+from common import add, context, table
 from model import compiled_step, rows_of
 
 METHOD = (
@@ -46,11 +46,7 @@ def main():
     results = {"context": context(METHOD), "rows": [], "failures": {}}
 
     def keep(name, rows, failure):
-        results["rows"] += rows
-        if failure:
-            results["failures"][name] = failure
-            print(f"  {name}: {failure}", flush=True)
-        write(arguments.output, results)
+        add(results, arguments.output, name, rows, failure)
 
     if arguments.program:
         keep("gpu_memory_table", *rows_of([arguments.program], 110))

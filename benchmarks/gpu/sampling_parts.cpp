@@ -2,6 +2,9 @@
 // and a step of the engine, for several numbers of sequences. Prints one JSON object a line.
 //   gpu_sampling_parts [--model 0.6B|135M|8B|tiny] [--keys N] [--precision bf16|fp8]
 //
+// "any order": products by PyTorch, which may split their inputs, so that a row's bits depend on
+// the rows beside it.
+//
 // In fp8: the operations that differ from those of bf16, for decode rows and for those of prompts,
 // with the products of cuBLASLt beside ours.
 //
@@ -175,7 +178,9 @@ class Pass {
     print("pass", count_, {{"step_ms", device_ms([&] { all(); })}});
     apart_ = true;
     print("pass, gate_up and swiglu apart", count_, {{"step_ms", device_ms([&] { all(); })}});
-    apart_ = false;
+    any_order_ = true;
+    print("pass, any order", count_, {{"step_ms", device_ms([&] { all(); })}});
+    any_order_ = apart_ = false;
   }
 
  private:
@@ -209,17 +214,20 @@ class Pass {
   void layer(size_t i) {
     const SamplingLayer& layer = weights_.layers[i];
     norm(layer.input_norm);
-    project(products_.get(), h_, layer.qkv_t, layer.qkv_bias, qkv_);
+    product(h_, layer.qkv_t, qkv_);
     heads_and_attention(i);
-    project(products_.get(), attention_, layer.o_t, layer.o_bias, delta_);
+    product(attention_, layer.o_t, delta_);
     norm(layer.post_norm);
     if (apart_) {
-      project(products_.get(), h_, layer.gate_up_t, {}, gate_up_);
+      product(h_, layer.gate_up_t, gate_up_);
       swiglu_rows(gate_up_, s_);
     } else {
       project_gated(products_.get(), h_, layer.gate_up_t, gate_up_, s_);
     }
-    project(products_.get(), s_, layer.down_t, {}, delta_);
+    product(s_, layer.down_t, delta_);
+  }
+  void product(const Tensor& x, const Tensor& weight_t, Tensor& y) {
+    any_order_ ? void(at::mm_out(y, x, weight_t)) : project(products_.get(), x, weight_t, {}, y);
   }
   void finish() {
     last_norm();
@@ -234,7 +242,8 @@ class Pass {
 
   const ModelConfig& config_;
   const SamplingWeights& weights_;
-  bool apart_ = false;  // gate_up and swiglu in two steps
+  bool apart_ = false;      // gate_up and swiglu in two steps
+  bool any_order_ = false;  // products of the layers by PyTorch
   const int64_t count_;
   HeadCounts counts_;
   Tensor kv_, x_, h_, delta_, last_, qkv_, q_, attention_, gate_up_, s_, logits_, sampled_, space_,

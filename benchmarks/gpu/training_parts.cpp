@@ -1,9 +1,12 @@
 // Where the time of a training pass goes: the operations of the trunk (src/torch/trunk.h), each
 // timed alone on the shapes of Qwen3's 0.6 billion parameters, 8 x 2048 tokens. Prints one JSON
-// object a line: milliseconds of one call, and of all calls of a pass with its gradient.
+// object a line: milliseconds of one call, and of all calls of a pass with its gradient. Names with
+// "any order" are what a mode would run that need not have the sampler's bits: PyTorch's own
+// products, which may split their inputs, and cuDNN's forward attention.
 
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
+#include <torch/version.h>
 
 #include <cstdio>
 #include <memory>
@@ -54,6 +57,26 @@ void attention_parts(cuda::AttentionGradients* prepared, const ModelConfig& conf
          [&] { attention_backward(prepared, sequences, q, k, v, attended, d_out); });
 }
 
+// [sequences x length, heads, head_dim] as [sequences, heads, length, head_dim].
+Tensor heads_first(const Tensor& rows, const std::vector<int64_t>& lengths) {
+  return rows.unflatten(0, {static_cast<int64_t>(lengths.size()), lengths[0]}).transpose(1, 2);
+}
+
+// Sequences of one length, by cuDNN's forward attention.
+void attention_in_any_order(const std::vector<int64_t>& lengths, const Tensor& q, const Tensor& k,
+                            const Tensor& v) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 9)
+  const Tensor queries = heads_first(q, lengths), keys = heads_first(k, lengths);
+  const Tensor values = heads_first(v, lengths);
+  report("attention, even lengths, any order", kLayers, [&] {
+    at::_scaled_dot_product_cudnn_attention(queries, keys, values, {}, /*compute_log_sumexp=*/true,
+                                            0.0, /*is_causal=*/true);
+  });
+#else
+  (void)lengths, (void)q, (void)k, (void)v;
+#endif
+}
+
 void run() {
   const c10::InferenceMode inference;
   const at::Device device(at::kCUDA, 0);
@@ -84,8 +107,11 @@ void run() {
     Tensor y = at::empty({kRows, outputs}, half), d_x = at::empty({kRows, inputs}, half);
     const std::string label = std::string("product, ") + name;
     report(label.c_str(), kLayers, [&] { project(products.get(), x, w.t(), Tensor(), y); });
+    report((label + ", any order").c_str(), kLayers, [&] { at::mm_out(y, x, w.t()); });
     report((label + ", gradient of x").c_str(), kLayers,
            [&] { project(products.get(), d_y, w, Tensor(), d_x); });
+    report((label + ", gradient of x, any order").c_str(), kLayers,
+           [&] { at::mm_out(d_x, d_y, w); });
     report((label + ", gradient of w").c_str(), kLayers,
            [&] { weight_gradient(d_y, x, d_w, true); });
     report((label + ", gradient of w, added").c_str(), kLayers,
@@ -127,6 +153,7 @@ void run() {
   step.copy = at::zeros({parameters}, half), step.decaying = parameters;
   report("optimizer", 1, [&] { adamw_step(step, OptimizerTable(), 1, 1e-6, 1.0); });
   report("norm of the gradient", 1, [&] { norm_of(step.gradients); });
+  attention_in_any_order(even, q, k, v);
 }
 
 }  // namespace

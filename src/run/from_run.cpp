@@ -106,9 +106,8 @@ Config config_from(const Catalog& catalog, const RunOrigin& origin, const std::s
                               origin.optimizer.empty() ? "" : ", with the optimizer's moments"));
   if (origin.rounded) {
     notes.push_back(
-        "note: these weights are rounded to bf16; the run had them in float32, and no checkpoint "
-        "of "
-        "this step");
+        "note: these weights are rounded to bf16; the run had them in float32, and has no "
+        "checkpoint of this step");
   }
   if (wanted.run.sft.enabled) {
     notes.push_back(fmt::format("note: [sft] of {} is not repeated", name));

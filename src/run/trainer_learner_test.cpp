@@ -62,7 +62,7 @@ TEST(TrainerLearner, GivesTheBatchBackAfterAFailureToo) {
 
 TEST(RoomForSampler, IsLeftByATrainerThatWaitsAndTakenBackByOneThatNeverDoes) {
   RoomForSampler room;
-  EXPECT_FALSE(room.after(1.0, 9.0)) << "an evaluation, perhaps";
+  EXPECT_FALSE(room.after(1.0, 9.0)) << "one update says little";
   EXPECT_FALSE(room.after(1.0, 0.1));
   EXPECT_FALSE(room.after(1.0, 2.0));
   EXPECT_TRUE(room.after(1.0, 2.0));
@@ -90,15 +90,18 @@ class AskedBackend final : public testing::ForwardingBackend {
   const bool can_;
 };
 
+MakeTrainingBackend asked_backend(std::vector<bool>& asked, bool can) {
+  return [&asked, can](TrainingWeights weights, const TrainerTable& table) {
+    return std::make_unique<AskedBackend>(make_cpu_training(std::move(weights), table), asked, can);
+  };
+}
+
 TEST(TrainerLearner, LeavesRoomWhenItHasWaitedForBatchesAndSaysSo) {
   for (const bool can : {true, false}) {
     std::vector<bool> asked;
     const Parameters policy = testing::make_policy();
     Trainer trainer(policy, testing::spec_of("grpo"), testing::small_table(),
-                    [&](TrainingWeights weights, const TrainerTable& table) {
-                      return std::make_unique<AskedBackend>(
-                          make_cpu_training(std::move(weights), table), asked, can);
-                    });
+                    asked_backend(asked, can));
     std::vector<double> said;
     TrainerLearner learner(trainer, 0, 0, /*beside_sampler=*/true);
     for (int64_t step = 1; step <= 4; ++step) {
@@ -119,10 +122,7 @@ TEST(TrainerLearner, TimeThatNobodySampledIsNoWaiting) {
   std::vector<bool> asked;
   const Parameters policy = testing::make_policy();
   Trainer trainer(policy, testing::spec_of("grpo"), testing::small_table(),
-                  [&](TrainingWeights weights, const TrainerTable& table) {
-                    return std::make_unique<AskedBackend>(
-                        make_cpu_training(std::move(weights), table), asked, true);
-                  });
+                  asked_backend(asked, true));
   TrainerLearner learner(trainer, 0, 0, /*beside_sampler=*/true);
   for (int64_t step = 1; step <= 4; ++step) {
     learner.start({step, testing::rolled_out(policy, 7, 9)});
@@ -136,10 +136,7 @@ TEST(TrainerLearner, WithoutASamplerBesideItLeavesNone) {
   std::vector<bool> asked;
   const Parameters policy = testing::make_policy();
   Trainer trainer(policy, testing::spec_of("grpo"), testing::small_table(),
-                  [&](TrainingWeights weights, const TrainerTable& table) {
-                    return std::make_unique<AskedBackend>(
-                        make_cpu_training(std::move(weights), table), asked, true);
-                  });
+                  asked_backend(asked, true));
   TrainerLearner learner(trainer);
   for (int64_t step = 1; step <= 2; ++step) {
     learner.start({step, testing::rolled_out(policy, 7, 9)});
