@@ -18,7 +18,7 @@ from leeway.integrations._output_head import head_as, output_head
 METHOD = ("forward and backward, one process, contenders by turns, each right after an untimed run of "
           "the three products, so that the clock is the same for all; medians of the rounds after 2 "
           "warm-ups, CUDA events; floor: the three products alone; memory: the allocator's peak beyond "
-          "inputs and gradients")
+          "inputs, the contenders' gradients included")
 VOCABULARY_CHUNK, CHUNK_ROWS = 8192, 2048
 
 

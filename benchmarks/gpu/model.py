@@ -34,7 +34,7 @@ METHOD = ("medians of 5 steps after 2 warm-ups, by the host's clock with the dev
 LIMITS = {"train_eager": 60, "train_compiled": 120, "sample": 60, "sample_compiled": 120,
           "ours_train": 120, "ours_train_int8": 60, "ours_sample": 90, "ours_table": 120,
           "ours_precision": 120}
-# What runs without --only, within the 600 s that run.sh has for it: transformers' compiled sampling
+# What runs without --only, within the limit that run.sh has for it: transformers' compiled sampling
 # did not end within 90 s.
 USUAL = ["train_compiled", "ours_train", "ours_train_int8", "ours_sample", "ours_table",
          "ours_precision"]

@@ -180,7 +180,8 @@ measure() {
 kept() {
   local name=$1
   shift
-  step "$name" "$@" || return 1
+  step "$name" "$@"
+  local code=$?
   {
     python3 - "$(basename "$2") ${*:3}" << 'CONTEXT'
 import json, sys
@@ -191,6 +192,7 @@ CONTEXT
     grep '^{' "$logs/$name.txt"
   } > "$OUT/gpu_$name.jsonl"
   tables+=("$logs/$name.txt")
+  return $code
 }
 
 # Kernels by family: a name, a program, and a filter of its tests. Each is a process of its own under
@@ -308,13 +310,13 @@ for stage in "${stages[@]}"; do
       fi
       ;;
     loss) measure loss 90 "$library" ;;
-    model) measure model 600 --program "$BUILD/gpu_model_benchmark" ;;
+    model) measure model 640 --program "$BUILD/gpu_model_benchmark" ;;
     parts)
       kept training_parts 60 "$BUILD/gpu_training_parts"
       kept sampling_parts 60 "$BUILD/gpu_sampling_parts"
       ;;
-    memory) measure memory 600 --program "$BUILD/gpu_memory_table" ;;
-    lora) measure lora 600 --program "$BUILD/gpu_lora_step" ;;
+    memory) measure memory 720 --program "$BUILD/gpu_memory_table" ;;
+    lora) measure lora 630 --program "$BUILD/gpu_lora_step" ;;
     loop) measure loop 180 --program "$BUILD/leeway" ;;
     pip) step pip 300 tests/gpu/pip_check.sh "$BUILD/pip-check" && tail -n 1 "$logs/pip.txt" ;;
     swap) kept weight_swap 60 "$BUILD/gpu_weight_swap" ;;

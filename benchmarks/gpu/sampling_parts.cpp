@@ -2,8 +2,9 @@
 // and a step of the engine, for several numbers of sequences. Prints one JSON object a line.
 //   gpu_sampling_parts [--model 0.6B|135M|8B|tiny] [--keys N] [--precision bf16|fp8]
 //
-// "any order": products by PyTorch, which may split their inputs, so that a row's bits depend on
-// the rows beside it.
+// "any order": products of the layers by PyTorch, which may split their inputs, so that a row's
+// bits depend on the rows beside it. They are ordinary launches, which wait for the kernel before
+// them to end, where ours are launched early: what sets "any order" apart from the pass is both.
 //
 // In fp8: the operations that differ from those of bf16, for decode rows and for those of prompts,
 // with the products of cuBLASLt beside ours.
@@ -129,7 +130,8 @@ class Pass {
     q_ = numbers(queries), attention_ = numbers(queries);
     gate_up_ = numbers(2 * config.intermediate_size), s_ = numbers(config.intermediate_size);
     logits_ = at::empty({count, config.vocab_size}, on(at::kFloat));
-    sampled_ = at::empty({count, 4}, on(at::kInt));
+    // As in an engine, where the host reads them.
+    sampled_ = at::empty({count, 4}, at::TensorOptions(at::kInt).pinned_memory(true));
     draw_space_ = at::empty({draw_workspace_size(config.vocab_size, count)}, on(at::kByte));
     space_ = at::empty(
         {attention_workspace_size(counts_, config.max_position_embeddings, at::kBFloat16)},

@@ -57,17 +57,15 @@ void attention_parts(cuda::AttentionGradients* prepared, const ModelConfig& conf
          [&] { attention_backward(prepared, sequences, q, k, v, attended, d_out); });
 }
 
-// [sequences x length, heads, head_dim] as [sequences, heads, length, head_dim].
-Tensor heads_first(const Tensor& rows, const std::vector<int64_t>& lengths) {
-  return rows.unflatten(0, {static_cast<int64_t>(lengths.size()), lengths[0]}).transpose(1, 2);
-}
-
 // Sequences of one length, by cuDNN's forward attention.
 void attention_in_any_order(const std::vector<int64_t>& lengths, const Tensor& q, const Tensor& k,
                             const Tensor& v) {
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 9)
-  const Tensor queries = heads_first(q, lengths), keys = heads_first(k, lengths);
-  const Tensor values = heads_first(v, lengths);
+  // [sequences x length, heads, head_dim] as [sequences, heads, length, head_dim].
+  const auto heads_first = [&](const Tensor& rows) {
+    return rows.unflatten(0, {static_cast<int64_t>(lengths.size()), lengths[0]}).transpose(1, 2);
+  };
+  const Tensor queries = heads_first(q), keys = heads_first(k), values = heads_first(v);
   report("attention, even lengths, any order", kLayers, [&] {
     at::_scaled_dot_product_cudnn_attention(queries, keys, values, {}, /*compute_log_sumexp=*/true,
                                             0.0, /*is_causal=*/true);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
+
 namespace leeway {
 
 std::string why_gpu_cannot_sample(const ModelConfig& config) {
@@ -18,6 +20,19 @@ std::string why_gpu_cannot_train(const ModelConfig& config, bool half) {
   return fmt::format("vocab_size is {}: training on CUDA in {} takes at most {}; {}",
                      config.vocab_size, half ? "bf16" : "float32", most,
                      fits_half ? "set trainer.precision = \"bf16\"" : "train on the CPU");
+}
+
+std::string why_gpu_has_no_training_kernels(const ModelConfig& config) {
+  const auto problem = [](const char* name, int64_t size, int64_t most) {
+    if (size % 8 == 0 && size <= most) return std::string();
+    const std::string bound = most < INT64_MAX ? fmt::format(" up to {}", most) : "";
+    return fmt::format("{} is {}: the kernels for passes in bf16 take multiples of 8{}", name, size,
+                       bound);
+  };
+  std::string why = problem("head_dim", config.head_dim, kMostGpuHeadDim);
+  if (why.empty()) why = problem("hidden_size", config.hidden_size, kMostGpuNormWidth);
+  if (why.empty()) why = problem("intermediate_size", config.intermediate_size, INT64_MAX);
+  return why;
 }
 
 }  // namespace leeway

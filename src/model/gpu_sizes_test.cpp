@@ -34,5 +34,22 @@ TEST(GpuSizes, VocabulariesThatCannotBeTrainedAreNamedWithTheRemedy) {
   EXPECT_NE(wide.find("trainer.precision = \"bf16\""), std::string::npos) << wide;
 }
 
+TEST(GpuSizes, WidthsWithoutTrainingKernelsAreNamed) {
+  ModelConfig model = model_of(64, 512);
+  model.hidden_size = kMostGpuNormWidth, model.intermediate_size = 4096;
+  EXPECT_EQ(why_gpu_has_no_training_kernels(model), "");
+  const auto refused = [](ModelConfig with, int64_t ModelConfig::*size, int64_t value,
+                          const std::string& part) {
+    with.*size = value;
+    const std::string why = why_gpu_has_no_training_kernels(with);
+    EXPECT_NE(why.find(part), std::string::npos) << why;
+  };
+  refused(model, &ModelConfig::hidden_size, 8200, "hidden_size is 8200");
+  refused(model, &ModelConfig::hidden_size, 8200, "multiples of 8 up to 8192");
+  refused(model, &ModelConfig::hidden_size, 100, "hidden_size is 100");
+  refused(model, &ModelConfig::intermediate_size, 4100, "intermediate_size is 4100");
+  refused(model, &ModelConfig::head_dim, 20, "head_dim is 20");
+}
+
 }  // namespace
 }  // namespace leeway

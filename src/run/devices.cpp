@@ -101,13 +101,15 @@ MakeSamplingBackend sampling_backend(const RunConfig& run) {
   return sampling_backend(run.model.device, rollout_precision(run));
 }
 
-MakeTrainingBackend training_backend(Device device, TrainingPrecision precision) {
+MakeTrainingBackend training_backend(Device device, TrainingPrecision precision,
+                                     bool shares_weights) {
   if (device == Device::cpu) return {};
-  return cuda_backends().backends->training(precision != TrainingPrecision::float32);
+  return cuda_backends().backends->training(precision != TrainingPrecision::float32,
+                                            shares_weights);
 }
 
-MakeTrainingBackend training_backend(const RunConfig& run) {
-  return training_backend(run.model.device, run.trainer.precision);
+MakeTrainingBackend training_backend(const RunConfig& run, bool shares_weights) {
+  return training_backend(run.model.device, run.trainer.precision, shares_weights);
 }
 
 MakeRankBackend rank_backend(const RunConfig& run) {

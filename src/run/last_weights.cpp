@@ -11,15 +11,22 @@ void LastWeights::set(std::shared_ptr<const PolicySnapshot> weights) {
   weights_ = weights->is_rounded() ? nullptr : std::move(weights);
 }
 
-void LastWeights::take_from(const Trainer& trainer, const TrainerLearner& learner, int64_t step) {
+void LastWeights::take_from(const Trainer& trainer, const TrainerLearner& learner) {
   if (weights_) return;
-  const auto version = static_cast<PolicyVersion>(step);
-  changed_ = !learner.has_weights_of(version);
+  const std::optional<PolicyVersion> version = learner.version();
+  changed_ = !version;
   if (changed_) return;
-  weights_ = std::make_shared<const PolicySnapshot>(Parameters(trainer.parameters()), version);
+  weights_ = std::make_shared<const PolicySnapshot>(Parameters(trainer.parameters()), *version);
 }
 
 void LastWeights::tell_if_changed(int64_t step) {
+  if (weights_ && weights_->version() != step) {
+    progress_.note(fmt::format(
+        "note: the weights that are written as the last ones are of step {}, which was trained "
+        "when the run ended after step {}; the GPU had no room for a float32 copy of those of "
+        "step {}",
+        weights_->version(), step, step));
+  }
   if (!changed_) return;
   progress_.note(fmt::format(
       "note: the weights of step {} are not written as the last ones: the GPU had no room for a "

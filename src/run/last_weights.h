@@ -24,12 +24,12 @@ class LastWeights {
   void set(std::shared_ptr<const PolicySnapshot> weights);
   // With all digits; null: the trainer alone has them.
   const std::shared_ptr<const PolicySnapshot>& snapshot() const { return weights_; }
-  // Where there is no snapshot: the trainer's weights, if they are still those of `step`; an update
-  // that came further has changed them. Throws Error where the copy to the host fails. `learner`
-  // must have ended (TrainerLearner::end).
-  void take_from(const Trainer& trainer, const TrainerLearner& learner, int64_t step);
-  // A note where these were changed, with what is left of the run; once no checkpoint is being
-  // written.
+  // Where there is no snapshot: the trainer's weights, of the run's last step or of the one that
+  // was trained beside its end; none where an update that failed has changed them. Throws Error
+  // where the copy to the host fails. `learner` must have ended (TrainerLearner::end).
+  void take_from(const Trainer& trainer, const TrainerLearner& learner);
+  // A note where these are not those of `step`, the run's last, with what is left of the run; once
+  // no checkpoint is being written.
   void tell_if_changed(int64_t step);
 
  private:
@@ -40,7 +40,7 @@ class LastWeights {
   Progress& progress_;
   std::shared_ptr<const PolicySnapshot> weights_;
   bool noted_ = false;    // that copies are rounded
-  bool changed_ = false;  // an update has replaced those of the last step in the trainer
+  bool changed_ = false;  // by an update that failed: nobody has those of the last step
 };
 
 }  // namespace leeway

@@ -28,9 +28,12 @@ int64_t largest_micro_batch(const RunConfig& run, const ModelConfig& model, Job 
 // Rollouts and evaluations have an engine each; servers that the run starts have theirs on the same
 // device and evaluate too.
 int64_t engines_of(const RunConfig& run, const MemoryOfJob& job) {
-  if (job.job == Job::sft) return run.sft.stop_at_reward > 0.0 ? 1 : 0;
+  // The supervised phase measures its reward itself, before there are servers.
+  const bool sft = job.job == Job::sft || run.sft.enabled;
+  const int64_t of_sft = sft && run.sft.stop_at_reward > 0.0 ? 1 : 0;
+  if (job.job == Job::sft) return of_sft;
   if (job.spawn_servers > 0) return job.spawn_servers;
-  return run.inference.pool == InferencePool::in_process ? 2 : 0;
+  return run.inference.pool == InferencePool::in_process ? 2 : of_sft;
 }
 
 // In this process evaluations are in the precision of training; servers have one.
@@ -98,6 +101,14 @@ void check_sizes_for_gpu(const RunConfig& run, const ModelConfig& model, const M
   std::string problem =
       why_gpu_cannot_train(model, run.trainer.precision != TrainingPrecision::float32);
   if (problem.empty() && engines_of(run, job) > 0) problem = why_gpu_cannot_sample(model);
+  const bool in_parts = job.ranks > 1 && run.trainer.sharding == Sharding::weights;
+  if (problem.empty() && (in_parts || run.model.lora.enabled)) {
+    problem = why_gpu_has_no_training_kernels(model);
+    if (!problem.empty()) {
+      problem += in_parts ? "; set trainer.sharding = \"optimizer\""
+                          : ", which an adapter needs; leave [model.lora] out, or use the CPU";
+    }
+  }
   if (problem.empty()) return;
   throw Error(fmt::format("model.device = \"{}\": {}", name_of(Device::cuda), problem));
 }

@@ -92,6 +92,10 @@ TEST(MemoryCheck, RefusesSizesThatAGpuDoesNotTakeWhenTheRunIsConfigured) {
   EXPECT_EQ(refusal(model, {.job = Job::sft}), "") << "nothing samples";
   config.run.inference.pool = InferencePool::static_;
   EXPECT_EQ(refusal(model, {}), "") << "servers sample, elsewhere";
+  config.run.sft.enabled = true, config.run.sft.stop_at_reward = 0.25;
+  EXPECT_NE(refusal(model, {}).find("head_dim is 20"), std::string::npos)
+      << "the supervised phase samples itself";
+  config.run.sft.stop_at_reward = 0.0;
   model.vocab_size = 600'000;
   EXPECT_EQ(refusal(model, {}), "");
   config.run.trainer.precision = TrainingPrecision::float32;
@@ -104,6 +108,28 @@ TEST(MemoryCheck, RefusesSizesThatAGpuDoesNotTakeWhenTheRunIsConfigured) {
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("vocab_size is 600000"), std::string::npos);
   }
+}
+
+TEST(MemoryCheck, RefusesWidthsThatAdaptersAndWeightsInPartsDoNotTake) {
+  Config config = small_run();
+  ModelConfig model = model_of(config);
+  model.hidden_size = 100;
+  const auto refusal = [&](int64_t ranks) -> std::string {
+    try {
+      check_sizes_for_gpu(config.run, model, {.ranks = ranks});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal(1), "") << "PyTorch's operations take it";
+  config.run.trainer.sharding = Sharding::weights;
+  EXPECT_EQ(refusal(1), "") << "nothing is in parts";
+  EXPECT_NE(refusal(2).find("hidden_size is 100"), std::string::npos);
+  EXPECT_NE(refusal(2).find("trainer.sharding = \"optimizer\""), std::string::npos);
+  config.run.trainer.sharding = Sharding::optimizer;
+  config.run.model.lora.enabled = true;
+  EXPECT_NE(refusal(1).find("leave [model.lora] out"), std::string::npos);
 }
 
 TEST(MemoryCheck, SeesTheModelBeforeItsWeightsAndNotTheCpu) {

@@ -63,8 +63,10 @@ void RunSaving::tell_failures() {
   }
 }
 
+void RunSaving::settle() { writer_.wait(); }
+
 void RunSaving::wait() {
-  writer_.wait();
+  settle();
   tell_failures();
 }
 

@@ -37,7 +37,9 @@ class RunSaving {
   std::string save_weights(int64_t step, const Parameters& weights) const;
   // Reports what could not be written so far.
   void tell_failures();
-  // Waits for what is being written, then does the same.
+  // Waits for what is being written.
+  void settle();
+  // Does both.
   void wait();
 
   // The trainer's policy at step 0, which is the reference of a loss that has one with

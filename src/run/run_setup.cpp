@@ -254,7 +254,8 @@ MakeTrainingBackend RunSetup::training_backend() const {
     LEEWAY_CHECK(ranks == nullptr, "ranks wait for passes of their own backend");
     return own_backend;
   }
-  return ranks != nullptr ? ranks->training_backend() : leeway::training_backend(config.run);
+  if (ranks != nullptr) return ranks->training_backend();
+  return leeway::training_backend(config.run, /*shares_weights=*/!samples_in_process());
 }
 
 EngineOptions engine_options(const RunConfig& run, int threads) {

@@ -142,9 +142,10 @@ void TrainerLearner::end() {
   thread_.join();
 }
 
-bool TrainerLearner::has_weights_of(PolicyVersion version) const {
+std::optional<PolicyVersion> TrainerLearner::version() const {
   LEEWAY_CHECK(!thread_.joinable(), "the learner has ended");
-  return version_ == version && trainer_.optimizer_steps() == steps_of_version_;
+  if (trainer_.optimizer_steps() != steps_of_version_) return std::nullopt;
+  return version_;
 }
 
 void TrainerLearner::start(TrainingBatch batch) {

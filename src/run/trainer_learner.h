@@ -40,9 +40,9 @@ class TrainerLearner : public Learner {
 
   // Waits for the current update; there is no other after it.
   void end();
-  // Whether the trainer's weights are those of `version`: a later update, though it failed, may
-  // have changed them. After `end`.
-  bool has_weights_of(PolicyVersion version) const;
+  // The version that the trainer's weights are of; none where an update that failed changed them.
+  // After `end`.
+  std::optional<PolicyVersion> version() const;
 
  private:
   void work();

@@ -137,7 +137,7 @@ class Run {
     release_sampler();
     if (!attempt([&] {
           if (const auto& last = last_weights_.snapshot()) {
-            summary_.weights = saving_.save_weights(steps_, last->host());
+            summary_.weights = saving_.save_weights(last->version(), last->host());
           }
         })) {
       summary_.weights.clear();
@@ -312,11 +312,13 @@ class Run {
       learner.emplace(trainer, first, state_.trained_tokens, setup_.samples_beside_training());
       result = loop(scheduler, *learner, trainer, first, run_sampler);
     });
-    // Before anything that may fail: what the trainer alone has would be lost with it.
+    // Before anything that may fail: what the trainer alone has would be lost with it. But after
+    // what is being written, so that the host does not need room for both.
     std::optional<std::string> lost;
     if (learner) {
       learner->end();
-      lost = failure_in([&] { last_weights_.take_from(trainer, *learner, steps_); });
+      saving_.settle();
+      lost = failure_in([&] { last_weights_.take_from(trainer, *learner); });
     }
     evaluations_.set_beside([&] { run_sampler.tell(); });
     run_sampler.tell();

@@ -12,6 +12,7 @@
 #include "leeway/error.h"
 #include "run/from_run.h"
 #include "run/policy_card.h"
+#include "run/run_files.h"
 #include "run/run_start.h"
 #include "run/test_support.h"
 #include "run/training_run.h"
@@ -135,6 +136,36 @@ TEST(RoundedRun, WhoseUpdateFailsAfterItChangedTheWeightsSaysThatTheLastAreLost)
   }
 }
 
+class NothingToldOfStep3 final : public RecordingProgress {
+  void step(int64_t step, int64_t, const std::string&) override {
+    if (step == 3) throw Error("nowhere to write");
+  }
+};
+
+// The update that goes on beside such a step ends, and the trainer alone has its weights.
+TEST(RoundedRun, WhoseStepCannotBeToldWritesTheWeightsThatTheTrainerHas) {
+  for (const char* lag : {"0", "1"}) {
+    const TestFolder folder;
+    const Catalog catalog;
+    RunSetup setup(config_of(catalog, folder / "run", lag,
+                             {"checkpoint.every=0", "eval.every=0", "output.weights_every=0"}));
+    setup.own_backend = rounding_backend();
+    NothingToldOfStep3 progress;
+    const RunSummary summary = run_training(setup, catalog, {}, progress, [] { return false; });
+    ASSERT_EQ(summary.end, RunSummary::End::gave_up);
+    EXPECT_EQ(summary.steps, 3);
+    // With a lag the next batch may be there before the step is told, or not.
+    const bool is_next = summary.weights == weights_folder(setup.config.run.output_dir, 4);
+    EXPECT_TRUE(is_next || summary.weights == weights_folder(setup.config.run.output_dir, 3))
+        << summary.weights;
+    EXPECT_FALSE(is_next && lag[0] == '0') << "sampling waits for the step";
+    EXPECT_EQ(has_note(progress.notes, "are of step 4, which was trained when the run ended"),
+              is_next);
+    const Parameters last = load_parameters(summary.weights);
+    EXPECT_FALSE(same_numbers(last, rounded(last))) << lag;
+  }
+}
+
 // As where a disk is full: the loop ends, with an update beside it or without.
 TEST(RoundedRun, WhoseStepCannotBeToldWritesNoRoundedWeightsAsItsLast) {
   for (const char* lag : {"0", "1"}) {
@@ -142,11 +173,7 @@ TEST(RoundedRun, WhoseStepCannotBeToldWritesNoRoundedWeightsAsItsLast) {
     const Catalog catalog;
     RunSetup setup(config_of(catalog, folder / "run", lag, {"checkpoint.every=3"}));
     setup.own_backend = rounding_backend();
-    class NothingTold final : public RecordingProgress {
-      void step(int64_t step, int64_t, const std::string&) override {
-        if (step == 3) throw Error("nowhere to write");
-      }
-    } progress;
+    NothingToldOfStep3 progress;
     const RunSummary summary = run_training(setup, catalog, {}, progress, [] { return false; });
     ASSERT_EQ(summary.end, RunSummary::End::gave_up);
     EXPECT_NE(summary.reason.find("nowhere to write"), std::string::npos) << summary.reason;

@@ -1,5 +1,5 @@
 // What differs between the libtorch versions the code compiles with: 1.13 (Debian 12) and 2.x. All
-// that asks for a version is here.
+// of Leeway that asks for a version is here; of the benchmarks one asks by itself.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -33,9 +33,10 @@ int64_t free_memory() {
   return with_plain_errors([] { return free_bytes(first_gpu()); });
 }
 
-MakeTrainingBackend cuda_training(bool half) {
-  return [half](TrainingWeights weights, const TrainerTable& table) {
-    return make_torch_training(std::move(weights), table, first_gpu(), type_of(half));
+MakeTrainingBackend cuda_training(bool half, bool shares_weights) {
+  return [half, shares_weights](TrainingWeights weights, const TrainerTable& table) {
+    return make_torch_training(std::move(weights), table, first_gpu(), type_of(half),
+                               shares_weights);
   };
 }
 

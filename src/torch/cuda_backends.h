@@ -22,8 +22,8 @@ struct CudaBackends {
   int64_t (*free_memory)();
   // device_room.h's.
   void (*use_expandable_segments)();
-  // On the first GPU; `half`: passes in bf16, else in float32.
-  MakeTrainingBackend (*training)(bool half);
+  // On the first GPU; `half`: passes in bf16, else in float32; `shares_weights`: torch_training.h.
+  MakeTrainingBackend (*training)(bool half, bool shares_weights);
   // The same for a rank among others, on its first GPU; Error if the build has no NCCL.
   MakeRankBackend (*rank_training)(bool half);
   // In float32, bf16 or fp8, whose passes are in bf16 beside the layers' products.

@@ -45,11 +45,11 @@ int64_t spare_bytes(c10::Device device) {
   return free_bytes(device);
 }
 
-SnapshotForm snapshot_form(int64_t spare, int64_t weights, bool has_halves, bool last_is_there) {
+SnapshotForm snapshot_form(int64_t spare, int64_t weights, bool may_round, bool last_is_there) {
   constexpr int64_t kFull = 4, kRounded = 2;  // bytes of a weight
-  const int64_t copies = has_halves && !last_is_there ? 2 : 1;
+  const int64_t copies = may_round && !last_is_there ? 2 : 1;
   if (spare >= copies * kFull * weights) return SnapshotForm::full;
-  return has_halves && spare >= kRounded * weights ? SnapshotForm::rounded : SnapshotForm::on_host;
+  return may_round && spare >= kRounded * weights ? SnapshotForm::rounded : SnapshotForm::on_host;
 }
 
 }  // namespace leeway

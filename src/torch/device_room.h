@@ -26,10 +26,10 @@ enum class SnapshotForm {
   rounded,  // what passes read of it, on the device
   on_host,  // in float32
 };
-// Of so many weights, where `spare` bytes are left. `has_halves`: passes read bf16 numbers that the
+// Of so many weights, where `spare` bytes are left. `may_round`: passes read bf16 numbers that the
 // trainer has whole, which can be copied alone. They are, unless two full copies fit: the snapshot
 // before may be kept until this one is handed on. `last_is_there`: it is among what is allocated
 // already. Of rounded ones a run keeps none, but an evaluation has its own until it ends.
-SnapshotForm snapshot_form(int64_t spare, int64_t weights, bool has_halves, bool last_is_there);
+SnapshotForm snapshot_form(int64_t spare, int64_t weights, bool may_round, bool last_is_there);
 
 }  // namespace leeway

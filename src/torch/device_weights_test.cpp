@@ -123,9 +123,9 @@ TEST(DeviceWeights, ThatAreRoundedSampleAsThoseTheyAreOf) {
 TEST(DeviceWeights, AreFullWhereTwoCopiesFitThenRoundedThenOnTheHost) {
   constexpr int64_t kWeights = 1000;
   const auto form = [](int64_t spare, bool last_is_there) {
-    return snapshot_form(spare, kWeights, /*has_halves=*/true, last_is_there);
+    return snapshot_form(spare, kWeights, /*may_round=*/true, last_is_there);
   };
-  // Without halves there is nothing to fall back to.
+  // Without the right to round there is nothing to fall back to.
   EXPECT_EQ(snapshot_form(4 * kWeights, kWeights, false, false), SnapshotForm::full);
   EXPECT_EQ(snapshot_form(4 * kWeights - 1, kWeights, false, false), SnapshotForm::on_host);
   EXPECT_EQ(snapshot_form(4 * kWeights - 1, kWeights, false, true), SnapshotForm::on_host);

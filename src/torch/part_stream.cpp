@@ -6,7 +6,6 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <map>
-#include <mutex>
 
 #include "cuda/device.h"
 #include "cuda/device_part.h"
@@ -38,8 +37,13 @@ PartStream::PartStream(at::Device device, double share) {
   const auto [at, is_new] = parts.try_emplace(device.index(), nullptr);
   if (is_new) {
     const c10::cuda::CUDAGuard guard(device);
-    auto part = cuda::DevicePart::make(static_cast<int>(share * cuda::multiprocessors()));
-    if (part) at->second = new Part(std::move(part), device.index());
+    try {
+      auto part = cuda::DevicePart::make(static_cast<int>(share * cuda::multiprocessors()));
+      if (part) at->second = new Part(std::move(part), device.index());
+    } catch (...) {
+      parts.erase(at);  // nothing was decided
+      throw;
+    }
   }
   part_ = at->second;
 }
@@ -50,12 +54,8 @@ PartStream::Scope::Scope(const PartStream& stream)
 void settle(at::Device device) {
   if (!device.is_cuda()) return;
   c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
-  try {
-    c10::cuda::CUDACachingAllocator::emptyCache();
-  } catch (const c10::Error&) {
-    // While another thread captures a graph older versions refuse, and newer ones do nothing: the
-    // memory stays with torch, on the stream that used it.
-  }
+  const auto turn = capture_turn();
+  c10::cuda::CUDACachingAllocator::emptyCache();
 }
 
 #else
@@ -67,6 +67,11 @@ PartStream::Scope::Scope(const PartStream&) {}
 void settle(at::Device) {}
 
 #endif
+
+std::unique_lock<std::mutex> capture_turn() {
+  static std::mutex mutex;
+  return std::unique_lock(mutex);
+}
 
 PartStream::Scope::~Scope() = default;
 

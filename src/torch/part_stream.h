@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <memory>
+#include <mutex>
 
 namespace leeway {
 
@@ -39,5 +40,9 @@ class PartStream {
 // Waits for the device's current stream, and gives back what torch holds of unused memory: what one
 // stream has used is of no use to another.
 void settle(at::Device device);
+
+// To be held while a graph is captured: until then torch gives no memory back, so that `settle`
+// waits for it.
+std::unique_lock<std::mutex> capture_turn();
 
 }  // namespace leeway

@@ -15,6 +15,7 @@
 #include "torch/coded_operations.h"
 #include "torch/device_weights.h"
 #include "torch/low_rank.h"
+#include "torch/part_stream.h"
 #include "torch/sampling_operations.h"
 #include "torch/sampling_pass.h"
 #include "torch/sampling_weights.h"
@@ -367,6 +368,7 @@ bool TorchSampling::replay([[maybe_unused]] const PassShape& shape) {
   if (!known.graph) {
     auto graph = std::make_unique<at::cuda::CUDAGraph>();
     // What other threads do meanwhile, such as a trainer's allocations, is not part of the capture.
+    const auto turn = capture_turn();
     graph->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     forward(shape);
     graph->capture_end();

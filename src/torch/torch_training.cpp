@@ -40,10 +40,12 @@ std::vector<float> floats_of(std::span<const double> values) {
 
 TorchTrainingBackend::TorchTrainingBackend(TrainingWeights weights, const TrainerTable& table,
                                            torch::Device device, torch::ScalarType compute,
-                                           std::unique_ptr<ShardExchange> exchange)
+                                           std::unique_ptr<ShardExchange> exchange,
+                                           bool shares_weights)
     : device_(device),
       exchange_(std::move(exchange)),
       sharding_(exchange_ ? table.sharding : Sharding::optimizer),
+      shares_weights_(shares_weights),
       recompute_(table.recompute_activations),
       optimizer_state_(table.optimizer_state),
       pool_(device.is_cpu() ? static_cast<int>(table.threads) : 1),
@@ -251,9 +253,11 @@ void TorchTrainingBackend::set_values(std::span<const double> numbers, RowValues
 std::unique_ptr<TrainingBackend> make_torch_training(TrainingWeights weights,
                                                      const TrainerTable& table,
                                                      torch::Device device,
-                                                     torch::ScalarType compute) {
+                                                     torch::ScalarType compute,
+                                                     bool shares_weights) {
   return in_words([&] {
-    return std::make_unique<TorchTrainingBackend>(std::move(weights), table, device, compute);
+    return std::make_unique<TorchTrainingBackend>(std::move(weights), table, device, compute,
+                                                  nullptr, shares_weights);
   });
 }
 

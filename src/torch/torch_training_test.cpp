@@ -14,6 +14,7 @@
 #ifdef LEEWAY_CUDA
 #include "cuda/head_rows.h"
 #include "cuda/kv_pages.h"
+#include "cuda/layer_gradients.h"
 #endif
 
 namespace leeway {
@@ -345,6 +346,7 @@ void expect_learning_in_half_precision(const torch::Device& device, bool tied) {
 #ifdef LEEWAY_CUDA
 TEST(GpuSizes, AreThoseOfTheKernels) {
   EXPECT_EQ(kMostGpuHeadDim, cuda::kMostHeadDim);
+  EXPECT_EQ(kMostGpuNormWidth, cuda::kMostNormWidth);
   for (const auto type : {cuda::Dtype::bf16, cuda::Dtype::float32}) {
     EXPECT_EQ(kMostGpuRowBytes / cuda::bytes_of(type), cuda::most_vocabulary(type));
   }

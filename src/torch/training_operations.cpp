@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "leeway/error.h"
+#include "model/gpu_sizes.h"
 #include "torch/compat.h"
 #include "torch/layer_rows.h"
 
@@ -82,8 +83,7 @@ void add_product(const Tensor& a, const Tensor& b, const Tensor& c, bool is_new)
 bool has_training_kernels(const ModelConfig& config, at::Device device, at::ScalarType type) {
 #ifdef LEEWAY_CUDA
   return device.is_cuda() && has_packed_attention(device, type, config.head_dim) &&
-         type == at::kBFloat16 && config.hidden_size % 8 == 0 &&
-         config.hidden_size <= cuda::kMostNormWidth && config.intermediate_size % 8 == 0;
+         type == at::kBFloat16 && why_gpu_has_no_training_kernels(config).empty();
 #else
   static_cast<void>(config), static_cast<void>(device), static_cast<void>(type);
   return false;
