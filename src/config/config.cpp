@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -124,15 +126,44 @@ PresetName preset_name(const Document& document, const std::vector<const Given*>
 // Records keys of the file for which `inert` holds, unless the command line sets them too.
 template <class Inert>
 void take_along(const PresetName& preset, const std::vector<const Given*>& part, Inert&& inert,
-                Findings& findings) {
+                Findings& findings, bool are_defaults = false) {
   for (const Given* given : part) {
-    if (!given->in_file() || is_of_table(given->key) || !inert(given->key)) continue;
+    if (!given->in_file() || is_of_table(given->key) || !inert(*given)) continue;
     const bool again = std::any_of(part.begin(), part.end(), [&](const Given* other) {
       return !other->in_file() && other->key == given->key;
     });
-    if (!again) findings.taken_along.push_back({given->name(), preset.cause});
+    if (!again) findings.taken_along.push_back({given->name(), preset.cause, are_defaults});
   }
 }
+
+// A preset's keys as they are where nothing is given.
+class PresetDefaults {
+ public:
+  PresetDefaults(const Catalog& catalog, const std::string& preset) {
+    try {
+      for (const auto& [key, value] : catalog.make_spec(preset, {}).settings) values_[key] = value;
+    } catch (const Error&) {
+      // There is no such preset, or it does not work without settings.
+    }
+  }
+  bool has(const std::string& key, const Scalar& value) const {
+    const auto found = values_.find(key);
+    if (found == values_.end()) return false;
+    const std::string& text = found->second;
+    if (const auto* given = std::get_if<std::string>(&value)) return *given == text;
+    if (const auto* given = std::get_if<bool>(&value)) return text == (*given ? "true" : "false");
+    const double number = std::holds_alternative<int64_t>(value)
+                              ? static_cast<double>(std::get<int64_t>(value))
+                          : std::holds_alternative<double>(value) ? std::get<double>(value)
+                                                                  : std::nan("");
+    char* end = nullptr;
+    const double own = std::strtod(text.c_str(), &end);  // "infinity" is a number too
+    return !text.empty() && *end == '\0' && own == number;
+  }
+
+ private:
+  std::map<std::string, std::string> values_;
+};
 
 // Returns false if the loss has problems; there is no spec then.
 bool read_loss(const Catalog& catalog, const Document& document,
@@ -149,14 +180,22 @@ bool read_loss(const Catalog& catalog, const Document& document,
   const std::vector<std::string> known = native_keys(catalog);
   if (!preset.cause.empty()) {
     const PresetKeys keys_in_file(catalog, preset.in_file);
-    const auto of_the_other = [&](const std::string& key) {
+    const auto of_the_other = [&](const Given& given) {
       // If --unset removed the preset, its name is not known here.
       const bool of_file = preset.given != nullptr
-                               ? keys_in_file.has(key)
-                               : std::find(known.begin(), known.end(), key) != known.end();
-      return of_file && !keys.has(key);
+                               ? keys_in_file.has(given.key)
+                               : std::find(known.begin(), known.end(), given.key) != known.end();
+      return of_file && !keys.has(given.key);
     };
     take_along(preset, part, of_the_other, findings);
+    if (!findings.taken_along.empty()) return false;
+    // A run's config.toml has every default written out: those of the file's preset are not what
+    // somebody wants of another one.
+    const PresetDefaults in_file(catalog, preset.in_file), now(catalog, preset.now);
+    const auto is_default = [&](const Given& given) {
+      return in_file.has(given.key, given.value) && !now.has(given.key, given.value);
+    };
+    take_along(preset, part, is_default, findings, /*are_defaults=*/true);
     if (!findings.taken_along.empty()) return false;
   }
   // A problem names its key as given; removing that key reveals the next problem.
@@ -200,8 +239,8 @@ bool read_loss(const Catalog& catalog, const Document& document,
   if (findings.problems.count() > before) return false;
   if (preset.cause.empty()) return true;
   const std::vector<std::string>& inert = config.loss_spec.inert;
-  const auto is_inert = [&](const std::string& key) {
-    return std::find(inert.begin(), inert.end(), key) != inert.end();
+  const auto is_inert = [&](const Given& given) {
+    return std::find(inert.begin(), inert.end(), given.key) != inert.end();
   };
   take_along(preset, part, is_inert, findings);
   return findings.taken_along.empty();
@@ -251,15 +290,21 @@ void refuse_second_preset(const Settings& settings) {
 
 namespace {
 
-// One note per command-line option that leaves keys without effect.
+// One note per command-line option that leaves keys without effect, and one per preset on the
+// command line that has other defaults.
 void note_taken_along(const Document& document, const std::vector<TakenAlong>& taken,
                       std::vector<std::string>& notes) {
   std::vector<std::string> causes;
   std::map<std::string, std::vector<std::string>> keys;
   for (const TakenAlong& one : taken) {
     const Given* given = document.find(one.name);
-    if (keys[one.cause].empty()) causes.push_back(one.cause);
-    keys[one.cause].push_back(
+    const std::string cause =
+        one.cause + (one.is_default
+                         ? " has other defaults for these keys, which the file has as its own "
+                           "preset's defaults, so they are dropped"
+                         : " leaves these keys without effect, so they are dropped");
+    if (keys[cause].empty()) causes.push_back(cause);
+    keys[cause].push_back(
         fmt::format("{} = {} ({})", one.name, scalar_text(given->value), given->place));
   }
   for (const std::string& cause : causes) {
@@ -267,8 +312,7 @@ void note_taken_along(const Document& document, const std::vector<TakenAlong>& t
     constexpr size_t kMostNamed = 20;
     const size_t named = std::min(all.size(), kMostNamed);
     notes.push_back(
-        fmt::format("{} leaves these keys without effect, so they are dropped: {}{}", cause,
-                    fmt::join(all.begin(), all.begin() + named, ", "),
+        fmt::format("{}: {}{}", cause, fmt::join(all.begin(), all.begin() + named, ", "),
                     named == all.size() ? "" : fmt::format(", and {} more", all.size() - named)));
   }
 }

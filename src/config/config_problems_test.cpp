@@ -247,6 +247,36 @@ TEST(TakenAlong, AreKeysOfTheFileThatTheCommandLineLeavesWithoutEffect) {
   }
 }
 
+// A run's own file has every default written out, and another preset on the command line means that
+// preset as it is.
+TEST(TakenAlong, AreDefaultsOfTheFilesPresetWhereAnotherHasOthers) {
+  const std::vector<std::string> presets = {
+      "grpo",    "ppo", "dapo",     "gspo",    "cispo",        "cispo_mask", "icepop",
+      "dppo_tv", "dro", "grpo+tis", "ppo+tis", "verl/vanilla", "prime/ipo",  "slime/ppo"};
+  for (const std::string& from : presets) {
+    const std::string text = config_toml(parse("", {"trainer.loss.preset=" + from}));
+    for (const std::string& to : presets) {
+      SCOPED_TRACE(from + " to " + to);
+      const std::string set = "trainer.loss.preset=" + to;
+      const Config changed = parse(text, {set}), fresh = parse("", {set});
+      EXPECT_EQ(changed.loss_spec.settings, fresh.loss_spec.settings);
+    }
+  }
+  const std::string grpo = config_toml(parse("", {"trainer.loss.preset=grpo"}));
+  const Config dapo = parse(grpo, {"trainer.loss.preset=dapo"});
+  std::string notes;
+  for (const std::string& note : dapo.notes) notes += note + "\n";
+  expect_words(notes, {"--set trainer.loss.preset = \"dapo\" has other defaults",
+                       "trainer.loss.eps_high = 0.2 (run.toml line "});
+  // What somebody has set is kept where the other preset has such a key.
+  const Config kept = parse("[trainer.loss]\npreset = \"grpo\"\neps_low = 0.1\neps_high = 0.2\n",
+                            {"trainer.loss.preset=dapo"});
+  EXPECT_EQ(origin_of(kept, "trainer.loss.eps_low"), "run.toml line 3");
+  EXPECT_EQ(origin_of(kept, "trainer.loss.eps_high"), "default");
+  // The same preset keeps all.
+  EXPECT_TRUE(parse(grpo, {"trainer.loss.preset=grpo"}).notes.empty());
+}
+
 TEST(TakenAlong, AreNoKeysThatAreWrongAnywayOrGivenByTheCommandLineToo) {
   expect_words(error_of("[trainer.loss]\nicepop_ratio_lo = 0.3\n", {"trainer.loss.preset=ppo"}),
                {"run.toml line 2", "icepop_ratio_lo"});

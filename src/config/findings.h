@@ -59,6 +59,8 @@ class Problems {
 struct TakenAlong {
   std::string name;   // full name of the key
   std::string cause;  // "--set trainer.schedule = \"constant\"", "--unset trainer.schedule"
+  // It is the default of the file's preset, and the preset on the command line has another.
+  bool is_default = false;
 };
 
 struct Findings {
