@@ -7,6 +7,7 @@ V = 151936, 16384 tokens, bf16, IcePop. docs/performance.md tells the method.
 
 import argparse
 import json
+import sys
 
 import torch
 
@@ -338,6 +339,7 @@ def main():
         texts.append(f"  {'met   ' if target['met'] else 'MISSED'} H={target['hidden_size']} "
                      f"{target['what']}: {target['measured']:.3g}, at most {target['limit']:g}")
     print("\n".join(texts))
+    sys.exit(1 if any(row["failure"] for row in results["rows"]) else 0)
 
 
 if __name__ == "__main__":

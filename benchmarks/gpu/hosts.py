@@ -7,6 +7,7 @@ V = 151936, 16384 tokens, bf16, IcePop. docs/performance.md tells the method.
 """
 
 import argparse
+import sys
 
 import torch
 
@@ -196,6 +197,7 @@ def main():
                 [("name", "", ""), ("ms", "ms", ".1f"), ("peak_gib", "GiB", ".2f")], rows), flush=True)
     if args.output:
         write(args.output, results)
+    sys.exit(1 if any(row.get("failure") for row in results) else 0)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Steps of `leeway train` on a GPU, by the run's own time/*: sampling and training alone (lag 0)
 and beside each other (lag 1), for two models and two lengths of answers.
 
-  loop.py --program BUILD/leeway [--models 135M 0.6B 8B] [--tokens 16 512] [--lags 0 1] [--steps N]
-          [--output FILE]
+  python3 benchmarks/gpu/loop.py --program BUILD/leeway [--models 135M 0.6B 8B]
+          [--tokens 16 512] [--lags 0 1] [--steps N] [--output FILE]
 
 Weights are random, so that answers have the greatest length, and a reward falls to about half of
 them by their first token, so that weights move. A cell fails where they do not, where sampler and
@@ -25,8 +25,8 @@ import numpy
 
 from shapes import SHAPES
 
-# Rollouts of a batch: prompts x 8. The larger model with long answers has fewer, so that all cells
-# together take a minute and a half.
+# Rollouts of a batch: prompts x 8. The larger model with long answers has fewer, so that its cells
+# take as long as the others.
 PROMPTS = {("0.6B", 512): 16, ("8B", 16): 16}
 # What a model needs to fit one GPU of 141 GB.
 TRAINER = {"8B": 'optimizer_state = "int8"\nrecompute_activations = "layer"\n'}
@@ -234,7 +234,7 @@ def main():
     parser.add_argument("--tokens", nargs="*", type=int, default=[16, 512])
     parser.add_argument("--lags", nargs="*", type=int, default=[0, 1])
     parser.add_argument("--steps", type=int, default=11)
-    parser.add_argument("--limit", type=float, default=40.0, help="seconds of a cell")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds of a cell")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--output", default="gpu_loop.json")
     arguments = parser.parse_args()

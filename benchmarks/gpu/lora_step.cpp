@@ -37,7 +37,7 @@ namespace leeway {
 namespace {
 
 constexpr double kGibi = 1024.0 * 1024.0 * 1024.0;
-constexpr int64_t kLength = 1024, kPrompt = 256;  // of a trained sequence
+constexpr int64_t kLength = 1024;  // of a trained sequence
 constexpr int kSteps = 3;
 const at::Device kDevice(at::kCUDA, 0);
 
@@ -100,15 +100,25 @@ double seconds_of(const Work& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// Of kSteps, after one to warm up.
+template <class Work>
+double median_seconds_of(const Work& work) {
+  seconds_of(work);
+  std::vector<double> seconds;
+  for (int i = 0; i < kSteps; ++i) seconds.push_back(seconds_of(work));
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
 std::vector<Sample> samples_of(const ModelConfig& config, int64_t tokens) {
   Rng rng(3);
   std::vector<Sample> samples(static_cast<size_t>(tokens / kLength));
   for (Sample& sample : samples) {
-    // The last token of a sample is trained and not read: it has no row.
+    // All but the first token are trained. The last is not read: it has no row.
     for (int64_t t = 0; t < kLength + 1; ++t) {
       sample.ids.push_back(
           static_cast<int32_t>(rng.below(static_cast<uint64_t>(config.vocab_size))));
-      sample.loss_mask.push_back(t >= kPrompt);
+      sample.loss_mask.push_back(t > 0);
     }
     sample.advantages.assign(sample.ids.size(), static_cast<float>(rng.normal()));
   }
@@ -160,11 +170,7 @@ void measure(const Options& options, const Parameters& policy, Recompute recompu
 
   const std::vector<Sample> samples = samples_of(policy.config(), options.tokens);
   std::string failure;
-  double step = 0.0;
-  for (int i = -1; i < kSteps; ++i) {  // one to warm up
-    const double seconds = seconds_of([&] { failure += trainer.train_batch(samples).failure; });
-    if (i >= 0) step = i == 0 ? seconds : std::min(step, seconds);
-  }
+  const double step = median_seconds_of([&] { failure += trainer.train_batch(samples).failure; });
   const double swap = seconds_of([&] {
     engine.update_weights(trainer.snapshot(1));
     engine.step();
@@ -237,12 +243,7 @@ void measure_parts(const Options& options, const Parameters& adapter, Recompute 
   MicroBatch batch;
   gather(packed, all, batch);
   AdapterLearner learner(adapter, recompute);
-  double step = 0.0;
-  for (int i = -1; i < kSteps; ++i) {  // one to warm up
-    const double seconds = seconds_of([&] { learner.step(batch); });
-    if (i >= 0) step = i == 0 ? seconds : std::min(step, seconds);
-  }
-  print_step(options, step, json);
+  print_step(options, median_seconds_of([&] { learner.step(batch); }), json);
 }
 
 // With `engine` the trainer and the engine of a run are measured.

@@ -16,14 +16,14 @@ from model import compiled_step, rows_of
 
 METHOD = (
     "gpu_memory_table: 16,384 tokens in sequences of 2048 as one micro-batch, passes in bf16, "
-    "float32 weights and gradients; one step to warm up, then two, the faster one counts. used_gib "
+    "float32 weights and gradients; medians of three steps after one. used_gib "
     "is the memory of the device in use after the steps, CUDA's context and allocator caches "
     "included; computed_gib is what src/trainer/device_memory.h says before, without the context, "
     "to be set beside beyond_context_gib. transformers: the same tokens, weights, gradients and "
     "the fused AdamW's moments in bf16, sdpa, each layer and the head with its loss compiled, with "
     "and without gradient checkpointing of each layer; medians of three passes after two and of "
     "three optimizer steps after one, a process each")
-SECONDS = 75  # of a step of transformers, in all
+SECONDS = 55  # of a step of transformers, in all
 
 
 def transformers_rows(model, device):
@@ -49,7 +49,7 @@ def main():
         add(results, arguments.output, name, rows, failure)
 
     if arguments.program:
-        keep("gpu_memory_table", *rows_of([arguments.program], 110))
+        keep("gpu_memory_table", *rows_of([arguments.program], 125))
     if importlib.util.find_spec("transformers") is None:
         print("  no transformers: its rows are left out", flush=True)
         arguments.models = []

@@ -310,14 +310,14 @@ for stage in "${stages[@]}"; do
       fi
       ;;
     loss) measure loss 90 "$library" ;;
-    model) measure model 640 --program "$BUILD/gpu_model_benchmark" ;;
+    model) measure model 590 --program "$BUILD/gpu_model_benchmark" ;;
     parts)
       kept training_parts 60 "$BUILD/gpu_training_parts"
       kept sampling_parts 60 "$BUILD/gpu_sampling_parts"
       ;;
-    memory) measure memory 720 --program "$BUILD/gpu_memory_table" ;;
-    lora) measure lora 630 --program "$BUILD/gpu_lora_step" ;;
-    loop) measure loop 180 --program "$BUILD/leeway" ;;
+    memory) measure memory 580 --program "$BUILD/gpu_memory_table" ;;
+    lora) measure lora 530 --program "$BUILD/gpu_lora_step" ;;
+    loop) measure loop 490 --program "$BUILD/leeway" ;;
     pip) step pip 300 tests/gpu/pip_check.sh "$BUILD/pip-check" && tail -n 1 "$logs/pip.txt" ;;
     swap) kept weight_swap 60 "$BUILD/gpu_weight_swap" ;;
     *) "$stage" ;;

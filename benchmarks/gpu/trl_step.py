@@ -10,6 +10,7 @@ the method.
 """
 
 import argparse
+import sys
 import tempfile
 
 import torch
@@ -173,6 +174,7 @@ def main():
                 [("name", "", ""), ("ms", "ms", ".1f"), ("peak_gib", "GiB", ".2f")], rows), flush=True)
     if args.output:
         write(args.output, [context(METHOD) | {"stand_ins": stand_ins.used}] + rows)
+    sys.exit(1 if any(row["failure"] for row in rows) else 0)
 
 
 if __name__ == "__main__":
