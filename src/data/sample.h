@@ -30,7 +30,8 @@ struct Sample {
 struct TrainingBatch {
   int64_t step = 0;  // 1, 2, ..
   std::vector<Sample> samples;
-  double waited = 0.0;  // seconds of sampling for which the learner had nothing to do before it
+  // Seconds in which rollouts went on while the learner had nothing else to do than wait for it.
+  double waited = 0.0;
 };
 
 // Numbers of samples' tokens, such as log-probabilities: one list per sample, one entry per id, 0

@@ -119,8 +119,8 @@ class Loop {
     }
     ++step_;
     scheduler_.note_filtered(in_progress_->filtered_rollouts);
-    wait_ = clock_.now() - learner_idle_since_;
-    in_progress_->learner.waited = std::exchange(waited_, 0.0);
+    idle_ = clock_.now() - learner_idle_since_;
+    in_progress_->learner.waited = std::exchange(sampled_while_idle_, 0.0);
     learner_.start(std::move(in_progress_->learner));
   }
 
@@ -128,7 +128,7 @@ class Loop {
     // With nothing in flight, pump returns at once.
     const double before = times_.sample;
     timed(times_.sample, [&] { scheduler_.pump(kSamplingSlice); });
-    if (!in_progress_ && !checkpoint_due_) waited_ += times_.sample - before;
+    if (!in_progress_ && !checkpoint_due_) sampled_while_idle_ += times_.sample - before;
     for (const RolloutFailure& failure : scheduler_.take_failures()) {
       if (events_.on_failure) events_.on_failure(failure);
     }
@@ -217,7 +217,7 @@ class Loop {
            static_cast<double>(totals.sampled_tokens - sampled_before_) / seconds);
     number("perf/sampler_busy", std::min(1.0, times_.sample / seconds));
     number("perf/trainer_busy", std::min(1.0, record.learned.busy_seconds / seconds));
-    number("time/wait_for_batch", wait_);
+    number("time/wait_for_batch", idle_);
     number("time/sample", times_.sample);
     number("time/prepare_batch", times_.prepare_batch);
     number("time/report", times_.report);
@@ -246,9 +246,9 @@ class Loop {
   int64_t step_;
   int64_t saved_;  // the step of the last checkpoint
   bool checkpoint_due_ = false;
-  std::string batch_failure_;  // why the next batch could not be made
-  double wait_ = 0.0;          // for which the learner was idle before its batch
-  double waited_ = 0.0;        // of it, sampling
+  std::string batch_failure_;        // why the next batch could not be made
+  double idle_ = 0.0;                // seconds of the learner before its batch
+  double sampled_while_idle_ = 0.0;  // of them, those of rollouts
   ThreadTimes times_;
   int64_t sampled_before_;  // tokens sampled before a resume
 };

@@ -35,7 +35,8 @@ FakeSystem::MakePolicy random_policy(uint64_t delays, double trouble, double slo
 
 // A loop that never ends is stopped after many polls, which fails the test.
 Played play(FakeSystem& system, int64_t steps, const std::function<bool()>& stop = {},
-            AdvantageProgram* program = nullptr, const std::function<void()>& told = {}) {
+            AdvantageProgram* program = nullptr, const std::function<void()>& told = {},
+            bool saves = false) {
   Played out;
   int64_t looks = 0;
   LoopEvents events;
@@ -45,7 +46,7 @@ Played play(FakeSystem& system, int64_t steps, const std::function<bool()>& stop
   };
   events.on_failure = [&](const RolloutFailure& failure) { out.failures.push_back(failure); };
   events.should_stop = [&] { return ++looks > 200000 || (stop && stop()); };
-  events.wants_checkpoint = [](int64_t) { return false; };
+  events.wants_checkpoint = [&](int64_t) { return saves; };
   events.on_checkpoint = [](int64_t, const ScheduleState&) {};
   LoopOptions options;
   options.max_steps = steps;
@@ -169,6 +170,24 @@ TEST(Loop, ALearnerHasWaitedForItsBatchWhileTheSamplerWorked) {
     EXPECT_LT(waited, 0.5 * kTold);
     EXPECT_GT(idle, 4 * kTold);
   }
+}
+
+// A step that is saved keeps the learner from the next one until the sampler has its weights.
+TEST(Loop, ALearnerDoesNotWaitForItsBatchWhileACheckpointIsDue) {
+  constexpr double kSwap = 100.0;
+  FakeSystem system({.table = loop_table(RolloutSchedule::free, 1), .max_batches = 6},
+                    random_policy(3, 0.0));
+  system.learner.seconds_of = [](int64_t) { return 1e-3; };
+  system.sampler.on_update = [&](PolicyVersion) { system.clock.sleep(kSwap); };
+  double waited = 0.0, idle = 0.0;
+  const Played out = play(system, 6, {}, nullptr, {}, /*saves=*/true);
+  EXPECT_EQ(out.result.end, LoopResult::End::finished) << out.result.reason;
+  for (const StepRecord& record : out.steps) {
+    waited += record.batch.learner.waited;
+    idle += metric(record, "time/wait_for_batch");
+  }
+  EXPECT_LT(waited, 0.5 * kSwap);
+  EXPECT_GT(idle, 4 * kSwap);
 }
 
 TEST(Loop, StopsAfterTheUpdateInProgress) {

@@ -80,12 +80,12 @@ RunOrigin origin_of(const std::string& run, bool keep_optimizer) {
     const auto card = read_policy_card(of.folder);
     return card && card->rounded;
   };
-  const bool rounded = !keep_optimizer && weights && is_rounded(*weights);
   // For the same step prefer weights/, which also contains the tokenizer, but not fewer digits.
-  const bool from_weights =
-      !keep_optimizer && weights &&
-      (!checkpoint || (rounded ? checkpoint->before(*weights) : !weights->before(*checkpoint)));
-  origin.rounded = from_weights && rounded;
+  bool from_weights = !keep_optimizer && weights && (!checkpoint || !weights->before(*checkpoint));
+  origin.rounded = from_weights && is_rounded(*weights);
+  if (origin.rounded && checkpoint && !checkpoint->before(*weights)) {
+    from_weights = origin.rounded = false;
+  }
   const Checkpoint& last = from_weights ? *weights : *checkpoint;
   origin.step = last.name();
   origin.weights = last.folder;

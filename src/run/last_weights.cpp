@@ -4,22 +4,34 @@
 
 #include <utility>
 
+#include "run/failure.h"
+
 namespace leeway {
 
 void LastWeights::set(std::shared_ptr<const PolicySnapshot> weights) {
-  if (weights->is_rounded()) note_rounding();
-  weights_ = weights->is_rounded() ? nullptr : std::move(weights);
+  const bool rounded = weights->is_rounded();
+  weights_ = rounded ? nullptr : std::move(weights);
+  if (rounded) note_rounding();
 }
 
-void LastWeights::take_from(const Trainer& trainer, const TrainerLearner& learner) {
-  if (weights_) return;
+std::optional<std::string> LastWeights::take_from(const Trainer& trainer,
+                                                  const TrainerLearner& learner) {
+  if (weights_) return std::nullopt;
   const std::optional<PolicyVersion> version = learner.version();
-  changed_ = !version;
-  if (changed_) return;
-  weights_ = std::make_shared<const PolicySnapshot>(Parameters(trainer.parameters()), *version);
+  if (!version) {
+    missing_ =
+        "the GPU had no room for a float32 copy of them beside training, and the next update had "
+        "changed them";
+    return std::nullopt;
+  }
+  const auto failure = failure_in([&] {
+    weights_ = std::make_shared<const PolicySnapshot>(Parameters(trainer.parameters()), *version);
+  });
+  if (failure) missing_ = *failure;
+  return failure;
 }
 
-void LastWeights::tell_if_changed(int64_t step) {
+void LastWeights::tell_what_is_written(int64_t step) {
   if (weights_ && weights_->version() != step) {
     progress_.note(fmt::format(
         "note: the weights that are written as the last ones are of step {}, which was trained "
@@ -27,11 +39,9 @@ void LastWeights::tell_if_changed(int64_t step) {
         "step {}",
         weights_->version(), step, step));
   }
-  if (!changed_) return;
+  if (missing_.empty()) return;
   progress_.note(fmt::format(
-      "note: the weights of step {} are not written as the last ones: the GPU had no room for a "
-      "float32 copy of them beside training, and the next update had changed them; {}",
-      step,
+      "note: the weights of step {} are not written as the last ones: {}; {}", step, missing_,
       checkpoints_.any()
           ? "--resume goes on from the last checkpoint"
           : "there is no checkpoint either: checkpoint.every sets how often one is written"));

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "config/run_config.h"
 #include "run/checkpoints.h"
@@ -25,12 +27,13 @@ class LastWeights {
   // With all digits; null: the trainer alone has them.
   const std::shared_ptr<const PolicySnapshot>& snapshot() const { return weights_; }
   // Where there is no snapshot: the trainer's weights, of the run's last step or of the one that
-  // was trained beside its end; none where an update that failed has changed them. Throws Error
-  // where the copy to the host fails. `learner` must have ended (TrainerLearner::end).
-  void take_from(const Trainer& trainer, const TrainerLearner& learner);
-  // A note where these are not those of `step`, the run's last, with what is left of the run; once
-  // no checkpoint is being written.
-  void tell_if_changed(int64_t step);
+  // was trained beside its end; none where an update that failed has changed them, or where the
+  // copy to the host fails, which is returned: why. `learner` must have ended
+  // (TrainerLearner::end).
+  std::optional<std::string> take_from(const Trainer& trainer, const TrainerLearner& learner);
+  // A note where there are none, or they are not those of `step`, the run's last, with what is left
+  // of the run; once no checkpoint is being written.
+  void tell_what_is_written(int64_t step);
 
  private:
   void note_rounding();
@@ -39,8 +42,8 @@ class LastWeights {
   const CheckpointStore& checkpoints_;
   Progress& progress_;
   std::shared_ptr<const PolicySnapshot> weights_;
-  bool noted_ = false;    // that copies are rounded
-  bool changed_ = false;  // by an update that failed: nobody has those of the last step
+  bool noted_ = false;   // that copies are rounded
+  std::string missing_;  // why nobody has those of the last step; empty: somebody has
 };
 
 }  // namespace leeway

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "base/memory.h"
 #include "base/out_of_memory.h"
@@ -25,15 +27,91 @@ int64_t largest_micro_batch(const RunConfig& run, const ModelConfig& model, Job 
                samples * static_cast<double>(model.max_position_embeddings)));
 }
 
+// What a run has on its device one after the other. Its supervised phase is over before there are
+// servers, reference and teacher, and has the batches and the engine of `leeway sft`.
+std::vector<MemoryOfJob> phases_of(const RunConfig& run, const MemoryOfJob& job) {
+  if (job.job == Job::sft || !run.sft.enabled) return {job};
+  return {{.job = Job::sft, .ranks = job.ranks}, job};
+}
+
 // Rollouts and evaluations have an engine each; servers that the run starts have theirs on the same
-// device and evaluate too.
+// device and evaluate too. Supervised training has one to measure its reward.
 int64_t engines_of(const RunConfig& run, const MemoryOfJob& job) {
-  // The supervised phase measures its reward itself, before there are servers.
-  const bool sft = job.job == Job::sft || run.sft.enabled;
-  const int64_t of_sft = sft && run.sft.stop_at_reward > 0.0 ? 1 : 0;
-  if (job.job == Job::sft) return of_sft;
+  if (job.job == Job::sft) return run.sft.stop_at_reward > 0.0 ? 1 : 0;
   if (job.spawn_servers > 0) return job.spawn_servers;
-  return run.inference.pool == InferencePool::in_process ? 2 : of_sft;
+  return run.inference.pool == InferencePool::in_process ? 2 : 0;
+}
+
+// Policies beside the one that is trained, by the key that names each; those that are the shared
+// model with or without an adapter are not among them.
+struct OtherPolicy {
+  const char* key;
+  ModelConfig model;
+};
+std::vector<OtherPolicy> other_policies(const Config& config, const ModelConfig& model,
+                                        const MemoryOfJob& job) {
+  std::vector<OtherPolicy> out;
+  if (job.job != Job::train) return out;
+  const RunConfig& run = config.run;
+  if (config.loss_spec.reads(Stream::ref)) {
+    const std::string& folder = run.trainer.reference;
+    const bool initial = folder == "initial",
+               shared = run.model.lora.enabled && (initial || folder == "base");
+    if (!shared) out.push_back({"trainer.reference", initial ? model : load_model_config(folder)});
+  }
+  if (config.loss_spec.reads(Stream::teacher)) {
+    out.push_back({"trainer.teacher", load_model_config(run.trainer.teacher)});
+  }
+  return out;
+}
+
+// Why the kernels do not compute what is trained, with a remedy; empty: they do.
+std::string why_it_cannot_train(const Config& config, const ModelConfig& model,
+                                const MemoryOfJob& job) {
+  const RunConfig& run = config.run;
+  const LoraTable& lora = run.model.lora;
+  std::string why =
+      why_gpu_cannot_train(model, run.trainer.precision != TrainingPrecision::float32);
+  if (!why.empty()) return why;
+  if (lora.enabled) {
+    why = why_gpu_has_no_training_kernels(model);
+    if (!why.empty()) {
+      return why +
+             ", which an adapter needs; leave [model.lora] out, or set model.device = \"cpu\"";
+    }
+    if (!lora.path.empty()) why = why_gpu_takes_no_rank(load_lora_settings(lora.path).rank);
+    if (!why.empty()) {
+      return fmt::format("model.lora.path = \"{}\": {}; set model.device = \"cpu\"", lora.path,
+                         why);
+    }
+  }
+  if (job.ranks == 1 || run.trainer.sharding != Sharding::weights) return "";
+  // Reference and teacher are in parts too.
+  std::vector<OtherPolicy> all = other_policies(config, model, job);
+  all.insert(all.begin(), {"model", model});
+  for (const OtherPolicy& each : all) {
+    why = why_gpu_has_no_training_kernels(each.model);
+    if (!why.empty()) {
+      return fmt::format("{}: {}; set trainer.sharding = \"optimizer\"", each.key, why);
+    }
+  }
+  return "";
+}
+
+// Why the job's engines cannot sample the model, with a remedy; empty: they can, or there are none.
+std::string why_it_cannot_sample(const RunConfig& run, const ModelConfig& model,
+                                 const MemoryOfJob& job) {
+  std::string why = engines_of(run, job) > 0 ? why_gpu_cannot_sample(model) : "";
+  if (why.empty()) return why;
+  return why + (job.job == Job::sft
+                    ? "; leave sft.stop_at_reward out, or set model.device = \"cpu\""
+                    : "; set model.device = \"cpu\", or inference.pool = \"static\" with servers "
+                      "that sample on CPUs");
+}
+
+Error refused(const MemoryOfJob& job, const MemoryOfJob& phase, const std::string& why) {
+  return Error(fmt::format("model.device = \"{}\": {}{}", name_of(Device::cuda),
+                           phase.job == job.job ? "" : "[sft]: ", why));
 }
 
 // In this process evaluations are in the precision of training; servers have one.
@@ -61,22 +139,25 @@ DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
   } else if (lora.enabled) {
     use.lora = load_lora_settings(lora.path);
   }
-  if (job.job == Job::train && config.loss_spec.reads(Stream::ref)) {
-    const std::string& folder = run.trainer.reference;
-    const bool initial = folder == "initial",
-               shared = lora.enabled && (initial || folder == "base");
-    if (!shared) use.other_policies.push_back(initial ? model : load_model_config(folder));
-  }
-  if (job.job == Job::train && config.loss_spec.reads(Stream::teacher)) {
-    use.other_policies.push_back(load_model_config(run.trainer.teacher));
+  for (OtherPolicy& other : other_policies(config, model, job)) {
+    use.other_policies.push_back(std::move(other.model));
   }
   use.sampler = {.engines = engines_of(run, job),
                  .fp8_engines = fp8_engines_of(run, job),
                  .kv_bytes = run.rollout.kv_bytes,
                  .max_sequences = run.rollout.max_sequences,
                  .max_rows = rows_per_step(run.model.device),
-                 .in_process = job.spawn_servers == 0};
+                 .in_process = job.spawn_servers == 0,
+                 .measures_reward = job.job == Job::sft};
   return use;
+}
+
+int64_t device_memory_of(const Config& config, const ModelConfig& model, const MemoryOfJob& job) {
+  int64_t most = 0;
+  for (const MemoryOfJob& phase : phases_of(config.run, job)) {
+    most = std::max(most, device_memory(memory_use_of(config, model, phase)).total());
+  }
+  return most;
 }
 
 std::string why_it_does_not_fit_cpu(const Config& config, const ModelConfig& model,
@@ -97,20 +178,13 @@ std::string why_it_does_not_fit_cpu(const Config& config, const ModelConfig& mod
       static_cast<double>(available) / kGib, lora ? "" : ", an adapter ([model.lora])");
 }
 
-void check_sizes_for_gpu(const RunConfig& run, const ModelConfig& model, const MemoryOfJob& job) {
-  std::string problem =
-      why_gpu_cannot_train(model, run.trainer.precision != TrainingPrecision::float32);
-  if (problem.empty() && engines_of(run, job) > 0) problem = why_gpu_cannot_sample(model);
-  const bool in_parts = job.ranks > 1 && run.trainer.sharding == Sharding::weights;
-  if (problem.empty() && (in_parts || run.model.lora.enabled)) {
-    problem = why_gpu_has_no_training_kernels(model);
-    if (!problem.empty()) {
-      problem += in_parts ? "; set trainer.sharding = \"optimizer\""
-                          : ", which an adapter needs; leave [model.lora] out, or use the CPU";
-    }
+void check_sizes_for_gpu(const Config& config, const ModelConfig& model, const MemoryOfJob& job) {
+  const std::string why = why_it_cannot_train(config, model, job);
+  if (!why.empty()) throw refused(job, job, why);
+  for (const MemoryOfJob& phase : phases_of(config.run, job)) {
+    const std::string of_phase = why_it_cannot_sample(config.run, model, phase);
+    if (!of_phase.empty()) throw refused(job, phase, of_phase);
   }
-  if (problem.empty()) return;
-  throw Error(fmt::format("model.device = \"{}\": {}", name_of(Device::cuda), problem));
 }
 
 ModelCheck fits_memory(const MemoryOfJob& job) {
@@ -122,12 +196,13 @@ ModelCheck fits_memory(const MemoryOfJob& job) {
       if (!problem.empty()) throw OutOfMemory(problem);
       return;
     }
-    check_sizes_for_gpu(config.run, model, job);
+    check_sizes_for_gpu(config, model, job);
     check_ranks(static_cast<int>(job.ranks), config.run);
-    const std::string problem =
-        why_it_does_not_fit(memory_use_of(config, model, job), free_device_memory());
-    if (problem.empty()) return;
-    throw Error(fmt::format("model.device = \"{}\": {}", name_of(Device::cuda), problem));
+    const int64_t free = free_device_memory();
+    for (const MemoryOfJob& phase : phases_of(config.run, job)) {
+      const std::string why = why_it_does_not_fit(memory_use_of(config, model, phase), free);
+      if (!why.empty()) throw refused(job, phase, why);
+    }
   };
 }
 

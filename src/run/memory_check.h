@@ -15,14 +15,16 @@ struct MemoryOfJob {
   int64_t ranks = 1;          // that share the run, with a GPU each
 };
 
-// What the job uses of a GPU's memory. Reads the shapes of reference and teacher; throws Error
-// where it cannot.
+// What the job uses of a GPU's memory, without the supervised phase that comes before it ([sft]).
+// Reads the shapes of reference and teacher; throws Error where it cannot.
 DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
                               const MemoryOfJob& job);
+// Bytes, the supervised phase included: the most that is used at one time.
+int64_t device_memory_of(const Config& config, const ModelConfig& model, const MemoryOfJob& job);
 
 // Throws Error, with the remedy, for a model whose sizes the GPU's kernels do not take: to train
-// it, or to sample it where the job has an engine on the GPU.
-void check_sizes_for_gpu(const RunConfig& run, const ModelConfig& model, const MemoryOfJob& job);
+// it, or to sample it where the job has an engine on the GPU. Reads what memory_use_of does.
+void check_sizes_for_gpu(const Config& config, const ModelConfig& model, const MemoryOfJob& job);
 
 // Why training on the CPU needs more than the bytes that are available; empty if it may fit. What
 // is counted is what every run has: the weights, and without an adapter their gradients and

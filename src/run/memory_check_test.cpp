@@ -1,9 +1,15 @@
 #include "run/memory_check.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "leeway/presets.h"
+#include "model/adapter_io.h"
+#include "model/test_files.h"
 #include "run/devices.h"
+#include "run/test_support.h"
 
 namespace leeway {
 namespace {
@@ -78,7 +84,7 @@ TEST(MemoryCheck, RefusesSizesThatAGpuDoesNotTakeWhenTheRunIsConfigured) {
   Config config = small_run();
   const auto refusal = [&](const ModelConfig& model, const MemoryOfJob& job) -> std::string {
     try {
-      check_sizes_for_gpu(config.run, model, job);
+      check_sizes_for_gpu(config, model, job);
     } catch (const Error& error) {
       return error.what();
     }
@@ -88,13 +94,19 @@ TEST(MemoryCheck, RefusesSizesThatAGpuDoesNotTakeWhenTheRunIsConfigured) {
   EXPECT_EQ(refusal(model, {}), "");
   model.head_dim = 20;
   EXPECT_NE(refusal(model, {}).find("model.device = \"cuda\": head_dim is 20"), std::string::npos);
+  EXPECT_NE(refusal(model, {}).find("inference.pool = \"static\""), std::string::npos);
   EXPECT_NE(refusal(model, {.spawn_servers = 2}), "");
   EXPECT_EQ(refusal(model, {.job = Job::sft}), "") << "nothing samples";
   config.run.inference.pool = InferencePool::static_;
   EXPECT_EQ(refusal(model, {}), "") << "servers sample, elsewhere";
   config.run.sft.enabled = true, config.run.sft.stop_at_reward = 0.25;
-  EXPECT_NE(refusal(model, {}).find("head_dim is 20"), std::string::npos)
-      << "the supervised phase samples itself";
+  for (const Job kind : {Job::train, Job::sft}) {
+    const std::string why = refusal(model, {.job = kind});
+    EXPECT_NE(why.find("head_dim is 20"), std::string::npos) << "it measures its reward itself";
+    EXPECT_NE(why.find("leave sft.stop_at_reward out"), std::string::npos) << why;
+    EXPECT_EQ(why.find("inference.pool"), std::string::npos) << why;
+    EXPECT_EQ(why.find("[sft]: ") != std::string::npos, kind == Job::train) << why;
+  }
   config.run.sft.stop_at_reward = 0.0;
   model.vocab_size = 600'000;
   EXPECT_EQ(refusal(model, {}), "");
@@ -116,7 +128,7 @@ TEST(MemoryCheck, RefusesWidthsThatAdaptersAndWeightsInPartsDoNotTake) {
   model.hidden_size = 100;
   const auto refusal = [&](int64_t ranks) -> std::string {
     try {
-      check_sizes_for_gpu(config.run, model, {.ranks = ranks});
+      check_sizes_for_gpu(config, model, {.ranks = ranks});
     } catch (const Error& error) {
       return error.what();
     }
@@ -130,6 +142,62 @@ TEST(MemoryCheck, RefusesWidthsThatAdaptersAndWeightsInPartsDoNotTake) {
   config.run.trainer.sharding = Sharding::optimizer;
   config.run.model.lora.enabled = true;
   EXPECT_NE(refusal(1).find("leave [model.lora] out"), std::string::npos);
+}
+
+TEST(MemoryCheck, RefusesATeacherThatCannotBeInParts) {
+  const TestFolder folder;
+  Config config = small_run();
+  const ModelConfig model = model_of(config);
+  Config other = config;
+  other.run.model.hidden_size = 100;
+  save_parameters(RunSetup(other, false).weights, folder / "teacher");
+  config.loss_spec = Catalog().make_spec("icepop", {{"teacher_tau", 0.5}});
+  ASSERT_TRUE(config.loss_spec.reads(Stream::teacher));
+  config.run.trainer.teacher = folder / "teacher";
+  EXPECT_NO_THROW(check_sizes_for_gpu(config, model, {.ranks = 2}));
+  config.run.trainer.sharding = Sharding::weights;
+  EXPECT_NO_THROW(check_sizes_for_gpu(config, model, {.ranks = 1}));
+  testing::expect_refused([&] { check_sizes_for_gpu(config, model, {.ranks = 2}); },
+                          {"trainer.teacher: hidden_size is 100", "trainer.sharding"});
+}
+
+TEST(MemoryCheck, RefusesAnAdapterWhoseRankTheGpuDoesNotTake) {
+  const TestFolder folder;
+  Config config = small_run();
+  const RunSetup base(config, false);
+  const auto shared = std::make_shared<const Parameters>(base.weights);
+  for (const int64_t rank : {4, 8}) {
+    const std::string path = folder / fmt::format("adapter_{}", rank);
+    save_adapter(Parameters(shared, {.rank = rank, .alpha = 16.0, .targets = {"q_proj"}}), path);
+    config.run.model.lora.enabled = true, config.run.model.lora.path = path;
+    const auto check = [&] { check_sizes_for_gpu(config, base.weights.config(), {}); };
+    if (rank == 8) {
+      EXPECT_NO_THROW(check());
+    } else {
+      testing::expect_refused(check, {"model.lora.path", path, "multiple of 8, as 8"});
+    }
+  }
+}
+
+// The engine that measures the reward of supervised training is gone before there is a reference.
+TEST(MemoryCheck, CountsTheSupervisedPhaseByItself) {
+  Config config = small_run();
+  const ModelConfig model = model_of(config);
+  config.run.inference.pool = InferencePool::static_;
+  config.run.sft.enabled = true, config.run.sft.stop_at_reward = 0.25;
+  config.loss_spec = Catalog().make_spec("grpo", {{"ref_kl", 0.1}});
+  const DeviceMemoryUse rl = memory_use_of(config, model, {});
+  const DeviceMemoryUse sft = memory_use_of(config, model, {.job = Job::sft});
+  EXPECT_EQ(rl.sampler.engines, 0);
+  EXPECT_EQ(rl.other_policies.size(), 1u);
+  EXPECT_EQ(sft.sampler.engines, 1);
+  EXPECT_TRUE(sft.other_policies.empty());
+  EXPECT_EQ(device_memory_of(config, model, {}),
+            std::max(device_memory(rl).total(), device_memory(sft).total()));
+  EXPECT_GT(device_memory(sft).total(), device_memory(rl).total())
+      << "of which the KV cache is most";
+  config.run.sft.enabled = false;
+  EXPECT_EQ(device_memory_of(config, model, {}), device_memory(rl).total());
 }
 
 TEST(MemoryCheck, SeesTheModelBeforeItsWeightsAndNotTheCpu) {

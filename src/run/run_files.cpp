@@ -11,9 +11,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
 #include "base/checked_files.h"
 #include "base/files.h"
+#include "base/folders.h"
 #include "base/json.h"
 #include "base/printable.h"
 #include "leeway/error.h"
@@ -331,10 +333,14 @@ std::string RunFiles::save_weights(const Parameters& weights, int64_t step, cons
     throw Error(fmt::format("{}: not saved: {}", to, bad));
   }
   refuse_full_disk(to, sizeof(float) * static_cast<uint64_t>(weights.count()));
-  FileSums sums = save_parameters(weights, to);
+  // The card first: a kill must leave no weights that do not say that they are rounded.
   PolicyCard card = setup.card;
   card.rounded = rounded;
-  sums["leeway.json"] = write_policy_card(to, card);
+  make_folders(to);
+  remove_checksums(to);
+  const FileSum card_sum = write_policy_card(to, card);
+  FileSums sums = save_parameters(weights, to);
+  sums["leeway.json"] = card_sum;
   if (!setup.tokenizer_file.empty()) {
     sums["tokenizer.json"] =
         write_file_atomically(to + "/tokenizer.json", read_file(setup.tokenizer_file));
@@ -394,6 +400,15 @@ std::optional<Evaluation> first_evaluation(const std::string& folder) {
   const auto text = evaluations_text(name);
   if (!text) return std::nullopt;
   return evaluation_of(name, text->substr(0, text->find('\n')));
+}
+
+std::optional<Metrics> metrics_of_first_step(const std::string& folder) {
+  const std::string name = folder + "/metrics.jsonl";
+  std::string line;
+  if (std::ifstream file(name); !std::getline(file, line)) return std::nullopt;
+  auto row = evaluation_of(name, line);
+  if (!row) return std::nullopt;
+  return std::move(row->second);
 }
 
 }  // namespace leeway

@@ -88,5 +88,7 @@ std::string weights_folder(const std::string& run_folder, int64_t step);
 using Evaluation = std::pair<int64_t, Metrics>;
 std::optional<Evaluation> last_evaluation(const std::string& folder);
 std::optional<Evaluation> first_evaluation(const std::string& folder);
+// Of metrics.jsonl; nothing where its first line is damaged, or there is none.
+std::optional<Metrics> metrics_of_first_step(const std::string& folder);
 
 }  // namespace leeway

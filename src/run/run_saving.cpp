@@ -59,7 +59,9 @@ std::string RunSaving::save_weights(int64_t step, const Parameters& weights) con
 
 void RunSaving::tell_failures() {
   for (const std::string& failure : writer_.take_failures()) {
-    progress_.note(fmt::format("warning: {}; the one before stays, and the run goes on", failure));
+    progress_.note(fmt::format("warning: {}; {}, and the run goes on", failure,
+                               checkpoints_.any() ? "the one before stays"
+                                                  : "there is no checkpoint yet to continue from"));
   }
 }
 

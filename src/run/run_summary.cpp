@@ -36,6 +36,8 @@ RunSummary finished_summary(const Resumption& resumption) {
   summary.rollouts = end.totals.completed;
   const std::string weights = weights_folder(resumption.folder, end.steps);
   if (is_present(weights)) summary.weights = weights;
+  const std::string report = resumption.folder + "/report.html";
+  if (is_present(report)) summary.report = report;
   return summary;
 }
 
@@ -44,7 +46,7 @@ std::string summary_json(const RunSummary& summary) {
   json.begin_object().key("end").value(name_of(summary.end));
   if (!summary.reason.empty()) json.key("reason").value(summary.reason);
   json.key("run").value(summary.folder).key("weights").value(summary.weights);
-  json.key("report").value(summary.folder + "/report.html");
+  json.key("report").value(summary.report);
   const auto number = [&](const char* key, auto value) {
     json.key(key).value(static_cast<double>(value));
   };
@@ -101,9 +103,13 @@ std::string summary_text(const RunSummary& summary) {
     }
     out += "\n";
   }
+  const auto add_paths = [&] {
+    if (!summary.weights.empty()) out += fmt::format("weights  {}\n", summary.weights);
+    if (!summary.report.empty()) out += fmt::format("report   {}\n", summary.report);
+  };
   if (summary.finished_before) {
-    return out +
-           fmt::format("weights  {}\nreport   {}/report.html\n", summary.weights, summary.folder);
+    add_paths();
+    return out;
   }
   const double rl = std::max(summary.rl_seconds, 1e-9);
   out += fmt::format("{} of {} steps, {} rollouts", summary.steps, summary.max_steps,
@@ -133,8 +139,7 @@ std::string summary_text(const RunSummary& summary) {
         totals.dropped, totals.failed, totals.cancelled,
         totals.completed - totals.batched - totals.stale - totals.dropped + summary.running);
   }
-  if (!summary.weights.empty()) out += fmt::format("weights  {}\n", summary.weights);
-  out += fmt::format("report   {}/report.html\n", summary.folder);
+  add_paths();
   return out;
 }
 

@@ -31,6 +31,7 @@ struct RunSummary {
   // Folder of the last weights. Empty: they could not be saved, or an update had changed them
   // before (last_weights.h), of which a note tells.
   std::string weights;
+  std::string report;            // the page; empty: it could not be written
   bool finished_before = false;  // there was nothing to resume, and nothing was done
 };
 

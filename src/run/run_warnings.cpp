@@ -47,6 +47,15 @@ void RunWarnings::warn(std::vector<std::string>& out, const char* name, const st
   if (said_.insert(name).second) out.push_back("warning: " + text);
 }
 
+void RunWarnings::compare_with(const Metrics& first) {
+  const auto known = [&](const char* name) -> std::optional<double> {
+    const double value = metric_of(first, name);
+    return std::isnan(value) ? std::nullopt : std::optional(value);
+  };
+  first_masked_ = known("is_masked");
+  first_mismatch_ = known("mismatch_kl/all/mean");
+}
+
 std::vector<std::string> RunWarnings::on_step(const Metrics& metrics, const CutRollouts& cut) {
   std::vector<std::string> out;
   const auto flat = flat_.add(metric_of(metrics, "zero_advantage_groups") /

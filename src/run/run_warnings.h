@@ -24,6 +24,8 @@ class RunWarnings {
   // `groups`: prompts of a batch. `save_bytes`: what a checkpoint and a weights folder take.
   RunWarnings(int64_t groups, uint64_t save_bytes) : groups_(groups), save_bytes_(save_bytes) {}
 
+  // Of a run that goes on: the metrics of its first step, with which later ones are compared.
+  void compare_with(const Metrics& first);
   // From a step's metrics, as in metrics.jsonl, and its rollouts. Steps come in order.
   std::vector<std::string> on_step(const Metrics& metrics, const CutRollouts& cut = {});
   // From an evaluation, compared with the one before RL; either may lack a reward.

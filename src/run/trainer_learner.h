@@ -12,8 +12,9 @@
 namespace leeway {
 
 // Whether a trainer that shares its device with the sampler leaves room to it. Whoever takes longer
-// decides how long a step takes: a trainer that waits for its batches has time to spare, one that
-// never waits has none.
+// decides how long a step takes: a trainer that waits for its batches has time to spare. Once it
+// never waits and a step takes longer than without room, it takes the room back, and needs more
+// updates to leave it again: what suits neither way must not change for ever.
 class RoomForSampler {
  public:
   // After an update: the seconds that it took, and those for which its batch was waited for.
@@ -21,8 +22,10 @@ class RoomForSampler {
   bool after(double trained, double waited);
 
  private:
-  int agreeing_ = 0;  // updates in a row that speak for a change
   bool leaves_ = false;
+  int agreeing_ = 0;           // updates in a row that speak for a change
+  int needed_to_leave_ = 2;    // of them
+  double step_without_ = 0.0;  // seconds of the last step before room was left
 };
 
 class TrainerLearner : public Learner {

@@ -68,11 +68,41 @@ TEST(RoomForSampler, IsLeftByATrainerThatWaitsAndTakenBackByOneThatNeverDoes) {
   EXPECT_TRUE(room.after(1.0, 2.0));
   // With less of the device it waits less; that alone is no reason to take it back.
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(room.after(2.0, 0.2));
-  EXPECT_TRUE(room.after(3.0, 0.0));
-  EXPECT_TRUE(room.after(3.0, 0.1));
-  EXPECT_TRUE(room.after(3.0, 0.01));
-  EXPECT_FALSE(room.after(3.0, 0.01));
+  EXPECT_TRUE(room.after(3.5, 0.0));
+  EXPECT_TRUE(room.after(3.5, 0.1));
+  EXPECT_TRUE(room.after(3.5, 0.01));
+  EXPECT_FALSE(room.after(3.5, 0.01));
   EXPECT_FALSE(room.after(2.5, 0.0));
+}
+
+// Steps of a trainer and a sampler beside each other, which take as long as the slower one, for
+// `updates`; returns how often the room changed and sets the seconds of the last step.
+int changes_of(double trains, double samples, double trains_with_room, double samples_with_room,
+               int updates, double& last_step) {
+  RoomForSampler room;
+  bool leaves = false;
+  int changes = 0;
+  for (int i = 0; i < updates; ++i) {
+    const double trained = leaves ? trains_with_room : trains;
+    const double sampled = leaves ? samples_with_room : samples;
+    last_step = std::max(trained, sampled);
+    const bool next = room.after(trained, std::max(0.0, sampled - trained));
+    changes += next != leaves;
+    leaves = next;
+  }
+  return changes;
+}
+
+TEST(RoomForSampler, StaysWhereAStepIsShorterAlsoIfTheTrainerIsThenTheSlowerSide) {
+  double step = 0.0;
+  EXPECT_EQ(changes_of(1.0, 1.9, 1.5, 1.4, 40, step), 1);
+  EXPECT_EQ(step, 1.5);
+}
+
+TEST(RoomForSampler, IsTriedSeldomWhereItMakesStepsLonger) {
+  double step = 0.0;
+  EXPECT_LE(changes_of(1.0, 1.5, 1.7, 1.4, 500, step), 16) << "tries are twice as far apart each";
+  EXPECT_EQ(step, 1.5);
 }
 
 // The CPU's backend, which writes down what it is asked.

@@ -14,8 +14,7 @@ namespace {
 double memory_bytes(const RunSetup& setup, const MemoryOfJob& job) {
   const Parameters& weights = setup.weights;
   if (setup.config.run.model.device == Device::cuda) {
-    const DeviceMemoryUse use = memory_use_of(setup.config, weights.config(), job);
-    return static_cast<double>(device_memory(use).total());
+    return static_cast<double>(device_memory_of(setup.config, weights.config(), job));
   }
   const auto base = static_cast<double>(weights.base() ? weights.base()->count() : 0);
   return sizeof(float) * (base + 4.0 * static_cast<double>(weights.count()));

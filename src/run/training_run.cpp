@@ -122,6 +122,8 @@ class Run {
     summary_.resumed = RunSummary::Resumed{};
     progress_.note(fmt::format("resumed from {}", from.name()));
     if (!files_.moved().empty()) progress_.note(files_.moved());
+    const auto first = metrics_of_first_step(files_.folder());
+    if (from_ && first) warnings_.compare_with(*first);
   }
 
   RunSummary run() {
@@ -154,7 +156,9 @@ class Run {
     summary_.steps = steps_;
     summary_.seconds = clock_.now() - begin;
     attempt([&] { keep_end(); });
-    if (!attempt([&] { files_.write_report(); })) {
+    const bool has_report = attempt([&] { files_.write_report(); });
+    if (has_report) summary_.report = summary_.folder + "/report.html";
+    if (!has_report) {
       // end.json must not claim success; it may no longer fit on the disk.
       if (failure_in([&] { keep_end(); })) {
         static_cast<void>(failure_in([&] { remove_run_end(files_.folder()); }));
@@ -318,7 +322,7 @@ class Run {
     if (learner) {
       learner->end();
       saving_.settle();
-      lost = failure_in([&] { last_weights_.take_from(trainer, *learner); });
+      lost = last_weights_.take_from(trainer, *learner);
     }
     evaluations_.set_beside([&] { run_sampler.tell(); });
     run_sampler.tell();
@@ -327,7 +331,7 @@ class Run {
       result.reason = *failure;
     }
     saving_.wait();
-    last_weights_.tell_if_changed(steps_);
+    last_weights_.tell_what_is_written(steps_);
     const double blocked = evaluations_.blocked_seconds() - blocked_before;
     summary_.rl_seconds = clock_.now() - begin - blocked;
     summary_.rollouts = scheduler.totals().completed;

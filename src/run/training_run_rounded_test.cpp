@@ -10,6 +10,7 @@
 #include "base/half.h"
 #include "config/given.h"
 #include "leeway/error.h"
+#include "model/adapter_io.h"
 #include "run/from_run.h"
 #include "run/policy_card.h"
 #include "run/run_files.h"
@@ -70,7 +71,7 @@ Config config_of(const Catalog& catalog, const std::string& output, const char* 
 }
 
 // Where in its update a backend fails, after three that went well.
-enum class Fails { before_its_step, after_its_step };
+enum class Fails { before_its_step, after_its_step, with_all_of_the_device };
 
 class FailingBackend final : public RoundingBackend {
  public:
@@ -78,8 +79,15 @@ class FailingBackend final : public RoundingBackend {
       : RoundingBackend(std::move(inner)), fails_(fails) {}
   std::vector<SlotResult> run_slots(const PackedBatch& batch, std::span<const GradientSlot> slots,
                                     const SlotPass& pass, std::span<const float> g) override {
-    if (fails_ == Fails::before_its_step && steps() == 3) throw Error("no memory for a pass");
+    if (fails_ != Fails::after_its_step && steps() == 3) {
+      is_lost_ = fails_ == Fails::with_all_of_the_device;
+      throw Error("no memory for a pass");
+    }
     return RoundingBackend::run_slots(batch, slots, pass, g);
+  }
+  const Parameters& parameters() override {
+    if (is_lost_) throw Error("the device does not answer");
+    return RoundingBackend::parameters();
   }
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override {
     if (fails_ == Fails::after_its_step && steps() == 4) throw Error("no memory for a copy");
@@ -88,6 +96,7 @@ class FailingBackend final : public RoundingBackend {
 
  private:
   const Fails fails_;
+  bool is_lost_ = false;
 };
 
 RunSummary run_that_fails(const TestFolder& folder, const char* lag, const char* every, Fails fails,
@@ -133,6 +142,21 @@ TEST(RoundedRun, WhoseUpdateFailsAfterItChangedTheWeightsSaysThatTheLastAreLost)
       EXPECT_EQ(has_note(progress.notes, "--resume goes on from the last checkpoint"), checkpoint);
       EXPECT_EQ(has_note(progress.notes, "there is no checkpoint either"), !checkpoint);
     }
+  }
+}
+
+TEST(RoundedRun, WhoseDeviceIsLostSaysThatTheLastWeightsAreNotWrittenAndWhy) {
+  for (const char* every : {"0", "2"}) {
+    const TestFolder folder;
+    RecordingProgress progress;
+    const RunSummary summary =
+        run_that_fails(folder, "1", every, Fails::with_all_of_the_device, progress);
+    ASSERT_EQ(summary.end, RunSummary::End::gave_up);
+    EXPECT_NE(summary.reason.find("no memory for a pass"), std::string::npos) << summary.reason;
+    EXPECT_EQ(summary.weights, "");
+    EXPECT_TRUE(has_note(progress.notes, "of step 3 are not written as the last ones: the device"));
+    EXPECT_EQ(has_note(progress.notes, "--resume goes on from the last checkpoint"),
+              every[0] != '0');
   }
 }
 
@@ -306,6 +330,34 @@ TEST(RoundedRun, IsStartedFromWithAllDigitsWhereTheyAre) {
   config_from(catalog, later, "", {"output_dir=" + (folder / "next")}, {}, notes);
   EXPECT_TRUE(has_note(notes, "rounded to bf16"));
   EXPECT_FALSE(origin_of(run, true).rounded) << "with the optimizer's moments";
+
+  // What a card says does not matter where a later checkpoint is there.
+  for (const char* part : {"weights/step_4", "weights/step_3", "weights/step_2"}) lose(part);
+  write_file_atomically(run + "/weights/step_1/leeway.json", "{");
+  EXPECT_EQ(origin_of(run, false).weights, run + "/checkpoints/step_2");
+}
+
+// A kill, a full disk: whatever stops the writing, there are no rounded weights that do not say so.
+TEST(RoundedRun, WhoseWeightsCannotBeLabelledWritesNone) {
+  const TestFolder folder;
+  const Catalog catalog;
+  RunSetup setup(config_of(catalog, folder / "run", "0",
+                           {"output.weights_every=2", "checkpoint.every=0", "eval.every=0"}));
+  setup.own_backend = rounding_backend();
+  class InTheWay final : public RecordingProgress {
+   public:
+    explicit InTheWay(std::string folder) : folder_(std::move(folder)) {}
+    void step(int64_t step, int64_t of, const std::string& line) override {
+      if (step == 1) std::filesystem::create_directories(folder_ + "/leeway.json/is a folder");
+      RecordingProgress::step(step, of, line);
+    }
+
+   private:
+    const std::string folder_;
+  } progress(folder / "run/weights/step_2");
+  run_training(setup, catalog, {}, progress, [] { return false; });
+  EXPECT_FALSE(is_complete_folder(folder / "run/weights/step_2"));
+  EXPECT_TRUE(is_complete_folder(folder / "run/weights/step_4"));
 }
 
 }  // namespace

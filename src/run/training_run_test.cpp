@@ -84,6 +84,53 @@ TEST(TrainingRun, ThatIsStoppedAndResumedHasTheWeightsOfOneThatIsNot) {
   }
 }
 
+TEST(TrainingRun, ThatGoesOnIsComparedWithItsFirstStepAndNotWithTheNextOne) {
+  const TestFolder folder;
+  const Catalog catalog;
+  const std::string run = folder / "run";
+  RecordingProgress progress;
+  const RunSummary first = train(tiny_config(catalog, run, {"trainer.loss.preset=icepop"}),
+                                 progress, [&] { return progress.last_step >= 2; });
+  ASSERT_EQ(first.end, RunSummary::End::stopped) << first.reason;
+  // As if nearly everything had been kept in the first step, and more is masked since.
+  std::string rows = read_file(run + "/metrics.jsonl");
+  const std::string key = "\"is_masked\":";
+  const size_t at = rows.find(key);
+  ASSERT_LT(at, rows.find('\n')) << rows.substr(0, 400);
+  const size_t begin = at + key.size();
+  rows.replace(begin, rows.find_first_of(",}", begin) - begin, " -1");
+  write_file_atomically(run + "/metrics.jsonl", rows);
+  RecordingProgress resumed;
+  EXPECT_EQ(std::get<RunSummary>(resume_run(catalog, run, {}, resumed, never)).steps, 6);
+  EXPECT_TRUE(std::ranges::any_of(resumed.notes, [](const std::string& note) {
+    return note.find("up from -100 % in the first step") != std::string::npos;
+  }));
+}
+
+TEST(TrainingRun, WhosePageCannotBeWrittenNamesNone) {
+  const TestFolder folder;
+  const Catalog catalog;
+  class InTheWay final : public RecordingProgress {
+   public:
+    explicit InTheWay(std::string page) : page_(std::move(page)) {}
+    void step(int64_t step, int64_t of, const std::string& line) override {
+      if (step == 1) std::filesystem::create_directories(page_ + "/is a folder");
+      RecordingProgress::step(step, of, line);
+    }
+
+   private:
+    const std::string page_;
+  } progress(folder / "run/report.html");
+  const RunSummary summary = train(tiny_config(catalog, folder / "run"), progress, never);
+  EXPECT_EQ(summary.end, RunSummary::End::gave_up);
+  EXPECT_EQ(summary.report, "");
+  EXPECT_EQ(summary_text(summary).find("report "), std::string::npos) << summary_text(summary);
+  RecordingProgress other;
+  const RunSummary good = train(tiny_config(catalog, folder / "good"), other, never);
+  EXPECT_EQ(good.report, folder / "good/report.html");
+  EXPECT_TRUE(is_present(good.report));
+}
+
 TEST(TrainingRun, RefusesWhatCannotBeTrainedOnBeforeAnythingIsWritten) {
   const TestFolder folder;
   const Catalog catalog;

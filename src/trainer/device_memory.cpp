@@ -254,14 +254,13 @@ std::string why_it_does_not_fit(const DeviceMemoryUse& use, int64_t free) {
   DeviceMemoryUse alone = use;
   alone.sampler = {};
   if (use.sampler.engines > 0) {
+    const std::string elsewhere = use.sampler.measures_reward
+                                      ? "\nIt fits without sft.stop_at_reward"
+                                      : "\nIt fits where servers sample on another device "
+                                        "(inference.pool)";
     const std::string without = fitting_lines(alone, free);
-    if (device_memory(alone).total() <= free) {
-      return text + "\nIt fits where servers sample on another device (inference.pool).";
-    }
-    if (!without.empty()) {
-      return text + "\nIt fits where servers sample on another device (inference.pool), with" +
-             without;
-    }
+    if (device_memory(alone).total() <= free) return text + elsewhere + ".";
+    if (!without.empty()) return text + elsewhere + ", with" + without;
   }
   DeviceMemoryUse least = choices(alone).back().use;
   least.max_tokens = std::min(kLeastTokens, use.max_tokens);

@@ -19,7 +19,8 @@ struct SamplerMemoryUse {
   int64_t engines = 0;                                    // 0: others sample
   int64_t fp8_engines = 0;                                // of them
   int64_t kv_bytes = 0, max_sequences = 0, max_rows = 0;  // of each
-  bool in_process = true;  // with the model below an adapter that the trainer has
+  bool in_process = true;        // with the model below an adapter that the trainer has
+  bool measures_reward = false;  // of supervised training (sft.stop_at_reward), and nothing else
 };
 
 struct DeviceMemoryUse {

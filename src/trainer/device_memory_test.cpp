@@ -229,6 +229,10 @@ TEST(DeviceMemory, WhereSamplingIsTooMuchServersAreNamed) {
   use.optimizer_state = OptimizerState::float32, use.recompute = Recompute::off;
   expect_words(why_it_does_not_fit(use, 139 * kGibi),
                {"inference.pool), with\n", "trainer.optimizer_state = \"int8\""});
+  use.sampler.measures_reward = true;
+  const std::string supervised = why_it_does_not_fit(use, 139 * kGibi);
+  expect_words(supervised, {"without sft.stop_at_reward, with\n"});
+  EXPECT_EQ(supervised.find("inference.pool"), std::string::npos) << supervised;
 }
 
 }  // namespace
