@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kWarp) decode_kernel(const __grid_constant__ D
   constexpr int kFirstTiles = (kSlots + kTileItems - 1) / kTileItems;
   const bool early = begin + kFirstTiles * kTileKeys <= position;
   HeldQueries<kDim, kRows> queries;
-  // Twice, before the heads and after them, for one text of the copies.
+  // A loop, so that the code of the copies exists once: they are queued before the heads or after.
 #pragma unroll 1
   for (int turn = 0; turn < 2; ++turn) {
     if (early == (turn == 0)) {

@@ -40,7 +40,7 @@ LEEWAY_ON_BOTH inline float second_moment_scale(float largest) {
 }
 
 // A code hides the last digits of a root. On a GPU a step computes for longer than it reads and
-// writes, so that exact roots would show.
+// writes, so that exact roots would make it slower.
 LEEWAY_ON_BOTH inline float root_for_code(float x) {
 #ifdef __CUDA_ARCH__
   float root;

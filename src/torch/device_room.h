@@ -9,8 +9,8 @@ namespace leeway {
 
 // Lets torch grow its pieces of CUDA memory instead of taking new ones beside them, of which parts
 // stay unused: sizes change with every micro-batch. To be called before the first allocation; such
-// memory has no handle that another process could open. Does
-// nothing where PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF says how to allocate.
+// memory has no handle that another process could open. Does nothing where PYTORCH_CUDA_ALLOC_CONF
+// or PYTORCH_ALLOC_CONF says how to allocate.
 void use_expandable_segments();
 
 // Bytes that nobody uses; what torch keeps for itself counts as used. Throws what torch throws.
@@ -27,9 +27,10 @@ enum class SnapshotForm {
   on_host,  // in float32
 };
 // Of so many weights, where `spare` bytes are left. `may_round`: passes read bf16 numbers that the
-// trainer has whole, which can be copied alone. They are, unless two full copies fit: the snapshot
-// before may be kept until this one is handed on. `last_is_there`: it is among what is allocated
-// already. Of rounded ones a run keeps none, but an evaluation has its own until it ends.
+// trainer has whole, which can be copied alone. Then a snapshot is full only where two full copies
+// fit, since the one before may be kept until this one is handed on. `last_is_there`: the one
+// before is among what is allocated already. A run keeps no rounded ones; an evaluation keeps its
+// own until it ends.
 SnapshotForm snapshot_form(int64_t spare, int64_t weights, bool may_round, bool last_is_there);
 
 }  // namespace leeway

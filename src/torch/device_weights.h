@@ -15,9 +15,9 @@ namespace leeway {
 class TorchDeviceWeights final : public DeviceWeights {
  public:
   // `weights` [layout.size] on their device, which nobody else changes. Any stream may read them
-  // when this returns; who reads on another stream than the one that they were made on waits for
-  // that before the snapshot goes, since torch gives the memory to somebody else then. `base`: of
-  // an adapter.
+  // when this returns. A reader on another stream than the one that they were made on must have
+  // waited for its reads before the snapshot is destroyed: torch then gives the memory to the next
+  // allocation of the first stream. `base`: of an adapter.
   TorchDeviceWeights(FlatLayout layout, at::Tensor weights,
                      std::shared_ptr<const Parameters> base = nullptr);
 

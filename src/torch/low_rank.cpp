@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "leeway/error.h"
+#include "model/gpu_sizes.h"
 #include "torch/training_operations.h"
 
 #ifdef LEEWAY_CUDA
@@ -27,11 +28,8 @@ Tensor columns_of(const LowRankStack& stack, const Tensor& low, size_t i) {
 }  // namespace
 
 void check_rank(int64_t rank, at::Device device) {
-  if (!device.is_cuda() || rank % 8 == 0) return;
-  throw Error(fmt::format(
-      "an adapter of rank {} (model.lora.rank): on cuda the rank must be a multiple of 8, as {}; "
-      "there sampling and training give the same bits",
-      rank, (rank + 7) / 8 * 8));
+  if (!device.is_cuda()) return;
+  if (const std::string why = why_gpu_takes_no_rank(rank); !why.empty()) throw Error(why);
 }
 
 void add_low_rank(cuda::Products* products, const LowRankStack& stack, double scale,

@@ -38,6 +38,7 @@ PartStream::PartStream(at::Device device, double share) {
   if (is_new) {
     const c10::cuda::CUDAGuard guard(device);
     try {
+      settle(device);  // the driver needs memory, of which torch may hold all
       auto part = cuda::DevicePart::make(static_cast<int>(share * cuda::multiprocessors()));
       if (part) at->second = new Part(std::move(part), device.index());
     } catch (...) {

@@ -41,8 +41,8 @@ class PartStream {
 // stream has used is of no use to another.
 void settle(at::Device device);
 
-// To be held while a graph is captured: until then torch gives no memory back, so that `settle`
-// waits for it.
+// To be held while a graph is captured. Torch cannot give memory back during a capture, so that
+// `settle` waits for its end.
 std::unique_lock<std::mutex> capture_turn();
 
 }  // namespace leeway

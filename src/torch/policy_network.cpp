@@ -1,11 +1,13 @@
 #include "torch/policy_network.h"
 
+#include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "leeway/error.h"
+#include "model/gpu_sizes.h"
 #include "torch/low_rank.h"
 #include "torch/split_masters.h"
 #include "torch/training_operations.h"
@@ -16,6 +18,21 @@
 namespace leeway {
 
 using torch::Tensor;
+
+namespace {
+
+// What only the training kernels compute is refused on a GPU where they do not take the model.
+void need_training_kernels(const ModelConfig& config, torch::Device device,
+                           torch::ScalarType compute, const char* what, const char* remedy) {
+  if (!device.is_cuda() || has_training_kernels(config, device, compute)) return;
+  const std::string why = compute == at::kBFloat16
+                              ? why_gpu_has_no_training_kernels(config)
+                              : "its passes are in bf16 (trainer.precision, --precision)";
+  throw Error(fmt::format("{}: {}; {}", what,
+                          why.empty() ? "this device has no kernels for it" : why, remedy));
+}
+
+}  // namespace
 
 PolicyNetwork::PolicyNetwork(const Parameters& weights,
                              const std::shared_ptr<const Parameters>& base, torch::Device device,
@@ -52,12 +69,8 @@ void PolicyNetwork::make_whole(const Parameters& weights, torch::Device device,
 // Masters of a half precision are split; others are what passes read.
 void PolicyNetwork::make_sharded(const Parameters& weights, torch::Device device,
                                  torch::ScalarType compute, bool trains) {
-  if (device.is_cuda() && !has_training_kernels(weights.config(), device, compute)) {
-    throw Error(
-        "trainer.sharding = \"weights\" is for passes in bf16, over models whose hidden_size and "
-        "intermediate_size are multiples of 8: leave trainer.precision out, or set "
-        "trainer.sharding = \"optimizer\"");
-  }
+  need_training_kernels(weights.config(), device, compute, "trainer.sharding = \"weights\"",
+                        "set trainer.sharding = \"optimizer\"");
   sharded_ = std::make_unique<ShardedWeights>(FlatLayout(weights.config()), device, compute,
                                               *place_.sharded);
   trunk_.emplace(weights.config(), sharded_->network(), TorchRopeTable(weights.config(), device));
@@ -70,12 +83,7 @@ void PolicyNetwork::make_over_base(const Parameters& weights,
                                    const std::shared_ptr<const Parameters>& base,
                                    torch::Device device, torch::ScalarType compute, bool trains) {
   const LoraSettings* lora = weights.lora();
-  if (device.is_cuda() && !has_training_kernels(weights.config(), device, compute)) {
-    throw Error(
-        "an adapter on cuda is computed in bf16, over models whose hidden_size and "
-        "intermediate_size are multiples of 8: use bf16 (trainer.precision, --precision), or the "
-        "CPU");
-  }
+  need_training_kernels(weights.config(), device, compute, "an adapter on CUDA", "use the CPU");
   if (lora != nullptr) check_rank(lora->rank, device);
   base_ = base_on_device(base, device, compute);
   const TorchRopeTable rope(weights.config(), device);

@@ -70,6 +70,9 @@ class PolicyNetwork {
   // Weights in parts; null: they are whole. Their passes begin and finish there.
   ShardedWeights* sharded() const { return sharded_.get(); }
 
+  // Whether passes go by the trunk.
+  bool has_trunk() const { return trunk_.has_value(); }
+
   // Without a gradient.
   torch::Tensor forward(const torch::Tensor& tokens, std::span<const int64_t> cu_seqlens) const;
   RecordedPass record(const torch::Tensor& tokens, std::span<const int64_t> cu_seqlens,

@@ -128,7 +128,9 @@ void check_device(torch::Device device, torch::ScalarType compute, const ModelCo
   if (!device.is_cuda()) return;
 #ifdef LEEWAY_CUDA
   if (!at::hasCUDA()) throw Error(fmt::format("device {}: no GPU was found", device.str()));
-  if (const std::string why = why_gpu_cannot_sample(config); !why.empty()) throw Error(why);
+  if (const std::string why = why_gpu_cannot_sample(config); !why.empty()) {
+    throw Error(why + "; use the CPU");
+  }
   const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
   if (fp8 && 10 * properties->major + properties->minor < 89) {
     throw Error(fmt::format(

@@ -2,12 +2,12 @@
 // memory in the same type, and tokens drawn there. On the CPU device the same code runs on plain
 // ATen, slowly, for tests.
 //
-// A pass copies its integers to the device once, waits for it once, and fetches tokens and logprobs
-// together. Draws with top-k, top-p or min-p, and rows that are not a distribution, are fetched as
-// logits and drawn by TokenSampler. Logits are float32. In bf16 on CUDA a sample's bits do not
-// depend on what else is in a pass, and its log-probabilities are the trainer's (docs/numerics.md).
-// In float32, and on the CPU, products have an order of summation for each shape: there a seed
-// repeats a whole run, but not a single sample in a different batch.
+// A pass copies its integers to the device once and waits for it once; the device writes tokens and
+// logprobs into the host's memory. Draws with top-k, top-p or min-p, and rows that are not a
+// distribution, are fetched as logits and drawn by TokenSampler. Logits are float32. In bf16 on
+// CUDA a sample's bits do not depend on what else is in a pass, and its log-probabilities are the
+// trainer's (docs/numerics.md). In float32, and on the CPU, products have an order of summation for
+// each shape: there a seed repeats a whole run, but not a single sample in a different batch.
 #pragma once
 
 #include <torch/types.h>

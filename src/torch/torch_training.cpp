@@ -135,8 +135,9 @@ void TorchTrainingBackend::step(const OptimizerTable& table, double rate, double
 }
 
 bool TorchTrainingBackend::leave_room(bool leaves) {
-  const PartStream wanted =
-      leaves && !exchange_ ? PartStream(device_, kShareBesideSampler) : PartStream();
+  // Only the trunk's products have the same bits on a part of the device as on the whole.
+  const bool can = !exchange_ && policy_.has_trunk();
+  const PartStream wanted = leaves && can ? PartStream(device_, kShareBesideSampler) : PartStream();
   if (wanted.is_part() == stream_.is_part()) return stream_.is_part();
   in_words(stream_, [&] { settle(device_); });
   stream_ = wanted;

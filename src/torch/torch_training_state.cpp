@@ -113,11 +113,10 @@ TrainingState TorchTrainingBackend::state() {
 }
 
 std::function<TrainingState()> TorchTrainingBackend::state_later() {
-  if (exchange_ || !device_.is_cuda() ||
-      spare() < 4 * policy_.layout().size +
-                    in_words(stream_, [&] { return learning().moments.bytes(); })) {
-    return TrainingBackend::state_later();
-  }
+  if (exchange_ || !device_.is_cuda()) return TrainingBackend::state_later();
+  // Before what is spare is counted: moments that are not there yet are made now.
+  const int64_t moments = in_words(stream_, [&] { return learning().moments.bytes(); });
+  if (spare() < 4 * policy_.layout().size + moments) return TrainingBackend::state_later();
   struct Copies {
     std::shared_ptr<const PolicySnapshot> policy;
     FlatMoments moments;
