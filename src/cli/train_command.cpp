@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-
 #include <variant>
 
 #include "base/files.h"
@@ -32,23 +31,35 @@ struct Options : ConfigSource {
 };
 
 // Suggestions after the quick start. The commands work as printed, one after the other: each run
-// has its own name.
-std::string suggestions(const std::string& folder) {
+// has its own name, and the settings of this one where the suggestion has no others.
+std::string suggestions(const std::string& folder, const std::vector<std::string>& sets) {
   const std::string run = shell_word(folder), stale = shell_word(folder + "-stale");
-  const std::string sweep = "examples/02_off_policy/sweep.toml";
+  const std::string sweep = "examples/02_off_policy/sweep.toml",
+                    lag = "orchestrator.max_off_policy_steps=";
+  const auto train_to = [&](const std::string& name, const std::vector<std::string>& without) {
+    std::string command = "leeway train --set output_dir=" + shell_word(name);
+    for (const std::string& set : sets) {
+      const bool is_other = set.starts_with("output_dir=") ||
+                            std::ranges::any_of(without, [&](const std::string& prefix) {
+                              return set.starts_with(prefix);
+                            });
+      if (!is_other) command += " --set " + shell_word(set);
+    }
+    return command;
+  };
   std::vector<std::pair<std::string, std::string>> lines = {
       {fmt::format("cp {} my.toml", shell_word(folder + "/config.toml")),
-       "the configuration of this run, to change"},
-      {fmt::format("leeway train --set output_dir={} --set orchestrator.max_off_policy_steps=8",
-                   stale),
-       "older rollouts"},
-      {fmt::format("leeway report {} {}", run, stale), "both runs in one report"},
-      {fmt::format("leeway train --set output_dir={} --set trainer.loss.preset=reinforce --set "
-                   "trainer.epochs=8",
-                   shell_word(folder + "-reused")),
-       "why corrections exist"},
-      {"leeway help train", "what else there is"},
-  };
+       "the configuration of this run, to change"}};
+  const bool has_lag =
+      std::ranges::any_of(sets, [&](const std::string& set) { return set.starts_with(lag); });
+  if (!has_lag) {
+    lines.emplace_back(train_to(folder + "-stale", {}) + " --set " + lag + "8", "older rollouts");
+    lines.emplace_back(fmt::format("leeway report {} {}", run, stale), "both runs in one report");
+  }
+  lines.emplace_back(train_to(folder + "-reused", {"trainer.loss.", "trainer.epochs="}) +
+                         " --set trainer.loss.preset=reinforce --set trainer.epochs=8",
+                     "why corrections exist");
+  lines.emplace_back("leeway help train", "what else there is");
   if (is_present(sweep)) {
     lines.emplace_back(fmt::format("leeway sweep {} --dry-run", sweep),
                        "losses x seeds, as a table");
@@ -117,7 +128,7 @@ void show(Program& program, const RunSummary& summary, const Options& options) {
   }
   const bool quick_start = options.file.empty() && options.resume.empty() && options.from.empty();
   print(options.json ? summary_json(summary) : summary_text(summary));
-  if (quick_start && !options.json) say(suggestions(summary.folder));
+  if (quick_start && !options.json) say(suggestions(summary.folder, options.sets));
   if (summary.end == RunSummary::End::finished) return;
   if (const std::string hint = resume_hint(summary.folder); !hint.empty()) say(hint);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <unordered_map>
 
 #include "leeway/error.h"
@@ -97,11 +98,15 @@ void check_finite(const LossSpec& spec, const BatchView<T>& batch) {
         if (std::isfinite(values[k])) continue;
         if (!(everywhere ? has_weight(batch, k) : in_mask(batch, k))) continue;
         throw Error(fmt::format(
-            "sequence {}, position {}: {} is {} on a token that takes part in the loss; {}", s,
+            "sequence {}, position {}: {} is {} on a token that takes part in the loss; {}{}", s,
             // The sign of NaN is meaningless.
             i - batch.offsets[s], name, std::isnan(values[k]) ? std::abs(values[k]) : values[k],
             in_mask(batch, k) ? "mask the token or repair the value"
-                              : "this preset looks at masked positions too, as its source does"));
+                              : "this preset looks at masked positions too, as its source does",
+            // Of a batch in a file it is a value, in training the policy's own.
+            name == std::string_view("pi")
+                ? "; if a policy in training computed it, lower the learning rate"
+                : ""));
       }
     }
   };

@@ -405,7 +405,11 @@ OptimResult Trainer::optim_step() {
                       impl_->table.max_steps * optimizer_steps_per_batch(impl_->table));
     impl_->backend->step(settings, result.learning_rate, scale);
   } else {
-    result.failure = fmt::format("the norm of the gradient is {}", result.grad_norm);
+    result.failure = fmt::format(
+        "the norm of the gradient is {}: the weights may have diverged; lower the learning rate, "
+        "or "
+        "set max_grad_norm",
+        std::abs(result.grad_norm));  // the sign of NaN is meaningless
   }
   impl_->backend->zero_gradients();
   return result;

@@ -347,9 +347,10 @@ TEST(PolicyLoss, PassesTheErrorsOfTheCoreInTheirOwnWords) {
   Tensor bad = logprobs.clone();
   e.mask = torch::ones({31}, torch::kBool);
   bad[12] = std::nanf("");
-  EXPECT_EQ(error_of([&] { policy_loss(e, bad, kIcepop); }),
-            "sequence 2, position 2: pi is nan on a token that takes part in the loss; mask the "
-            "token or repair the value");
+  EXPECT_EQ(
+      error_of([&] { policy_loss(e, bad, kIcepop); }),
+      "sequence 2, position 2: pi is nan on a token that takes part in the loss; mask the "
+      "token or repair the value; if a policy in training computed it, lower the learning rate");
   e.prox = Tensor();
   expect_words(error_of([&] { policy_loss(e, logprobs, spec_of("ppo")); }), {"ppo", "\"prox\""});
 }
