@@ -110,6 +110,19 @@ class RecordingProgress : public Progress {
   void status(const std::string&) override {}
 };
 
+// After the first step a folder lies where a file is to be written, which then fails.
+class FolderInTheWay final : public RecordingProgress {
+ public:
+  explicit FolderInTheWay(std::string file) : file_(std::move(file)) {}
+  void step(int64_t step, int64_t of, const std::string& line) override {
+    if (step == 1) std::filesystem::create_directories(file_ + "/is a folder");
+    RecordingProgress::step(step, of, line);
+  }
+
+ private:
+  const std::string file_;
+};
+
 // Answers of held-out prompts wait until `gate` lets them through; those to train on do not.
 class GatedEnvironment final : public Environment {
  public:

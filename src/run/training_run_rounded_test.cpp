@@ -344,17 +344,7 @@ TEST(RoundedRun, WhoseWeightsCannotBeLabelledWritesNone) {
   RunSetup setup(config_of(catalog, folder / "run", "0",
                            {"output.weights_every=2", "checkpoint.every=0", "eval.every=0"}));
   setup.own_backend = rounding_backend();
-  class InTheWay final : public RecordingProgress {
-   public:
-    explicit InTheWay(std::string folder) : folder_(std::move(folder)) {}
-    void step(int64_t step, int64_t of, const std::string& line) override {
-      if (step == 1) std::filesystem::create_directories(folder_ + "/leeway.json/is a folder");
-      RecordingProgress::step(step, of, line);
-    }
-
-   private:
-    const std::string folder_;
-  } progress(folder / "run/weights/step_2");
+  FolderInTheWay progress(folder / "run/weights/step_2/leeway.json");
   run_training(setup, catalog, {}, progress, [] { return false; });
   EXPECT_FALSE(is_complete_folder(folder / "run/weights/step_2"));
   EXPECT_TRUE(is_complete_folder(folder / "run/weights/step_4"));

@@ -110,17 +110,7 @@ TEST(TrainingRun, ThatGoesOnIsComparedWithItsFirstStepAndNotWithTheNextOne) {
 TEST(TrainingRun, WhosePageCannotBeWrittenNamesNone) {
   const TestFolder folder;
   const Catalog catalog;
-  class InTheWay final : public RecordingProgress {
-   public:
-    explicit InTheWay(std::string page) : page_(std::move(page)) {}
-    void step(int64_t step, int64_t of, const std::string& line) override {
-      if (step == 1) std::filesystem::create_directories(page_ + "/is a folder");
-      RecordingProgress::step(step, of, line);
-    }
-
-   private:
-    const std::string page_;
-  } progress(folder / "run/report.html");
+  FolderInTheWay progress(folder / "run/report.html");
   const RunSummary summary = train(tiny_config(catalog, folder / "run"), progress, never);
   EXPECT_EQ(summary.end, RunSummary::End::gave_up);
   EXPECT_EQ(summary.report, "");
