@@ -115,6 +115,7 @@ class TorchSampling final : public SamplingBackend {
   std::vector<Drawn> host_drawn_;
 };
 
+// Before anything is asked of the device.
 void check_device(torch::Device device, torch::ScalarType compute, const ModelConfig& config,
                   bool fp8) {
   if (compute != at::kFloat && compute != at::kBFloat16) {
@@ -126,11 +127,11 @@ void check_device(torch::Device device, torch::ScalarType compute, const ModelCo
     check_sizes_for_fp8(config);
   }
   if (!device.is_cuda()) return;
-#ifdef LEEWAY_CUDA
-  if (!at::hasCUDA()) throw Error(fmt::format("device {}: no GPU was found", device.str()));
   if (const std::string why = why_gpu_cannot_sample(config); !why.empty()) {
     throw Error(why + "; use the CPU");
   }
+#ifdef LEEWAY_CUDA
+  if (!at::hasCUDA()) throw Error(fmt::format("device {}: no GPU was found", device.str()));
   const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
   if (fp8 && 10 * properties->major + properties->minor < 89) {
     throw Error(fmt::format(
@@ -139,8 +140,7 @@ void check_device(torch::Device device, torch::ScalarType compute, const ModelCo
         properties->name));
   }
 #else
-  throw Error(fmt::format("device {}: this build has no CUDA (head_dim {})", device.str(),
-                          config.head_dim));
+  throw Error(fmt::format("device {}: this build has no CUDA", device.str()));
 #endif
 }
 
@@ -167,7 +167,6 @@ TorchSampling::TorchSampling(const ModelConfig& config, const EngineOptions& opt
       blocks_(block_count(options, block_bytes_, most_blocks)),
       products_(make_products(device)),
       integers_(device) {
-  check_device(device, compute, config, own.fp8);
 #ifdef LEEWAY_CUDA
   if (device_.is_cuda()) {
     // Its kernels are small and wait for each other: beside a trainer's large ones they go first.
@@ -460,6 +459,7 @@ MakeSamplingBackend make_torch_sampling(torch::Device device, torch::ScalarType 
                                         TorchSamplingOptions own) {
   return [device, compute, own](const ModelConfig& config, const EngineOptions& options,
                                 int64_t most_blocks) {
+    check_device(device, compute, config, own.fp8);
     return std::make_unique<TorchSampling>(config, options, most_blocks, device, compute, own);
   };
 }
