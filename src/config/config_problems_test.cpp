@@ -268,13 +268,55 @@ TEST(TakenAlong, AreDefaultsOfTheFilesPresetWhereAnotherHasOthers) {
   for (const std::string& note : dapo.notes) notes += note + "\n";
   expect_words(notes, {"--set trainer.loss.preset = \"dapo\" has other defaults",
                        "trainer.loss.eps_high = 0.2 (run.toml line "});
-  // What somebody has set is kept where the other preset has such a key.
+  // What somebody has set is kept where the other preset has such a key: in a file without the
+  // rest, and in one that a run has written out.
   const Config kept = parse("[trainer.loss]\npreset = \"grpo\"\neps_low = 0.1\neps_high = 0.2\n",
                             {"trainer.loss.preset=dapo"});
   EXPECT_EQ(origin_of(kept, "trainer.loss.eps_low"), "run.toml line 3");
-  EXPECT_EQ(origin_of(kept, "trainer.loss.eps_high"), "default");
+  EXPECT_EQ(origin_of(kept, "trainer.loss.eps_high"), "run.toml line 4");
+  EXPECT_TRUE(kept.notes.empty());
+  const std::string lower =
+      config_toml(parse("", {"trainer.loss.preset=grpo", "trainer.loss.eps_low=0.1"}));
+  const Config other_upper = parse(lower, {"trainer.loss.preset=dapo"});
+  EXPECT_NE(origin_of(other_upper, "trainer.loss.eps_low"), "default");
+  EXPECT_EQ(origin_of(other_upper, "trainer.loss.eps_high"), "default");
   // The same preset keeps all.
   EXPECT_TRUE(parse(grpo, {"trainer.loss.preset=grpo"}).notes.empty());
+}
+
+// cispo takes eps_low and eps_high together or not at all.
+TEST(TakenAlong, AreNoDefaultsWithoutWhichTheRestMeansNothing) {
+  const std::string pair = "[trainer.loss]\npreset = \"grpo\"\neps_low = 0.2\neps_high = 0.28\n";
+  const std::string run =
+      config_toml(parse("", {"trainer.loss.preset=dapo", "trainer.loss.eps_high=0.3"}));
+  const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
+      {pair, {"trainer.loss.preset=cispo"}},
+      {run, {"trainer.loss.preset=cispo"}},
+      {pair, {"trainer.loss.preset=cispo", "trainer.loss.eps_low=0.1"}},
+      {run, {"trainer.loss.preset=cispo", "trainer.loss.eps_low=0.1"}}};
+  for (const auto& [text, sets] : cases) {
+    SCOPED_TRACE(text);
+    const Config config = parse(text, sets);
+    for (const char* key : {"trainer.loss.eps_low", "trainer.loss.eps_high"}) {
+      EXPECT_NE(origin_of(config, key), "default");
+      EXPECT_NE(origin_of(config, key), "(not there)");
+    }
+    for (const std::string& note : config.notes) EXPECT_EQ(note.find("eps_"), note.npos) << note;
+  }
+}
+
+// A note tells what is the case: a preset of another code base without these keys has no other
+// defaults for them.
+TEST(TakenAlong, AreWithoutEffectForAPresetThatHasNoSuchKey) {
+  const std::string icepop = config_toml(parse("", {}));
+  for (const char* preset : {"verl/vanilla", "slime/ppo", "prime/ipo"}) {
+    const Config config = parse(icepop, {std::string("trainer.loss.preset=") + preset});
+    ASSERT_FALSE(config.notes.empty());
+    for (const std::string& note : config.notes) {
+      if (note.find("icepop_ratio_low") == note.npos) continue;
+      expect_words(note, {"leaves these keys without effect"});
+    }
+  }
 }
 
 TEST(TakenAlong, AreNoKeysThatAreWrongAnywayOrGivenByTheCommandLineToo) {

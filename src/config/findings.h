@@ -1,5 +1,5 @@
-// What reading a configuration finds: all of its problems, and keys of the file that the command
-// line leaves without effect.
+// What reading a configuration finds: all of its problems, and keys of the file that are dropped
+// because of the command line.
 #pragma once
 
 #include <cstdint>
@@ -55,12 +55,15 @@ class Problems {
   std::set<std::string> blamed_;
 };
 
-// A key of the file that has no effect because of the command line.
+// A key of the file that is dropped because of the command line.
 struct TakenAlong {
+  enum class Reason {
+    without_effect,
+    other_default,  // the file's preset has this default, and the one on the command line another
+  };
   std::string name;   // full name of the key
   std::string cause;  // "--set trainer.schedule = \"constant\"", "--unset trainer.schedule"
-  // It is the default of the file's preset, and the preset on the command line has another.
-  bool is_default = false;
+  Reason reason = Reason::without_effect;
 };
 
 struct Findings {

@@ -48,9 +48,9 @@ constexpr const char* kOpening =
     "number\n"
     "adds one. If `--set` leaves keys of the file without effect, as another preset does to the "
     "keys\n"
-    "of the previous one, they are dropped, and a note says which. So are keys that have the\n"
-    "defaults of the file's preset, if another preset on the command line has other defaults: a\n"
-    "run's `config.toml` has all of them written out.\n\n"
+    "of the previous one, they are dropped, and a note says which. Of a file that has every key\n"
+    "of its preset, as a run's `config.toml`, so are those that have its defaults, if another\n"
+    "preset on the command line has others.\n\n"
     "`--unset PATH` removes a key or a table of the file: `--unset sft`, `--unset\n"
     "trainer.schedule`, `--unset environment.1`. It applies before `--set`, which numbers the\n"
     "remaining environments.\n";
