@@ -32,33 +32,39 @@ struct Options : ConfigSource {
 
 // Suggestions after the quick start. The commands work as printed, one after the other: each run
 // has its own name, and the settings of this one where the suggestion has no others.
-std::string suggestions(const std::string& folder, const std::vector<std::string>& sets) {
+std::string suggestions(const std::string& folder, const ConfigSource& source) {
   const std::string run = shell_word(folder), stale = shell_word(folder + "-stale");
   const std::string sweep = "examples/02_off_policy/sweep.toml",
-                    lag = "orchestrator.max_off_policy_steps=";
-  const auto train_to = [&](const std::string& name, const std::vector<std::string>& without) {
+                    lag = "orchestrator.max_off_policy_steps";
+  // `without`: keys, and tables with a dot at their end.
+  const auto train_to = [&](const std::string& name, std::vector<std::string> without) {
     std::string command = "leeway train --set output_dir=" + shell_word(name);
-    for (const std::string& set : sets) {
-      const bool is_other = set.starts_with("output_dir=") ||
-                            std::ranges::any_of(without, [&](const std::string& prefix) {
-                              return set.starts_with(prefix);
-                            });
+    without.emplace_back("output_dir");
+    for (const std::string& set : source.sets) {
+      const std::string key = parse_assignment(set).key;
+      const bool is_other = std::ranges::any_of(without, [&](const std::string& left_out) {
+        return key == left_out || (left_out.ends_with('.') && key.starts_with(left_out));
+      });
       if (!is_other) command += " --set " + shell_word(set);
     }
+    for (const std::string& unset : source.unsets) command += " --unset " + shell_word(unset);
     return command;
   };
   std::vector<std::pair<std::string, std::string>> lines = {
       {fmt::format("cp {} my.toml", shell_word(folder + "/config.toml")),
        "the configuration of this run, to change"}};
-  const bool has_lag =
-      std::ranges::any_of(sets, [&](const std::string& set) { return set.starts_with(lag); });
+  const bool has_lag = std::ranges::any_of(
+      source.sets, [&](const std::string& set) { return parse_assignment(set).key == lag; });
   if (!has_lag) {
-    lines.emplace_back(train_to(folder + "-stale", {}) + " --set " + lag + "8", "older rollouts");
+    lines.emplace_back(train_to(folder + "-stale", {}) + " --set " + lag + "=8", "older rollouts");
     lines.emplace_back(fmt::format("leeway report {} {}", run, stale), "both runs in one report");
   }
-  lines.emplace_back(train_to(folder + "-reused", {"trainer.loss.", "trainer.epochs="}) +
-                         " --set trainer.loss.preset=reinforce --set trainer.epochs=8",
-                     "why corrections exist");
+  // What `reinforce` does not read may not be set.
+  lines.emplace_back(
+      train_to(folder + "-reused", {"trainer.loss.", "trainer.epochs", "trainer.prox_forward",
+                                    "trainer.reference", "trainer.teacher"}) +
+          " --set trainer.loss.preset=reinforce --set trainer.epochs=8",
+      "why corrections exist");
   lines.emplace_back("leeway help train", "what else there is");
   if (is_present(sweep)) {
     lines.emplace_back(fmt::format("leeway sweep {} --dry-run", sweep),
@@ -128,7 +134,7 @@ void show(Program& program, const RunSummary& summary, const Options& options) {
   }
   const bool quick_start = options.file.empty() && options.resume.empty() && options.from.empty();
   print(options.json ? summary_json(summary) : summary_text(summary));
-  if (quick_start && !options.json) say(suggestions(summary.folder, options.sets));
+  if (quick_start && !options.json) say(suggestions(summary.folder, options));
   if (summary.end == RunSummary::End::finished) return;
   if (const std::string hint = resume_hint(summary.folder); !hint.empty()) say(hint);
 }
