@@ -35,6 +35,14 @@ class DeviceWeights {
   virtual bool are_rounded() const { return false; }
 };
 
+// What a run wants of a trainer's snapshots on a device.
+struct SnapshotUse {
+  // They go to other processes, which take them in float32: they are never rounded.
+  bool is_shared = false;
+  // Bytes of the device that a copy in float32, which a run may keep, leaves free.
+  int64_t keep_free = 0;
+};
+
 // All functions may be called from any thread.
 class PolicySnapshot {
  public:

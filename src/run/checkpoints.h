@@ -58,6 +58,10 @@ class CheckpointStore {
 
   // Whether there is any checkpoint, valid or not.
   bool any() const { return !all().empty(); }
+  // For messages about what could not be written: what there is to continue from nevertheless.
+  std::string what_stays() const {
+    return any() ? "the last checkpoint stays" : "there is no checkpoint yet to continue from";
+  }
   // The newest checkpoint that is complete, belongs to this run, and passes `check`; `notes` says
   // what was skipped and why. `check` throws Error.
   std::optional<Checkpoint> newest(std::vector<std::string>& notes,

@@ -102,14 +102,13 @@ MakeSamplingBackend sampling_backend(const RunConfig& run) {
 }
 
 MakeTrainingBackend training_backend(Device device, TrainingPrecision precision,
-                                     bool shares_weights) {
+                                     SnapshotUse snapshots) {
   if (device == Device::cpu) return {};
-  return cuda_backends().backends->training(precision != TrainingPrecision::float32,
-                                            shares_weights);
+  return cuda_backends().backends->training(precision != TrainingPrecision::float32, snapshots);
 }
 
-MakeTrainingBackend training_backend(const RunConfig& run, bool shares_weights) {
-  return training_backend(run.model.device, run.trainer.precision, shares_weights);
+MakeTrainingBackend training_backend(const RunConfig& run, SnapshotUse snapshots) {
+  return training_backend(run.model.device, run.trainer.precision, snapshots);
 }
 
 MakeRankBackend rank_backend(const RunConfig& run) {

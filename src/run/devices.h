@@ -8,6 +8,7 @@
 
 #include "config/config.h"
 #include "engine/backend.h"
+#include "model/policy_snapshot.h"
 #include "model/shared_weights.h"
 #include "trainer/rank_backend.h"
 
@@ -35,13 +36,12 @@ void choose_device_memory(Device device, bool shares_weights);
 void check_precision(Device device, Precision precision);
 
 // These take devices that have been checked. `precision` is that of the passes on cuda, where there
-// is no int8; the engine on the CPU uses its own options. `shares_weights`: servers are given the
-// snapshots, so that these are never rounded to what passes read.
+// is no int8; the engine on the CPU uses its own options.
 MakeSamplingBackend sampling_backend(Device device, Precision precision);
 MakeSamplingBackend sampling_backend(const RunConfig& run);
 MakeTrainingBackend training_backend(Device device, TrainingPrecision precision,
-                                     bool shares_weights = false);
-MakeTrainingBackend training_backend(const RunConfig& run, bool shares_weights);
+                                     SnapshotUse snapshots = {});
+MakeTrainingBackend training_backend(const RunConfig& run, SnapshotUse snapshots = {});
 // The same for ranks: each with the backend of its device.
 MakeRankBackend rank_backend(const RunConfig& run);
 // For a rank among `local_size` of this machine, before anything asks for a GPU: it sees one alone,

@@ -23,7 +23,7 @@ std::string error_of(const std::function<void()>& work) {
 TEST(Devices, TheCpuIsThereAndNeedsNoBackend) {
   const Config config;
   EXPECT_EQ(error_of([&] { check_device(config); }), "");
-  EXPECT_FALSE(training_backend(config.run, false));
+  EXPECT_FALSE(training_backend(config.run));
   EXPECT_FALSE(sampling_backend(config.run));
 }
 
@@ -32,7 +32,7 @@ TEST(Devices, CudaIsThereOrItsKeyAndTheRemedyAreNamed) {
   config.run.model.device = Device::cuda;
   const std::string error = error_of([&] { check_device(config); });
   if (error.empty()) {
-    EXPECT_TRUE(training_backend(config.run, false));
+    EXPECT_TRUE(training_backend(config.run));
     EXPECT_TRUE(sampling_backend(config.run));
     return;
   }

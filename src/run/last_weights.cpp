@@ -19,7 +19,7 @@ std::optional<std::string> LastWeights::take_from(const Trainer& trainer,
   if (weights_) return std::nullopt;
   const std::optional<PolicyVersion> version = learner.version();
   if (!version) {
-    missing_ =
+    why_missing_ =
         "the GPU had no room for a float32 copy of them beside training, and the next update had "
         "changed them";
     return std::nullopt;
@@ -27,7 +27,7 @@ std::optional<std::string> LastWeights::take_from(const Trainer& trainer,
   const auto failure = failure_in([&] {
     weights_ = std::make_shared<const PolicySnapshot>(Parameters(trainer.parameters()), *version);
   });
-  if (failure) missing_ = *failure;
+  if (failure) why_missing_ = *failure;
   return failure;
 }
 
@@ -39,16 +39,16 @@ void LastWeights::tell_what_is_written(int64_t step) {
         "step {}",
         weights_->version(), step, step));
   }
-  if (missing_.empty()) return;
+  if (why_missing_.empty()) return;
   progress_.note(fmt::format(
-      "note: the weights of step {} are not written as the last ones: {}; {}", step, missing_,
+      "note: the weights of step {} are not written as the last ones: {}; {}", step, why_missing_,
       checkpoints_.any()
           ? "--resume goes on from the last checkpoint"
           : "there is no checkpoint either: checkpoint.every sets how often one is written"));
 }
 
 void LastWeights::note_rounding() {
-  if (std::exchange(noted_, true)) return;
+  if (std::exchange(told_of_rounding_, true)) return;
   std::string consequences;
   if (rollout_precision(run_) == Precision::float32) {
     consequences += "; rollouts are sampled with these, in float32";

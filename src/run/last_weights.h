@@ -42,8 +42,8 @@ class LastWeights {
   const CheckpointStore& checkpoints_;
   Progress& progress_;
   std::shared_ptr<const PolicySnapshot> weights_;
-  bool noted_ = false;   // that copies are rounded
-  std::string missing_;  // why nobody has those of the last step; empty: somebody has
+  bool told_of_rounding_ = false;
+  std::string why_missing_;  // why nobody has those of the last step; empty: somebody has
 };
 
 }  // namespace leeway

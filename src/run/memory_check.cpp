@@ -30,7 +30,7 @@ int64_t largest_micro_batch(const RunConfig& run, const ModelConfig& model, Job 
 // What a run has on its device one after the other. Its supervised phase is over before there are
 // servers, reference and teacher, and has the batches and the engine of `leeway sft`.
 std::vector<MemoryOfJob> phases_of(const RunConfig& run, const MemoryOfJob& job) {
-  if (job.job == Job::sft || !run.sft.enabled) return {job};
+  if (job.job == Job::sft || !run.sft.enabled || job.sft_is_over) return {job};
   return {{.job = Job::sft, .ranks = job.ranks}, job};
 }
 
@@ -103,15 +103,24 @@ std::string why_it_cannot_sample(const RunConfig& run, const ModelConfig& model,
                                  const MemoryOfJob& job) {
   std::string why = engines_of(run, job) > 0 ? why_gpu_cannot_sample(model) : "";
   if (why.empty()) return why;
-  return why + (job.job == Job::sft
-                    ? "; leave sft.stop_at_reward out, or set model.device = \"cpu\""
-                    : "; set model.device = \"cpu\", or inference.pool = \"static\" with servers "
-                      "that sample on CPUs");
+  if (job.job == Job::sft) {
+    return why + "; leave sft.stop_at_reward out, or set model.device = \"cpu\"";
+  }
+  const bool measures = run.sft.enabled && !job.sft_is_over && run.sft.stop_at_reward > 0.0;
+  return fmt::format(
+      "{}; set model.device = \"cpu\", or {}inference.pool = \"static\" with servers that sample "
+      "on CPUs{}",
+      why, job.spawn_servers > 0 ? "leave --spawn-servers out and set " : "",
+      measures ? ", without sft.stop_at_reward" : "");
 }
 
-Error refused(const MemoryOfJob& job, const MemoryOfJob& phase, const std::string& why) {
-  return Error(fmt::format("model.device = \"{}\": {}{}", name_of(Device::cuda),
-                           phase.job == job.job ? "" : "[sft]: ", why));
+Error refused(const std::string& why) {
+  return Error(fmt::format("model.device = \"{}\": {}", name_of(Device::cuda), why));
+}
+
+// Of a phase of the job, which is named where it is not the job's own.
+Error refused_in(const MemoryOfJob& phase, const MemoryOfJob& job, const std::string& why) {
+  return refused(phase.job == job.job ? why : "[sft]: " + why);
 }
 
 // In this process evaluations are in the precision of training; servers have one.
@@ -152,6 +161,12 @@ DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
   return use;
 }
 
+int64_t evaluation_engine_memory(const Config& config, const ModelConfig& model) {
+  DeviceMemoryUse use = memory_use_of(config, model, {});
+  use.sampler.engines = 1, use.sampler.fp8_engines = 0;
+  return device_memory(use).sampler;
+}
+
 int64_t device_memory_of(const Config& config, const ModelConfig& model, const MemoryOfJob& job) {
   int64_t most = 0;
   for (const MemoryOfJob& phase : phases_of(config.run, job)) {
@@ -179,11 +194,12 @@ std::string why_it_does_not_fit_cpu(const Config& config, const ModelConfig& mod
 }
 
 void check_sizes_for_gpu(const Config& config, const ModelConfig& model, const MemoryOfJob& job) {
-  const std::string why = why_it_cannot_train(config, model, job);
-  if (!why.empty()) throw refused(job, job, why);
+  std::string why = why_it_cannot_train(config, model, job);
+  if (why.empty()) why = why_it_cannot_sample(config.run, model, job);
+  if (!why.empty()) throw refused(why);
   for (const MemoryOfJob& phase : phases_of(config.run, job)) {
-    const std::string of_phase = why_it_cannot_sample(config.run, model, phase);
-    if (!of_phase.empty()) throw refused(job, phase, of_phase);
+    why = why_it_cannot_sample(config.run, model, phase);
+    if (!why.empty()) throw refused_in(phase, job, why);
   }
 }
 
@@ -201,7 +217,7 @@ ModelCheck fits_memory(const MemoryOfJob& job) {
     const int64_t free = free_device_memory();
     for (const MemoryOfJob& phase : phases_of(config.run, job)) {
       const std::string why = why_it_does_not_fit(memory_use_of(config, model, phase), free);
-      if (!why.empty()) throw refused(job, phase, why);
+      if (!why.empty()) throw refused_in(phase, job, why);
     }
   };
 }

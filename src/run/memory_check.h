@@ -13,6 +13,7 @@ struct MemoryOfJob {
   Job job = Job::train;
   int64_t spawn_servers = 0;  // as RunSetup's
   int64_t ranks = 1;          // that share the run, with a GPU each
+  bool sft_is_over = false;   // a run that goes on after its supervised phase
 };
 
 // What the job uses of a GPU's memory, without the supervised phase that comes before it ([sft]).
@@ -21,6 +22,8 @@ DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
                               const MemoryOfJob& job);
 // Bytes, the supervised phase included: the most that is used at one time.
 int64_t device_memory_of(const Config& config, const ModelConfig& model, const MemoryOfJob& job);
+// Bytes of the engine in this process that evaluates.
+int64_t evaluation_engine_memory(const Config& config, const ModelConfig& model);
 
 // Throws Error, with the remedy, for a model whose sizes the GPU's kernels do not take: to train
 // it, or to sample it where the job has an engine on the GPU. Reads what memory_use_of does.

@@ -95,11 +95,15 @@ TEST(MemoryCheck, RefusesSizesThatAGpuDoesNotTakeWhenTheRunIsConfigured) {
   model.head_dim = 20;
   EXPECT_NE(refusal(model, {}).find("model.device = \"cuda\": head_dim is 20"), std::string::npos);
   EXPECT_NE(refusal(model, {}).find("inference.pool = \"static\""), std::string::npos);
-  EXPECT_NE(refusal(model, {.spawn_servers = 2}), "");
+  // --spawn-servers and a pool of servers exclude each other.
+  EXPECT_NE(refusal(model, {.spawn_servers = 2}).find("leave --spawn-servers out"),
+            std::string::npos);
+  EXPECT_EQ(refusal(model, {}).find("spawn"), std::string::npos);
   EXPECT_EQ(refusal(model, {.job = Job::sft}), "") << "nothing samples";
   config.run.inference.pool = InferencePool::static_;
   EXPECT_EQ(refusal(model, {}), "") << "servers sample, elsewhere";
   config.run.sft.enabled = true, config.run.sft.stop_at_reward = 0.25;
+  EXPECT_EQ(refusal(model, {.sft_is_over = true}), "");
   for (const Job kind : {Job::train, Job::sft}) {
     const std::string why = refusal(model, {.job = kind});
     EXPECT_NE(why.find("head_dim is 20"), std::string::npos) << "it measures its reward itself";
@@ -107,6 +111,11 @@ TEST(MemoryCheck, RefusesSizesThatAGpuDoesNotTakeWhenTheRunIsConfigured) {
     EXPECT_EQ(why.find("inference.pool"), std::string::npos) << why;
     EXPECT_EQ(why.find("[sft]: ") != std::string::npos, kind == Job::train) << why;
   }
+  // Where rollouts are sampled on the GPU too, one message has both remedies.
+  config.run.inference.pool = InferencePool::in_process;
+  EXPECT_NE(refusal(model, {}).find("on CPUs, without sft.stop_at_reward"), std::string::npos);
+  EXPECT_EQ(refusal(model, {.sft_is_over = true}).find("sft."), std::string::npos);
+  config.run.inference.pool = InferencePool::static_;
   config.run.sft.stop_at_reward = 0.0;
   model.vocab_size = 600'000;
   EXPECT_EQ(refusal(model, {}), "");
@@ -180,6 +189,13 @@ TEST(MemoryCheck, RefusesAnAdapterWhoseRankTheGpuDoesNotTake) {
 }
 
 // The engine that measures the reward of supervised training is gone before there is a reference.
+TEST(MemoryCheck, AnEngineThatEvaluatesIsHalfOfThoseOfARun) {
+  const Config config = small_run();
+  const ModelConfig model = model_of(config);
+  EXPECT_EQ(2 * evaluation_engine_memory(config, model),
+            device_memory(memory_use_of(config, model, {})).sampler);
+}
+
 TEST(MemoryCheck, CountsTheSupervisedPhaseByItself) {
   Config config = small_run();
   const ModelConfig model = model_of(config);
@@ -196,6 +212,7 @@ TEST(MemoryCheck, CountsTheSupervisedPhaseByItself) {
             std::max(device_memory(rl).total(), device_memory(sft).total()));
   EXPECT_GT(device_memory(sft).total(), device_memory(rl).total())
       << "of which the KV cache is most";
+  EXPECT_EQ(device_memory_of(config, model, {.sft_is_over = true}), device_memory(rl).total());
   config.run.sft.enabled = false;
   EXPECT_EQ(device_memory_of(config, model, {}), device_memory(rl).total());
 }

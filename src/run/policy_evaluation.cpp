@@ -40,20 +40,13 @@ Sampler& PolicyEvaluator::loaded(std::shared_ptr<const PolicySnapshot> weights) 
   return *engine_;
 }
 
-// One more is made in a fraction of a second where the GPU has the weights. The first and the last
-// of a run take them from the host.
-bool PolicyEvaluator::keeps_engine() const {
-  constexpr int64_t kMostWeights = int64_t{1} << 31;
-  return setup_.config.run.model.device != Device::cuda || setup_.weights.count() < kMostWeights;
-}
-
 EvaluationResult PolicyEvaluator::evaluate(std::shared_ptr<const PolicySnapshot> weights,
                                            const EvalTable& table, const EvaluationEvents& events) {
   const auto begin = std::chrono::steady_clock::now();
   struct LetGo {  // also if sampling fails
     PolicyEvaluator& evaluator;
     ~LetGo() {
-      if (!evaluator.keeps_engine()) evaluator.engine_.reset();
+      if (!evaluator.setup_.keeps_evaluation_engine()) evaluator.engine_.reset();
     }
   } const let_go{*this};
   Sampler& sampler = loaded(std::move(weights));

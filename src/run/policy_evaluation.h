@@ -60,7 +60,6 @@ class PolicyEvaluator {
  private:
   // What samples, with these weights.
   Sampler& loaded(std::shared_ptr<const PolicySnapshot> weights);
-  bool keeps_engine() const;
 
   const RunSetup& setup_;
   std::unique_ptr<EngineSampler> engine_;

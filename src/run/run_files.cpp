@@ -333,13 +333,16 @@ std::string RunFiles::save_weights(const Parameters& weights, int64_t step, cons
     throw Error(fmt::format("{}: not saved: {}", to, bad));
   }
   refuse_full_disk(to, sizeof(float) * static_cast<uint64_t>(weights.count()));
-  // The card first: a kill must leave no weights that do not say that they are rounded.
   PolicyCard card = setup.card;
   card.rounded = rounded;
   make_folders(to);
   remove_checksums(to);
-  const FileSum card_sum = write_policy_card(to, card);
+  // Whenever a kill comes, what is rounded says so: also where rounded weights are replaced by full
+  // ones, or the other way round.
+  FileSum card_sum;
+  if (rounded) card_sum = write_policy_card(to, card);
   FileSums sums = save_parameters(weights, to);
+  if (!rounded) card_sum = write_policy_card(to, card);
   sums["leeway.json"] = card_sum;
   if (!setup.tokenizer_file.empty()) {
     sums["tokenizer.json"] =
@@ -364,7 +367,8 @@ void RunFiles::write_report() const {
 
 namespace {
 
-std::optional<Evaluation> evaluation_of(const std::string& name, const std::string& line) {
+// A line of eval.jsonl or metrics.jsonl; nothing where it has no step.
+std::optional<Evaluation> row_of(const std::string& name, const std::string& line) {
   const auto step = step_of(line);
   if (!step) return std::nullopt;
   Metrics metrics;
@@ -392,21 +396,21 @@ std::optional<Evaluation> last_evaluation(const std::string& folder) {
   const std::string name = folder + "/eval.jsonl";
   const auto text = evaluations_text(name);
   if (!text) return std::nullopt;
-  return evaluation_of(name, text->substr(text->rfind('\n') + 1));  // npos + 1 is 0
+  return row_of(name, text->substr(text->rfind('\n') + 1));  // npos + 1 is 0
 }
 
 std::optional<Evaluation> first_evaluation(const std::string& folder) {
   const std::string name = folder + "/eval.jsonl";
   const auto text = evaluations_text(name);
   if (!text) return std::nullopt;
-  return evaluation_of(name, text->substr(0, text->find('\n')));
+  return row_of(name, text->substr(0, text->find('\n')));
 }
 
 std::optional<Metrics> metrics_of_first_step(const std::string& folder) {
   const std::string name = folder + "/metrics.jsonl";
   std::string line;
   if (std::ifstream file(name); !std::getline(file, line)) return std::nullopt;
-  auto row = evaluation_of(name, line);
+  auto row = row_of(name, line);
   if (!row) return std::nullopt;
   return std::move(row->second);
 }

@@ -12,6 +12,7 @@
 #include "trainer/state_files.h"
 
 namespace leeway {
+
 RunSaving::RunSaving(const RunSetup& setup, const RunFiles& files, Progress& progress)
     : setup_(setup),
       files_(files),
@@ -59,9 +60,8 @@ std::string RunSaving::save_weights(int64_t step, const Parameters& weights) con
 
 void RunSaving::tell_failures() {
   for (const std::string& failure : writer_.take_failures()) {
-    progress_.note(fmt::format("warning: {}; {}, and the run goes on", failure,
-                               checkpoints_.any() ? "the one before stays"
-                                                  : "there is no checkpoint yet to continue from"));
+    progress_.note(
+        fmt::format("warning: {}; {}, and the run goes on", failure, checkpoints_.what_stays()));
   }
 }
 

@@ -16,6 +16,7 @@
 #include "run/configured_renderer.h"
 #include "run/devices.h"
 #include "run/input_paths.h"
+#include "run/memory_check.h"
 #include "run/run_ranks.h"
 
 namespace leeway {
@@ -255,7 +256,19 @@ MakeTrainingBackend RunSetup::training_backend() const {
     return own_backend;
   }
   if (ranks != nullptr) return ranks->training_backend();
-  return leeway::training_backend(config.run, /*shares_weights=*/!samples_in_process());
+  SnapshotUse snapshots = {.is_shared = !samples_in_process()};
+  if (samples_in_process() && !keeps_evaluation_engine()) {
+    snapshots.keep_free = evaluation_engine_memory(config, weights.config());
+  }
+  return leeway::training_backend(config.run, snapshots);
+}
+
+// Another one is made in a fraction of a second where the GPU has the weights; the first and the
+// last evaluation of a run take them from the host. Below this size an engine's memory is a small
+// part of a GPU's, and it stays.
+bool RunSetup::keeps_evaluation_engine() const {
+  constexpr int64_t kMostWeights = int64_t{1} << 31;
+  return config.run.model.device != Device::cuda || weights.count() < kMostWeights;
 }
 
 EngineOptions engine_options(const RunConfig& run, int threads) {

@@ -69,6 +69,8 @@ struct RunSetup {
     return config.run.model.device == Device::cuda && samples_in_process() && ranks == nullptr &&
            config.run.orchestrator.max_off_policy_steps > 0;
   }
+  // Whether the engine of evaluations stays between them, though training could use its memory.
+  bool keeps_evaluation_engine() const;
   EngineOptions engine_options(int threads) const {
     return leeway::engine_options(config.run, threads);
   }

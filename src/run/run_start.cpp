@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "leeway/error.h"
+#include "run/checkpoints.h"
 #include "run/from_run.h"
 #include "run/memory_check.h"
 #include "run/resumed_config.h"
@@ -60,9 +61,13 @@ ResumedSummary resume_run(const Catalog& catalog, const std::string& folder,
     return resume_supervised(config.now, catalog, source.ranks, look_at_supervised(folder),
                              progress, should_stop);
   }
-  RunSetup setup(
-      config.now, true,
-      fits_memory({.spawn_servers = source.spawn_servers, .ranks = ranks_of(source.ranks)}));
+  // Whether they are whole is looked at below, once there is a model to compare them with.
+  const std::vector<Checkpoint> checkpoints = CheckpointStore(folder, run.checkpoint).all();
+  const bool sft_is_over = !checkpoints.empty() && checkpoints.back().phase == Phase::rl;
+  RunSetup setup(config.now, true,
+                 fits_memory({.spawn_servers = source.spawn_servers,
+                              .ranks = ranks_of(source.ranks),
+                              .sft_is_over = sft_is_over}));
   setup.spawn_servers = source.spawn_servers;
   setup.ranks = source.ranks;
   Resumption resumption =

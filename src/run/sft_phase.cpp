@@ -99,9 +99,8 @@ void save_checkpoint(const SftRun& run, const Trainer& trainer, const SftState& 
     });
   } catch (const Error& error) {
     run.progress.note(
-        fmt::format("warning: no checkpoint of supervised step {}: {}; the previous one stays, and "
-                    "the run continues",
-                    state.steps, error.what()));
+        fmt::format("warning: no checkpoint of supervised step {}: {}; {}, and the run goes on",
+                    state.steps, error.what(), run.checkpoints.what_stays()));
   }
 }
 

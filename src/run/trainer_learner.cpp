@@ -113,11 +113,12 @@ Metrics metrics_of(const LossSpec& spec, const BatchResult& result) {
 
 bool RoomForSampler::after(double trained, double waited) {
   // Far apart: beside a sampler the same update takes half as long again and more.
-  constexpr double kTimeToSpare = 0.3, kNone = 0.01;
+  constexpr double kTimeToSpare = 0.3, kNoTimeToSpare = 0.01;
   constexpr int kNeededToTake = 2, kMostNeeded = 1024;
   const double step = trained + waited, spare = ratio(waited, step);
-  const bool speaks = leaves_ ? spare < kNone && step > step_without_ : spare > kTimeToSpare;
-  agreeing_ = speaks ? agreeing_ + 1 : 0;
+  const bool wants_change =
+      leaves_ ? spare < kNoTimeToSpare && step > step_without_ : spare > kTimeToSpare;
+  agreeing_ = wants_change ? agreeing_ + 1 : 0;
   if (agreeing_ < (leaves_ ? kNeededToTake : needed_to_leave_)) return leaves_;
   agreeing_ = 0;
   if (leaves_) {

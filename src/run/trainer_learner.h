@@ -23,7 +23,7 @@ class RoomForSampler {
 
  private:
   bool leaves_ = false;
-  int agreeing_ = 0;           // updates in a row that speak for a change
+  int agreeing_ = 0;           // updates in a row after which a change was wanted
   int needed_to_leave_ = 2;    // of them
   double step_without_ = 0.0;  // seconds of the last step before room was left
 };

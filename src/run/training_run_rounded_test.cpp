@@ -350,5 +350,26 @@ TEST(RoundedRun, WhoseWeightsCannotBeLabelledWritesNone) {
   EXPECT_TRUE(is_complete_folder(folder / "run/weights/step_4"));
 }
 
+// The last weights take the place of rounded ones of the same step, and their writing is stopped.
+TEST(RoundedWeights, SayThatTheyAreUntilFullOnesHaveTakenTheirPlace) {
+  const TestFolder folder;
+  const Catalog catalog;
+  const RunSetup setup(tiny_config(catalog, folder / "run", {}));
+  const RunFiles files(claim_folder(folder / "run"));
+  const std::string to = files.save_weights(rounded(setup.weights), 2, setup, /*rounded=*/true);
+  const auto says_rounded = [&] { return read_policy_card(to).value_or(PolicyCard{}).rounded; };
+  ASSERT_TRUE(says_rounded());
+  std::filesystem::rename(to + "/model.safetensors", folder / "aside");
+  std::filesystem::create_directories(to + "/model.safetensors/is a folder");
+  EXPECT_THROW(files.save_weights(setup.weights, 2, setup), Error);
+  EXPECT_TRUE(says_rounded());
+
+  std::filesystem::remove_all(to + "/model.safetensors");
+  std::filesystem::rename(folder / "aside", to + "/model.safetensors");
+  files.save_weights(setup.weights, 2, setup);
+  EXPECT_FALSE(says_rounded());
+  EXPECT_TRUE(same_numbers(load_parameters(to), setup.weights));
+}
+
 }  // namespace
 }  // namespace leeway

@@ -33,10 +33,9 @@ int64_t free_memory() {
   return with_plain_errors([] { return free_bytes(first_gpu()); });
 }
 
-MakeTrainingBackend cuda_training(bool half, bool shares_weights) {
-  return [half, shares_weights](TrainingWeights weights, const TrainerTable& table) {
-    return make_torch_training(std::move(weights), table, first_gpu(), type_of(half),
-                               shares_weights);
+MakeTrainingBackend cuda_training(bool half, SnapshotUse snapshots) {
+  return [half, snapshots](TrainingWeights weights, const TrainerTable& table) {
+    return make_torch_training(std::move(weights), table, first_gpu(), type_of(half), snapshots);
   };
 }
 

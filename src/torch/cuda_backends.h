@@ -8,6 +8,7 @@
 
 #include "engine/backend.h"
 #include "kernels/numerics.h"
+#include "model/policy_snapshot.h"
 #include "model/shared_weights.h"
 #include "trainer/rank_backend.h"
 
@@ -22,8 +23,8 @@ struct CudaBackends {
   int64_t (*free_memory)();
   // device_room.h's.
   void (*use_expandable_segments)();
-  // On the first GPU; `half`: passes in bf16, else in float32; `shares_weights`: torch_training.h.
-  MakeTrainingBackend (*training)(bool half, bool shares_weights);
+  // On the first GPU; `half`: passes in bf16, else in float32.
+  MakeTrainingBackend (*training)(bool half, SnapshotUse snapshots);
   // The same for a rank among others, on its first GPU; Error if the build has no NCCL.
   MakeRankBackend (*rank_training)(bool half);
   // In float32, bf16 or fp8, whose passes are in bf16 beside the layers' products.

@@ -45,11 +45,12 @@ int64_t spare_bytes(c10::Device device) {
   return free_bytes(device);
 }
 
-SnapshotForm snapshot_form(int64_t spare, int64_t weights, bool may_round, bool last_is_there) {
+SnapshotForm snapshot_form(const SnapshotRoom& room) {
   constexpr int64_t kFull = 4, kRounded = 2;  // bytes of a weight
-  const int64_t copies = may_round && !last_is_there ? 2 : 1;
-  if (spare >= copies * kFull * weights) return SnapshotForm::full;
-  return may_round && spare >= kRounded * weights ? SnapshotForm::rounded : SnapshotForm::on_host;
+  const int64_t copies = room.may_round && !room.last_is_there ? 2 : 1;
+  if (room.spare - room.keep_free >= copies * kFull * room.weights) return SnapshotForm::full;
+  const bool fits_rounded = room.spare >= kRounded * room.weights;
+  return room.may_round && fits_rounded ? SnapshotForm::rounded : SnapshotForm::on_host;
 }
 
 }  // namespace leeway

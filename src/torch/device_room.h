@@ -26,11 +26,17 @@ enum class SnapshotForm {
   rounded,  // what passes read of it, on the device
   on_host,  // in float32
 };
-// Of so many weights, where `spare` bytes are left. `may_round`: passes read bf16 numbers that the
-// trainer has whole, which can be copied alone. Then a snapshot is full only where two full copies
-// fit, since the one before may be kept until this one is handed on. `last_is_there`: the one
-// before is among what is allocated already. A run keeps no rounded ones; an evaluation keeps its
-// own until it ends.
-SnapshotForm snapshot_form(int64_t spare, int64_t weights, bool may_round, bool last_is_there);
+struct SnapshotRoom {
+  int64_t spare = 0;      // bytes
+  int64_t keep_free = 0;  // of them, where a snapshot is full (SnapshotUse)
+  int64_t weights = 0;    // how many
+  // Passes read bf16 numbers that the trainer has whole, which can be copied alone. Then a snapshot
+  // is full only where two full copies fit, since the one before may be kept until this one is
+  // handed on.
+  bool may_round = false;
+  bool last_is_there = false;  // the one before is among what is allocated already
+};
+// A run keeps no rounded ones; an evaluation keeps its own until it ends.
+SnapshotForm snapshot_form(const SnapshotRoom& room);
 
 }  // namespace leeway

@@ -122,14 +122,17 @@ TEST(DeviceWeights, ThatAreRoundedSampleAsThoseTheyAreOf) {
 
 TEST(DeviceWeights, AreFullWhereTwoCopiesFitThenRoundedThenOnTheHost) {
   constexpr int64_t kWeights = 1000;
-  const auto form = [](int64_t spare, bool last_is_there) {
-    return snapshot_form(spare, kWeights, /*may_round=*/true, last_is_there);
+  SnapshotRoom room = {.weights = kWeights};
+  const auto form = [&](int64_t spare, bool last_is_there) {
+    room.spare = spare, room.last_is_there = last_is_there;
+    return snapshot_form(room);
   };
   // Without the right to round there is nothing to fall back to.
-  EXPECT_EQ(snapshot_form(4 * kWeights, kWeights, false, false), SnapshotForm::full);
-  EXPECT_EQ(snapshot_form(4 * kWeights - 1, kWeights, false, false), SnapshotForm::on_host);
-  EXPECT_EQ(snapshot_form(4 * kWeights - 1, kWeights, false, true), SnapshotForm::on_host);
+  EXPECT_EQ(form(4 * kWeights, false), SnapshotForm::full);
+  EXPECT_EQ(form(4 * kWeights - 1, false), SnapshotForm::on_host);
+  EXPECT_EQ(form(4 * kWeights - 1, true), SnapshotForm::on_host);
 
+  room.may_round = true;
   EXPECT_EQ(form(8 * kWeights, false), SnapshotForm::full);
   EXPECT_EQ(form(8 * kWeights - 1, false), SnapshotForm::rounded);
   EXPECT_EQ(form(4 * kWeights, true), SnapshotForm::full);
@@ -137,6 +140,12 @@ TEST(DeviceWeights, AreFullWhereTwoCopiesFitThenRoundedThenOnTheHost) {
   EXPECT_EQ(form(2 * kWeights, false), SnapshotForm::rounded);
   EXPECT_EQ(form(2 * kWeights - 1, false), SnapshotForm::on_host);
   EXPECT_EQ(form(-1, true), SnapshotForm::on_host);
+
+  // What comes back where a full copy may be kept; a rounded one is gone by then.
+  room.keep_free = 500;
+  EXPECT_EQ(form(8 * kWeights + 500, false), SnapshotForm::full);
+  EXPECT_EQ(form(8 * kWeights + 499, false), SnapshotForm::rounded);
+  EXPECT_EQ(form(2 * kWeights, false), SnapshotForm::rounded);
 }
 
 TEST(DeviceWeights, ThatAreNotFiniteAreFoundOnTheDevice) {

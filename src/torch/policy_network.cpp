@@ -25,9 +25,12 @@ namespace {
 void need_training_kernels(const ModelConfig& config, torch::Device device,
                            torch::ScalarType compute, const char* what, const char* remedy) {
   if (!device.is_cuda() || has_training_kernels(config, device, compute)) return;
-  const std::string why = compute == at::kBFloat16
-                              ? why_gpu_has_no_training_kernels(config)
-                              : "its passes are in bf16 (trainer.precision, --precision)";
+  if (compute != at::kBFloat16) {
+    throw Error(fmt::format(
+        "{}: its passes are in bf16; set trainer.precision or --precision to that, or {}", what,
+        remedy));
+  }
+  const std::string why = why_gpu_has_no_training_kernels(config);
   throw Error(fmt::format("{}: {}; {}", what,
                           why.empty() ? "this device has no kernels for it" : why, remedy));
 }

@@ -41,11 +41,11 @@ std::vector<float> floats_of(std::span<const double> values) {
 TorchTrainingBackend::TorchTrainingBackend(TrainingWeights weights, const TrainerTable& table,
                                            torch::Device device, torch::ScalarType compute,
                                            std::unique_ptr<ShardExchange> exchange,
-                                           bool shares_weights)
+                                           SnapshotUse snapshots)
     : device_(device),
       exchange_(std::move(exchange)),
       sharding_(exchange_ ? table.sharding : Sharding::optimizer),
-      shares_weights_(shares_weights),
+      snapshots_(snapshots),
       recompute_(table.recompute_activations),
       optimizer_state_(table.optimizer_state),
       pool_(device.is_cpu() ? static_cast<int>(table.threads) : 1),
@@ -137,7 +137,8 @@ void TorchTrainingBackend::step(const OptimizerTable& table, double rate, double
 bool TorchTrainingBackend::leave_room(bool leaves) {
   // Only the trunk's products have the same bits on a part of the device as on the whole.
   const bool can = !exchange_ && policy_.has_trunk();
-  const PartStream wanted = leaves && can ? PartStream(device_, kShareBesideSampler) : PartStream();
+  const PartStream wanted = in_words(
+      [&] { return leaves && can ? PartStream(device_, kShareBesideSampler) : PartStream(); });
   if (wanted.is_part() == stream_.is_part()) return stream_.is_part();
   in_words(stream_, [&] { settle(device_); });
   stream_ = wanted;
@@ -255,10 +256,10 @@ std::unique_ptr<TrainingBackend> make_torch_training(TrainingWeights weights,
                                                      const TrainerTable& table,
                                                      torch::Device device,
                                                      torch::ScalarType compute,
-                                                     bool shares_weights) {
+                                                     SnapshotUse snapshots) {
   return in_words([&] {
     return std::make_unique<TorchTrainingBackend>(std::move(weights), table, device, compute,
-                                                  nullptr, shares_weights);
+                                                  nullptr, snapshots);
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include <torch/types.h>
 
+#include "model/policy_snapshot.h"
 #include "torch/device_group.h"
 #include "trainer/rank_backend.h"
 
@@ -15,14 +16,13 @@ namespace leeway {
 // waits for the device once, when its numbers are fetched; with an entropy bonus, or a correction
 // that is a function, twice. On CUDA the gradient of attention is summed in no fixed order, so a
 // step repeats only up to rounding. The backend's calls also throw Error if the device's memory
-// does not suffice. `shares_weights`: snapshots go to other processes (weight_sharing.h), which
-// take them in float32; where the device has no room for such a copy, they go through the host
-// instead of being rounded to what passes read.
+// does not suffice. Where the device has no room for a copy of the weights in float32, a snapshot
+// is rounded to what passes read, or goes through the host (device_room.h).
 std::unique_ptr<TrainingBackend> make_torch_training(TrainingWeights weights,
                                                      const TrainerTable& table,
                                                      torch::Device device,
                                                      torch::ScalarType compute,
-                                                     bool shares_weights = false);
+                                                     SnapshotUse snapshots = {});
 
 // The same for one of several ranks, whose devices `group` joins: weights that passes read and
 // gradients are whole on each, moments and what the float32 weights have beside the former are

@@ -50,10 +50,10 @@ auto in_words(const PartStream& stream, Work&& work) {
 
 class TorchTrainingBackend : public TrainingBackend, public RankShare {
  public:
-  // `exchange`: null for a trainer that is alone. `shares_weights`: make_torch_training's.
+  // `exchange`: null for a trainer that is alone.
   TorchTrainingBackend(TrainingWeights weights, const TrainerTable& table, torch::Device device,
                        torch::ScalarType compute, std::unique_ptr<ShardExchange> exchange = nullptr,
-                       bool shares_weights = false);
+                       SnapshotUse snapshots = {});
 
   const Parameters& parameters() override;
   std::shared_ptr<const PolicySnapshot> snapshot(PolicyVersion version) override;
@@ -173,7 +173,7 @@ class TorchTrainingBackend : public TrainingBackend, public RankShare {
   PartStream stream_;                        // of all the backend's work
   std::unique_ptr<ShardExchange> exchange_;  // of a rank among others; else null
   Sharding sharding_;                        // of a rank among others
-  bool shares_weights_;
+  SnapshotUse snapshots_;
   Recompute recompute_;
   OptimizerState optimizer_state_;
   ThreadPool pool_;

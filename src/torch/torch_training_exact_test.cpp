@@ -17,6 +17,10 @@
 #include "torch/torch_sampling.h"
 #include "torch/torch_training_backend.h"
 #include "trainer/trainer.h"
+#ifdef LEEWAY_CUDA
+#include "cuda/device.h"
+#include "cuda/device_part.h"
+#endif
 
 namespace leeway {
 namespace {
@@ -137,8 +141,8 @@ Trainer trainer_of(const Parameters& weights, int64_t max_tokens) {
 
 // Of the tokens that `version` sampled; returns their number. Passes of `max_tokens`, so that
 // sequences have other neighbours.
-// `leaves_room`: by a trainer on some of the multiprocessors, which the device must have
-// (can_leave_room).
+// `leaves_room`: by a trainer on some of the multiprocessors, where the device
+// can be divided.
 int64_t expect_same_bits(const Parameters& weights, PolicyVersion version,
                          std::span<const Recorded> all, bool processed, int64_t max_tokens,
                          const std::string& where, bool leaves_room = false) {
@@ -167,8 +171,13 @@ int64_t expect_same_bits(const Parameters& weights, PolicyVersion version,
   return tokens;
 }
 
-bool can_leave_room(const Parameters& weights) {
-  return trainer_of(weights, 1500).leave_room(true);
+// By the driver: a trainer then leaves room.
+bool can_be_divided() {
+#ifdef LEEWAY_CUDA
+  return cuda::DevicePart::make(cuda::multiprocessors() * 2 / 3) != nullptr;
+#else
+  return false;
+#endif
 }
 
 TEST(Exact, TheSamplersLogprobsAreTheTrainers) {
@@ -222,7 +231,7 @@ TEST(Exact, HoldsForATrainerThatLeavesRoom) {
   int64_t tokens = 0;
   for (const auto& [name, config] : shapes()) {
     const Parameters weights = random_weights(config, 1);
-    if (!can_leave_room(weights)) GTEST_SKIP() << "no GPU that the driver can divide";
+    if (!can_be_divided()) GTEST_SKIP() << "no GPU that the driver can divide";
     Engine engine(weights, 0, engine_options(700));
     const std::vector<Recorded> all = sample_all(engine, config, 60, 5);
     for (const bool processed : {false, true}) {
@@ -237,7 +246,7 @@ TEST(Exact, ATrainerThatLeavesRoomFromTimeToTimeTrainsAsOneThatDoesNot) {
   use_expandable_segments();  // as in a run
   const ModelConfig config = shapes()[1].config;
   const Parameters weights = random_weights(config, 1);
-  if (!can_leave_room(weights)) GTEST_SKIP() << "no GPU that the driver can divide";
+  if (!can_be_divided()) GTEST_SKIP() << "no GPU that the driver can divide";
   Engine engine(weights, 0, engine_options(700));
   std::vector<Sample> samples;
   for (Recorded& recorded : sample_all(engine, config, 40, 5)) {
@@ -313,11 +322,18 @@ TEST(Snapshots, TakeTheFormThatThereIsRoomFor) {
   is(*backend.snapshot(5), false, false);
 
   BackendWithRoom sharing({weights, nullptr, nullptr}, TrainerTable(), kGpu, torch::kBFloat16,
-                          nullptr, /*shares_weights=*/true);
+                          nullptr, {.is_shared = true});
   sharing.bytes = 4 * count;
   is(*sharing.snapshot(1), true, false);
   sharing.bytes = 4 * count - 1;
   is(*sharing.snapshot(2), false, false);
+
+  BackendWithRoom keeping({weights, nullptr, nullptr}, TrainerTable(), kGpu, torch::kBFloat16,
+                          nullptr, {.keep_free = 1000});
+  keeping.bytes = 8 * count + 1000;
+  is(*keeping.snapshot(1), true, false);
+  keeping.bytes = 8 * count + 999;
+  is(*keeping.snapshot(2), true, true);
 }
 
 // The base is one copy on the device; the engine takes adapters from the trainer's memory, the

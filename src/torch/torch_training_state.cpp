@@ -52,9 +52,12 @@ std::shared_ptr<const PolicySnapshot> TorchTrainingBackend::snapshot(PolicyVersi
   return in_words(stream_, [&] {
     // A rank whose part of the masters is not all of them gives what passes read to its sampler.
     if (has_part() && exchange_->rank() != 0) return on_device(copy_of_read(), version);
-    const bool may_round = !exchange_ && !shares_weights_ && policy_.low().defined();
-    SnapshotForm form =
-        snapshot_form(spare(), policy_.layout().size, may_round, !last_snapshot_.expired());
+    const bool may_round = !exchange_ && !snapshots_.is_shared && policy_.low().defined();
+    SnapshotForm form = snapshot_form({.spare = spare(),
+                                       .keep_free = snapshots_.keep_free,
+                                       .weights = policy_.layout().size,
+                                       .may_round = may_round,
+                                       .last_is_there = !last_snapshot_.expired()});
     if (has_part() && host_is_current_) form = SnapshotForm::on_host;
     if (form == SnapshotForm::rounded) return on_device(copy_of_read(), version);
     if (form != SnapshotForm::full) {

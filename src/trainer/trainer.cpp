@@ -405,11 +405,12 @@ OptimResult Trainer::optim_step() {
                       impl_->table.max_steps * optimizer_steps_per_batch(impl_->table));
     impl_->backend->step(settings, result.learning_rate, scale);
   } else {
+    const bool may_clip = settings.max_grad_norm == 0.0 && std::isfinite(result.grad_norm);
     result.failure = fmt::format(
-        "the norm of the gradient is {}: the weights may have diverged; lower the learning rate, "
-        "or "
-        "set max_grad_norm",
-        std::abs(result.grad_norm));  // the sign of NaN is meaningless
+        "the norm of the gradient is {}: the weights may have diverged; lower the learning "
+        "rate{}",
+        std::abs(result.grad_norm),  // the sign of NaN is meaningless
+        may_clip ? ", or set max_grad_norm" : "");
   }
   impl_->backend->zero_gradients();
   return result;
