@@ -26,7 +26,7 @@ METHOD = (
 # Model, rank (0: all weights), gradient checkpointing.
 CASES = [("135M", 0, False), ("135M", 16, False), ("0.6B", 0, False), ("0.6B", 16, False),
          ("8B", 16, False), ("8B", 16, True), ("tiny", 16, False)]
-SECONDS = 55  # of a step of transformers, in all
+SECONDS = 150  # of a step of transformers, in all
 
 
 def name_of(row):
@@ -43,7 +43,9 @@ def main():
                         help="of transformers")
     parser.add_argument("--device", default="cuda", help="cpu: short sequences, for a test")
     parser.add_argument("--output", default="gpu_lora.json")
+    parser.add_argument("--limit", type=float, default=500.0, help="seconds in all")
     arguments = parser.parse_args()
+    end = time.time() + arguments.limit
     results = {"context": context(METHOD), "rows": [], "failures": {}}
 
     def keep(name, rows, failure):
@@ -62,7 +64,7 @@ def main():
         small = {"length": 32, "device": "cpu"} if arguments.device == "cpu" else {}
         options = {"shape": model, "rank": rank, "checkpointing": checkpointing, "sequences": 16,
                    "length": 1024, "rounds": 3, "warm_ups": 1, **small}
-        row, failure = compiled_step(SECONDS * (5 if small else 1), **options)
+        row, failure = compiled_step(min(SECONDS, end - begin), **options)
         print(f"  {name_of(row)}: {time.time() - begin:.0f} s", flush=True)
         keep(name_of(row), [row], failure)
     lines = []

@@ -23,14 +23,14 @@ METHOD = (
     "the fused AdamW's moments in bf16, sdpa, each layer and the head with its loss compiled, with "
     "and without gradient checkpointing of each layer; medians of three passes after two and of "
     "three optimizer steps after one, a process each")
-SECONDS = 55  # of a step of transformers, in all
+SECONDS = 150  # of a step of transformers, in all
 
 
-def transformers_rows(model, device):
+def transformers_rows(model, device, end):
     for checkpointing in (False, True):
         begin = time.time()
         small = {"length": 32, "device": device} if device == "cpu" else {}
-        row, failure = compiled_step(SECONDS * (5 if small else 1), shape=model, rounds=3,
+        row, failure = compiled_step(min(SECONDS, end - begin), shape=model, rounds=3,
                                      warm_ups=1, checkpointing=checkpointing, **small)
         print(f"  {row['name']}, {model}: {time.time() - begin:.0f} s", flush=True)
         yield row, failure
@@ -42,7 +42,9 @@ def main():
     parser.add_argument("--models", nargs="*", default=["0.6B", "1.7B", "4B", "8B"])
     parser.add_argument("--device", default="cuda", help="cpu: short sequences, for a test")
     parser.add_argument("--output", default="gpu_memory.json")
+    parser.add_argument("--limit", type=float, default=550.0, help="seconds in all")
     arguments = parser.parse_args()
+    end = time.time() + arguments.limit
     results = {"context": context(METHOD), "rows": [], "failures": {}}
 
     def keep(name, rows, failure):
@@ -54,7 +56,7 @@ def main():
         print("  no transformers: its rows are left out", flush=True)
         arguments.models = []
     for model in arguments.models:
-        for row, failure in transformers_rows(model, arguments.device):
+        for row, failure in transformers_rows(model, arguments.device, end):
             keep(f"transformers, {model}, {row['gradient_checkpointing']}", [row], failure)
     lines = []
     for row in results["rows"]:

@@ -195,6 +195,13 @@ PARTS = {"train_eager": lambda **options: train(False, **options),
 # ------------------------------------------------------------------------------------------------
 
 
+def end_session(process):
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # all of it has ended
+        pass
+
+
 def rows_of(command, limit):
     """The JSON lines a command prints within its limit, and what went wrong."""
     try:
@@ -203,13 +210,17 @@ def rows_of(command, limit):
                                    text=True, start_new_session=True)
     except OSError as error:
         return [], str(error)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as a limit from outside ends us
     try:
         out, error = process.communicate(timeout=limit)
         failure = "" if process.returncode == 0 else f"exit {process.returncode}: {error[-1500:]}"
     except subprocess.TimeoutExpired:
-        failure = f"not done within {limit} s"
-        os.killpg(process.pid, signal.SIGKILL)
+        failure = f"not done within {limit:.0f} s"
+        end_session(process)
         out, _ = process.communicate()
+    finally:
+        end_session(process)
+        signal.signal(signal.SIGTERM, before)
     rows = []
     for line in out.splitlines():
         if line.startswith("{"):
@@ -219,10 +230,11 @@ def rows_of(command, limit):
 
 def compiled_step(limit, **options):
     """transformers' training step with torch.compile and those options of `train`, in a process of
-    its own: a row, which says so where the memory does not suffice, and what went wrong."""
+    its own: a row, which says so where the memory does not suffice, and what went wrong. `limit`
+    is in seconds, and may be used up already."""
     command = [sys.executable, os.path.abspath(__file__), "--part", "train_compiled",
                "--options", json.dumps(options)]
-    rows, failure = rows_of(command, limit)
+    rows, failure = rows_of(command, limit) if limit > 0 else ([], "no time left")
     row = {"name": "transformers, torch.compile", "model": options["shape"],
            "trained": "adapter" if options.get("rank") else "all weights",
            "gradient_checkpointing": options.get("checkpointing", False)}
