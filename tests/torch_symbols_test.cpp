@@ -38,10 +38,13 @@ bool is_file_system(const std::string& name) {
   return name.find("St10filesystem") != std::string::npos;
 }
 
-// Functions that take no object of the library: they throw, or set up the streams, and are the same
-// in every version. A compiler with a static libstdc++ takes them from wherever they are found
-// first.
+// Functions that take no object of the library (they throw, or set up the streams), and those that
+// count the references of an exception, whose layout is the ABI's, since exceptions cross
+// libraries: they are the same in every version. A compiler with a static libstdc++ takes them from
+// wherever they are found first.
 bool is_the_same_in_every_version(const std::string& name) {
+  const std::string counts = "_ZNSt15__exception_ptr13exception_ptr";
+  if (name == counts + "10_M_releaseEv" || name == counts + "9_M_addrefEv") return true;
   return name.starts_with("_ZSt") && (name.find("__throw_") != std::string::npos ||
                                       name.find("ios_base_library_init") != std::string::npos);
 }
@@ -90,11 +93,13 @@ TEST(TorchSymbols, ANameThatBothHaveIsSeen) {
       "00000000000012ac T _ZNSt6chrono11reload_tzdbEv\n"
       "00000000000012ad W _ZNSt6vectorIiSaIiEE17_M_realloc_insertEv\n"
       "00000000000012ae T _ZN3c105ErrorC1Ev\n"
-      "00000000000012af T _ZSt28__throw_bad_array_new_lengthv\n";
+      "00000000000012af T _ZSt28__throw_bad_array_new_lengthv\n"
+      "00000000000012b0 T _ZNSt15__exception_ptr13exception_ptr10_M_releaseEv\n";
   EXPECT_EQ(wrongly_bound("                 U _ZNSt6chrono11reload_tzdbEv@GLIBCXX_3.4.31\n"
                           "                 U _ZNSt6vectorIiSaIiEE17_M_realloc_insertEv\n"
                           "                 U _ZN3c105ErrorC1Ev\n"
                           "                 U _ZSt28__throw_bad_array_new_lengthv\n"
+                          "       U _ZNSt15__exception_ptr13exception_ptr10_M_releaseEv\n"
                           "                 U _ZNSo9_M_insertIdEERSoT_@GLIBCXX_3.4.9\n",
                           {torch}),
             std::set<std::string>{"_ZNSt6chrono11reload_tzdbEv"});
