@@ -49,8 +49,6 @@ TEST(ConvertCommand, MistakesAreNamed) {
   expect_mistake(run_program({"convert", file, out, "--type", "f16"}), {"--type", "--dtype"});
   expect_mistake(run_program({"convert", kModel, folder / "b.gguf", "--dtype", "bf16"}),
                  {"--dtype", "--type"});
-  expect_mistake(run_program({"convert", kModel, folder / "b.gguf"}),
-                 {"tokenizer.json", "--no-tokenizer"});
   expect_mistake(run_program({"convert", LEEWAY_SOURCE_DIR "/README.md", out}),
                  {"README.md: at byte 0"});
   expect_mistake(run_program({"convert", file, folder.path()}), {"not an empty folder"});

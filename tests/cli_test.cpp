@@ -120,6 +120,16 @@ void expect_explained(const std::string& preset) {
   EXPECT_TRUE(has(strings_of(document["reads"]), "pi"));
 }
 
+// As Hydra and other trainers take them.
+TEST(CommandLine, SaysHowSettingsAndTheConfigurationAreGiven) {
+  expect_mistake(run_program({"train", "run.toml", "trainer.max_steps=3"}),
+                 {"--set trainer.max_steps=3"});
+  expect_mistake(run_program({"train", "run.toml", "--trainer.max_steps", "3"}),
+                 {"--set trainer.max_steps=3"});
+  expect_mistake(run_program({"train", "--config", "run.toml"}), {"named without an option"});
+  EXPECT_FALSE(contains(run_program({"train", "a.toml", "b.toml"}).err, "--set"));
+}
+
 TEST(LossExplain, ExplainsEveryNativePreset) {
   ASSERT_GE(names().native.size(), 18u);
   for (const std::string& preset : names().native) expect_explained(preset);

@@ -122,6 +122,16 @@ TEST_F(ResumeTest, WithoutACheckpointTheRunIsRefusedAndNothingIsTouched) {
   EXPECT_TRUE(content_of(path("run")) == before);
 }
 
+TEST_F(ResumeTest, HowFailuresAreMetMayChange) {
+  ASSERT_EQ(train().code, 0);
+  const RunResult result = resume({"trainer.max_steps=13", "orchestrator.retry_backoff=0.5",
+                                   "orchestrator.max_error_reschedule_attempts=9",
+                                   "orchestrator.max_prompt_failures=7"});
+  EXPECT_EQ(result.code, 0) << result;
+  EXPECT_TRUE(contains(read_file(path("run/config.toml")), "retry_backoff = 0.5"));
+  EXPECT_EQ(resume({"trainer.max_steps=14"}).code, 0) << "its configuration is that from now on";
+}
+
 TEST_F(ResumeTest, WhatAResumeSupersedesIsMovedAside) {
   ASSERT_EQ(train({"checkpoint.keep_last=3", "output.weights_every=1"}).code, 0);
   const Outcome wanted = outcome();

@@ -40,7 +40,8 @@ NAMES = ["step", "sample", "train", "forward_backward", "optim_step", "snapshot"
          "wait_for_trainer", "wait_for_batch", "prepare_batch", "report", "other", "train_other"]
 
 # What docs/runs.md says adds up: a time and its parts.
-SUMS = {"step": ["sample", "prepare_batch", "report", "checkpoint", "wait_for_trainer", "other"],
+SUMS = {"step": ["sample", "wait_for_environments", "prepare_batch", "report", "checkpoint",
+                 "wait_for_trainer", "other"],
         "train": ["forward_backward", "optim_step", "prox_forward", "ref_forward",
                   "teacher_forward", "snapshot", "train_other"]}
 

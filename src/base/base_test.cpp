@@ -318,6 +318,18 @@ TEST(Printable, KeepsWhatIsHarmless) {
   }
 }
 
+TEST(Printable, FitsIntoAWidthByCharacters) {
+  const std::string text = "\u00e4\u4e2dcdefg";
+  EXPECT_EQ(fitting(text, 7), text);
+  EXPECT_EQ(fitting(text, 8), text);
+  EXPECT_EQ(fitting(text, 6), "\u00e4\u4e2dc...");
+  EXPECT_EQ(fitting(text, 4), "\u00e4...");
+  EXPECT_EQ(fitting(text, 3), "...");
+  EXPECT_EQ(fitting(text, 2), "..");
+  EXPECT_EQ(fitting(text, 0), "");
+  EXPECT_EQ(fitting("", 0), "");
+}
+
 TEST(Printable, WritesOutWhatSteersATerminal) {
   EXPECT_EQ(printable("\033[2J"), "\\u001b[2J");
   EXPECT_EQ(printable("a\rb\bc\x7f"

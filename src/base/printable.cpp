@@ -58,4 +58,15 @@ std::string printable(std::string_view text) {
   return out;
 }
 
+std::string fitting(std::string text, size_t columns) {
+  constexpr std::string_view kMore = "...";
+  size_t characters = 0, cut = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if ((static_cast<unsigned char>(text[i]) & 0xc0) == 0x80) continue;  // goes on a character
+    if (characters + kMore.size() <= columns) cut = i;
+    if (++characters > columns) return text.substr(0, cut).append(kMore.substr(0, columns));
+  }
+  return text;
+}
+
 }  // namespace leeway

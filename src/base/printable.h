@@ -11,4 +11,8 @@ namespace leeway {
 // UTF-8 as \xff. JSON stays JSON, since its strings contain no such bytes.
 std::string printable(std::string_view text);
 
+// The first characters of a printable text that fit into `columns` of a terminal, each taken to be
+// one wide, with "..." at the end where some are left out.
+std::string fitting(std::string text, size_t columns);
+
 }  // namespace leeway

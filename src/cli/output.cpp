@@ -1,11 +1,13 @@
 #include "cli/output.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "base/printable.h"
 #include "leeway/error.h"
@@ -42,7 +44,13 @@ void say(std::string_view text) {
 }
 
 void redraw(std::string_view text) {
-  const std::string line = "\r\033[K" + printable(text);
+  // What is wider than the terminal would take two lines of it, of which one is replaced. The last
+  // column stays free: a character there already moves some terminals to the next line.
+  winsize size{};
+  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+  std::string shown = printable(text);
+  if (known) shown = fitting(std::move(shown), size.ws_col - 1u);
+  const std::string line = "\r\033[K" + shown;
   (void)std::fwrite(line.data(), 1, line.size(), stderr);
   std::fflush(stderr);
 }

@@ -28,7 +28,8 @@ void say(std::string_view text);
 
 // Whether stderr is a terminal, on which lines can be redrawn.
 bool draws();
-// Replaces the previous such line there; empty: removes it.
+// Replaces the previous such line there; empty: removes it. What does not fit into the terminal's
+// width is left out.
 void redraw(std::string_view text);
 
 }  // namespace leeway

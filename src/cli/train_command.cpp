@@ -93,7 +93,7 @@ void plan(const Catalog& catalog, const Options& options) {
   check_ranks(static_cast<int>(job.ranks), setup.config.run);
   setup.spawn_servers = options.spawn_servers;
   warn_of_other_base(setup);
-  check_training(setup);
+  for (const std::string& note : check_training(setup)) say(note);
   print(options.json ? training_plan_json(setup, job) : training_plan_text(setup, job));
 }
 

@@ -33,6 +33,30 @@ TEST(ConfigDump, IsReadBackToTheSameValues) {
                                   "orchestrator.max_error_reschedule_attempts=unlimited"}));
 }
 
+TEST(ConfigDump, IsReadBackForEveryPreset) {
+  const Catalog catalog;
+  std::vector<std::string> names;
+  for (const PresetInfo& preset : catalog.presets()) names.push_back(preset.name);
+  for (const ForeignPreset& preset : catalog.foreign()) names.push_back(preset.name);
+  EXPECT_GT(names.size(), 80u);
+  for (const std::string& name : names) {
+    SCOPED_TRACE(name);
+    const std::string set = "trainer.loss.preset=" + name;
+    if (!error_of("", {set}).empty()) continue;  // some do not work without settings
+    const Config first = parse("", {set});
+    Config second;
+    ASSERT_NO_THROW(second = parse(config_toml(first)));
+    // A threshold of "2.0", which may be two numbers, becomes 2.
+    ASSERT_EQ(first.loss_spec.settings.size(), second.loss_spec.settings.size());
+    for (size_t i = 0; i < first.loss_spec.settings.size(); ++i) {
+      const auto& [key, value] = first.loss_spec.settings[i];
+      const auto& [key_again, value_again] = second.loss_spec.settings[i];
+      EXPECT_EQ(key, key_again);
+      EXPECT_TRUE(value == value_again || std::stod(value) == std::stod(value_again)) << key;
+    }
+  }
+}
+
 TEST(ConfigDump, IsTheSameWhereEveryValueComesThroughSet) {
   const Config first = parse(kFull);
   std::vector<std::string> sets;

@@ -267,8 +267,9 @@ std::vector<EffectiveValue> loss_values(const std::vector<const Given*>& part,
   for (const auto& [key, value] : config.loss_spec.settings) {
     auto [text, origin] = given_of(key);
     if (text.empty()) {
-      const bool number = value.find_first_not_of("0123456789.eE+-") == std::string::npos ||
-                          value == "true" || value == "false";
+      const bool number =
+          !value.empty() && (value.find_first_not_of("0123456789.eE+-") == std::string::npos ||
+                             value == "true" || value == "false");
       text = value == "infinity" ? "inf" : number ? value : fmt::format("\"{}\"", value);
     }
     values.push_back({"trainer.loss." + key, text, origin});

@@ -44,6 +44,9 @@ struct Conversion {
   std::vector<std::string> warnings;
 };
 
+// Both write the weights alone, with a warning, where there is no tokenizer at all; one that is not
+// understood is refused.
+
 // Writes config.json, model.safetensors, tokenizer.json, tokenizer_config.json and
 // generation_config.json. The folder appears whole or not at all. It must not exist, or be empty;
 // with `overwrite` it may hold such files and nothing else. Throws Error naming file and place.

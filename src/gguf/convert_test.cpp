@@ -313,9 +313,23 @@ TEST(Convert, ATokenizerOfAnotherModelIsRefused) {
                  {"tokenizer.json", "259", "vocab_size = 200"});
   remove_tree(folder.at("m/tokenizer.json"));
   expect_refused([&] { convert_folder_to_gguf(folder.at("m"), folder.at("n.gguf"), {}); },
-                 {"tokenizer.json", "--no-tokenizer"});
+                 {"tokenizer.json", "--no-tokenizer"});  // its tokenizer_config.json is there
   expect_refused([&] { convert_folder_to_gguf(folder.path(), folder.at("n.gguf"), {}); },
                  {"config.json"});
+}
+
+TEST(Convert, WithoutATokenizerWeightsGoBothWaysWithAWarning) {
+  const TestFolder folder;
+  const Parameters weights = testing::small_parameters(gguf_config(Family::llama));
+  make_folders(folder.at("m"));
+  save_parameters(weights, folder.at("m"));
+  const Conversion made = convert_folder_to_gguf(folder.at("m"), folder.at("m.gguf"), {});
+  ASSERT_FALSE(made.warnings.empty());
+  EXPECT_NE(made.warnings.front().find("tokenizer.json"), std::string::npos);
+  const Conversion back = convert_gguf_to_folder(folder.at("m.gguf"), folder.at("back"), {});
+  ASSERT_FALSE(back.warnings.empty());
+  EXPECT_NE(back.warnings.front().find("no tokenizer"), std::string::npos);
+  EXPECT_EQ(load_parameters(folder.at("back")).config().vocab_size, weights.config().vocab_size);
 }
 
 }  // namespace

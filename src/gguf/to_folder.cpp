@@ -209,7 +209,13 @@ Conversion convert_gguf_to_folder(const std::string& file_path, const std::strin
   Conversion result;
   ModelConfig config = config_of_gguf(file, result.warnings);
   FolderTokenizer tokenizer;
-  if (options.tokenizer) tokenizer = tokenizer_of_gguf(file, config);
+  const bool has_tokenizer = std::ranges::any_of(
+      file.metadata(), [](const auto& entry) { return entry.first.starts_with("tokenizer."); });
+  if (options.tokenizer && has_tokenizer) tokenizer = tokenizer_of_gguf(file, config);
+  if (options.tokenizer && !has_tokenizer) {
+    result.warnings.push_back(
+        fmt::format("{}: has no tokenizer: {} takes and gives token ids alone", file_path, folder));
+  }
   config.eos_token_id = tokenizer.eos_token_id;
 
   WeightsConverter weights(file, config, options);

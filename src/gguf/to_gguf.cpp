@@ -156,6 +156,15 @@ void check_stored_head(const StoredModel& model, const ModelConfig& config) {
   check_tied_head(model, embedding);
 }
 
+// A folder with a tokenizer of another form has one that is not understood.
+bool has_tokenizer(const std::string& folder) {
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt"}) {
+    if (is_present(folder + "/" + name)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Conversion convert_folder_to_gguf(const std::string& folder, const std::string& file,
@@ -178,7 +187,12 @@ Conversion convert_folder_to_gguf(const std::string& folder, const std::string& 
   if (options.type == GgufMatrices::q8_0) {
     plan.metadata.emplace_back("general.quantization_version", uint32_t{2});
   }
-  if (options.tokenizer) {
+  if (options.tokenizer && !has_tokenizer(folder)) {
+    result.warnings.push_back(
+        fmt::format("{}: has no tokenizer.json: the weights alone are written, and llama.cpp "
+                    "serves no model without a tokenizer",
+                    folder));
+  } else if (options.tokenizer) {
     for (auto& entry : gguf_tokenizer_of(folder, config)) plan.metadata.push_back(std::move(entry));
   }
   plan.tensors = weights.plan(result.warnings);

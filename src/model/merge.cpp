@@ -237,7 +237,9 @@ class Merge {
 MergeResult merge_adapter(const std::string& base, const std::string& adapter,
                           const std::string& out,
                           const std::function<void(size_t done, size_t total)>& progress) {
-  if (path_exists(out)) throw Error(out + ": exists; nothing is overwritten, name another folder");
+  if (path_exists(out) && !(is_folder(out) && folder_names(out).empty())) {
+    throw Error(out + ": exists; nothing is overwritten, name another folder");
+  }
   Merge merge(base, adapter, progress);
   const std::string temporary = out + ".partial";
   remove_tree(temporary);

@@ -78,7 +78,9 @@ TEST(Merge, RefusesABaseThatTheAdapterWasNotTrainedOver) {
   expect_refused([&] { merge_adapter(wrong.path(), adapter.path(), out.at("merged")); },
                  {adapter.path(), "other weights than " + wrong.path(), "checksum"});
   EXPECT_FALSE(is_present(out.at("merged")));
+  make_folders(out.at("merged"));  // an empty folder is as good as none
   merge_adapter(right.path(), adapter.path(), out.at("merged"));
+  EXPECT_TRUE(is_present(out.at("merged/config.json")));
 }
 
 // In the base's dtype: half a unit of the last place of 8 (bf16) or 11 bits (f16).

@@ -6,6 +6,8 @@
 #include <map>
 
 #include "base/files.h"
+#include "base/folders.h"
+#include "base/test_folder.h"
 #include "model/test_configs.h"
 
 namespace leeway {
@@ -349,6 +351,10 @@ TEST(ModelConfig, WhatIsNoJsonObjectIsRefusedWithItsPlace) {
                  {"config.json: is a file, and a model is a folder"});
   expect_refused([] { check_model_folder("model.path = \"x/y\"", "x/y"); },
                  {"model.path = \"x/y\": there is no such folder"});
+  const testing::TestFolder run;
+  make_folders(run.at("weights/step_2"));
+  expect_refused([&] { load_model_config(run.path()); },
+                 {"is the folder of a run", run.path() + "/weights"});
 }
 
 TEST(ModelConfig, AKeyGivenTwiceIsRefused) {

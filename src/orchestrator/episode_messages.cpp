@@ -63,7 +63,7 @@ std::vector<RewardPart> read_reward(const JsonValue& line) {
   const bool has_one = one != nullptr && !one->is(Kind::null);
   const bool has_parts = parts != nullptr && !parts->is(Kind::null);
   if (has_one && has_parts) throw Error("reward and rewards: give one");
-  if (has_one) return {{.name = "reward", .value = finite_number(*one, "reward")}};
+  if (has_one) return {{.name = "reward", .value = reward_number(*one, "reward")}};
   if (has_parts) return read_rewards(*parts);
   return {};
 }
@@ -79,7 +79,7 @@ std::vector<CallCredit> read_credit(const JsonValue& line) {
   std::vector<CallCredit> credit;
   if (const JsonValue* rewards = member(line, "turn_rewards", Kind::object)) {
     for (const auto& [call, value] : rewards->members) {
-      credit_of(credit, call).reward = finite_number(value, "turn_rewards." + call);
+      credit_of(credit, call).reward = reward_number(value, "turn_rewards." + call);
     }
   }
   if (const JsonValue* advantages = member(line, "advantages", Kind::object)) {
@@ -194,7 +194,7 @@ GroupScores read_scores(const JsonValue& line, size_t members) {
     if (reward.is(Kind::object)) {
       to.rewards = read_rewards(reward);
     } else {
-      to.rewards = {{.name = "reward", .value = finite_number(reward, "rewards")}};
+      to.rewards = {{.name = "reward", .value = reward_number(reward, "rewards")}};
     }
   }
   if (const JsonValue* metrics = member(line, "metrics", Kind::array)) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/files.h"
+#include "base/utf8.h"
 #include "leeway/error.h"
 #include "orchestrator/split.h"
 #include "orchestrator/verifiers.h"
@@ -110,6 +111,12 @@ std::string demonstration_of(const JsonValue& object, const std::vector<std::str
 
 // Parses one line, with its identity; errors do not say which line.
 Line read_prompt(std::string_view json, const JsonlReader& reader) {
+  if (const size_t valid = valid_utf8_prefix(json); valid < json.size()) {
+    throw Error(
+        fmt::format("byte {} is not UTF-8; convert the file, as with iconv -f LATIN1 -t "
+                    "UTF-8",
+                    valid + 1));
+  }
   const JsonValue object = read_json("JSON", json);
   if (!object.is(Kind::object)) {
     throw Error(fmt::format("a line must be an object, not {}", name_of(object.kind)));
@@ -138,7 +145,11 @@ std::vector<Line> read_lines(const std::string& path, const JsonlReader& reader)
       lines.push_back(read_prompt(line, reader));
       lines.back().place = place;
     } catch (const Error& error) {
-      throw Error(place + without_first_line(error.what()));
+      const size_t first = line.find_first_not_of(" \t");
+      const bool is_array = lines.empty() && first != line.npos && line[first] == '[';
+      throw Error(
+          place + without_first_line(error.what()) +
+          (is_array ? " (a JSON array? a line has one object, as jq -c '.[]' writes them)" : ""));
     }
   });
   if (lines.empty()) throw Error(fmt::format("{}: there are no examples in it", path));

@@ -17,8 +17,11 @@ constexpr double kWaitSlice = 0.05;       // seconds for which an idle loop wait
 // What the loop's thread did since the last update, in seconds. Together with what is left over
 // these are the whole step.
 struct ThreadTimes {
-  double sample = 0.0, prepare_batch = 0.0, report = 0.0, checkpoint = 0.0, wait_for_trainer = 0.0;
-  double all() const { return sample + prepare_batch + report + checkpoint + wait_for_trainer; }
+  double sample = 0.0, wait_for_environments = 0.0, prepare_batch = 0.0, report = 0.0,
+         checkpoint = 0.0, wait_for_trainer = 0.0;
+  double all() const {
+    return sample + wait_for_environments + prepare_batch + report + checkpoint + wait_for_trainer;
+  }
 };
 
 class Loop {
@@ -126,9 +129,13 @@ class Loop {
 
   void sample() {
     // With nothing in flight, pump returns at once.
-    const double before = times_.sample;
-    timed(times_.sample, [&] { scheduler_.pump(kSamplingSlice); });
-    if (!in_progress_ && !checkpoint_due_) sampled_while_idle_ += times_.sample - before;
+    double pumped = 0.0;
+    const double waited_before = scheduler_.waited();
+    timed(pumped, [&] { scheduler_.pump(kSamplingSlice); });
+    const double waited = std::min(pumped, scheduler_.waited() - waited_before);
+    times_.sample += pumped - waited;
+    times_.wait_for_environments += waited;
+    if (!in_progress_ && !checkpoint_due_) sampled_while_idle_ += pumped - waited;
     for (const RolloutFailure& failure : scheduler_.take_failures()) {
       if (events_.on_failure) events_.on_failure(failure);
     }
@@ -219,6 +226,7 @@ class Loop {
     number("perf/trainer_busy", std::min(1.0, record.learned.busy_seconds / seconds));
     number("time/wait_for_batch", idle_);
     number("time/sample", times_.sample);
+    number("time/wait_for_environments", times_.wait_for_environments);
     number("time/prepare_batch", times_.prepare_batch);
     number("time/report", times_.report);
     number("time/checkpoint", times_.checkpoint);

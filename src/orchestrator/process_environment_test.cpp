@@ -55,6 +55,9 @@ TEST_F(ProcessEnvironmentTest, RewardsAreWhatTheProgramSays) {
       parts_of(answered(R"("rewards": {"exact": 1, "style": {"value": 0.3, "weight": 0.1}})")),
       "exact 1 * 1, style 0.1 * 0.3");
   EXPECT_EQ(parts_of(answered(R"("rewards": {"a-b.c_1": {"value": 2}})")), "a-b.c_1 1 * 2");
+  // As a comparison in Python.
+  EXPECT_EQ(parts_of(answered(R"("reward": true)")), "reward 1 * 1");
+  EXPECT_EQ(parts_of(answered(R"("rewards": {"exact": false})")), "exact 1 * 0");
 }
 
 TEST_F(ProcessEnvironmentTest, AnErrorOfTheProgramIsAFailureAndNoReward) {

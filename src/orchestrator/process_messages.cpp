@@ -89,6 +89,11 @@ double finite_number(const JsonValue& value, const std::string& name) {
   return number;
 }
 
+double reward_number(const JsonValue& value, const std::string& name) {
+  if (value.is(Kind::boolean)) return value.truth ? 1.0 : 0.0;
+  return finite_number(value, name);
+}
+
 std::vector<RewardPart> read_rewards(const JsonValue& rewards) {
   if (!rewards.is(Kind::object) || rewards.members.empty()) {
     throw Error("rewards must be an object with a number, or a value and a weight, for each part");
@@ -100,12 +105,12 @@ std::vector<RewardPart> read_rewards(const JsonValue& rewards) {
     if (value.is(Kind::object)) {
       const JsonValue* inside = value.find("value");
       if (inside == nullptr) throw Error(fmt::format("rewards.{} has no value", name));
-      part.value = finite_number(*inside, fmt::format("rewards.{}.value", name));
+      part.value = reward_number(*inside, fmt::format("rewards.{}.value", name));
       if (const JsonValue* weight = value.find("weight")) {
         part.weight = finite_number(*weight, fmt::format("rewards.{}.weight", name));
       }
     } else {
-      part.value = finite_number(value, "rewards." + name);
+      part.value = reward_number(value, "rewards." + name);
     }
     parts.push_back(std::move(part));
   }

@@ -23,6 +23,8 @@ std::string reported_error(const std::string& text);
 
 // The number `value`; `name` is what messages call it. Throws Error if it is no finite number.
 double finite_number(const JsonValue& value, const std::string& name);
+// The same; true is 1 and false 0, as comparisons in Python give them.
+double reward_number(const JsonValue& value, const std::string& name);
 
 // A value of "rewards": an object with a number, or a value and a weight, for each part. Throws
 // Error naming the part.

@@ -179,7 +179,11 @@ std::vector<RolloutOutcome> RolloutDriver::poll(double seconds) {
   const size_t before = outcomes_.size();
   poll_environments();
   poll_scorings();
-  if (outcomes_.size() == before && !sampling && asked) clock_.sleep(slice);
+  if (outcomes_.size() == before && !sampling && asked) {
+    const double begin = clock_.now();
+    clock_.sleep(slice);
+    waited_for_environments_ += clock_.now() - begin;
+  }
   if (settings_.timeout > 0.0) end_late_rollouts();
   return std::exchange(outcomes_, {});
 }

@@ -87,6 +87,9 @@ class RolloutDriver {
   // fails then.
   void score(const std::vector<int64_t>& rollouts);
   int64_t running() const { return static_cast<int64_t>(rollouts_.size()); }
+  // Seconds since the start for which nothing was sampled, since all rollouts were with their
+  // environments.
+  double waited_for_environments() const { return waited_for_environments_; }
 
  private:
   struct Running;
@@ -116,6 +119,7 @@ class RolloutDriver {
   const Conversation& conversation_;
   Sampler& sampler_;
   Clock& clock_;
+  double waited_for_environments_ = 0.0;
   RolloutSettings settings_;
   double next_look_ = 0.0;     // next check of deadlines
   std::set<int64_t> pending_;  // rollouts waiting for their environment

@@ -119,7 +119,9 @@ void RolloutScheduler::wait_for_retries(double seconds) {
   for (const auto& [number, open] : open_) {
     if (open.retry_at > now) first = std::min(first, open.retry_at);
   }
-  if (first > now && std::isfinite(first)) clock_.sleep(std::min(seconds, first - now));
+  if (first <= now || !std::isfinite(first)) return;
+  clock_.sleep(std::min(seconds, first - now));
+  waited_for_retries_ += clock_.now() - now;
 }
 
 std::string RolloutScheduler::dead_end() const {

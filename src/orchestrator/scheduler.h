@@ -139,6 +139,9 @@ class RolloutScheduler {
   // Admits what may be admitted, lets the sampler work for up to about `seconds`, and processes
   // outcomes.
   void pump(double seconds);
+  // Seconds of `pump` since the start in which nothing was sampled: all rollouts were with their
+  // environments, or waited to be tried again.
+  double waited() const { return waited_for_retries_ + driver_.waited_for_environments(); }
 
   // The next batch, when enough groups have finished.
   std::optional<std::vector<Group>> take_batch();
@@ -217,6 +220,7 @@ class RolloutScheduler {
   RolloutDriver& driver_;
   Sampler& sampler_;
   Clock& clock_;
+  double waited_for_retries_ = 0.0;
   bool no_prompt_left_ = false;
   int64_t streak_begin_ = 0;   // first rollout started after the failures in a row began
   int64_t lost_in_a_row_ = 0;  // groups given up since one could be trained

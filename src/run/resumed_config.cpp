@@ -23,7 +23,7 @@ void refuse_changes(const std::string& folder, const Config& saved, const Config
   if (identity) sums = data_sums(now);
   std::vector<std::string> changed;
   for (const auto& [key, pair] : values) {
-    if (pair.first == pair.second || may_change(key)) continue;
+    if (pair.first == pair.second || may_change_on_resume(key)) continue;
     if (identity && sums.contains(key) && identity->data.contains(key)) continue;
     changed.push_back(fmt::format("{}: {} in the run, {} now", key,
                                   pair.first.empty() ? "absent" : pair.first,

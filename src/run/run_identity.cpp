@@ -72,6 +72,21 @@ bool may_change(const std::string& key) {
   return false;
 }
 
+bool may_change_on_resume(const std::string& key) {
+  if (may_change(key)) return true;
+  for (const char* name : {"orchestrator.max_error_reschedule_attempts",
+                           "orchestrator.max_prompt_failures", "orchestrator.zero_progress_batches",
+                           "orchestrator.retry_backoff", "orchestrator.advantage_timeout"}) {
+    if (key == name) return true;
+  }
+  if (!key.starts_with("environment.")) return false;
+  for (const char* name : {".command", ".processes", ".turn_timeout", ".max_output_bytes",
+                           ".max_memory_bytes", ".max_cpu_seconds", ".max_processes"}) {
+    if (key.ends_with(name)) return true;
+  }
+  return false;
+}
+
 bool names_data(const std::string& key) {
   if (key == "sft.data" || key == "model.path" || key == "model.lora.path" ||
       key == "model.tokenizer" || key == "trainer.teacher" || key == "trainer.reference") {

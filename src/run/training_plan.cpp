@@ -6,6 +6,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "run/text_check.h"
 
 namespace leeway {
 namespace {
@@ -54,6 +55,7 @@ std::string training_plan_text(const RunSetup& setup, const MemoryOfJob& job) {
     out += fmt::format(", and an adapter of {}, which is trained", weights.count());
   }
   out += fmt::format("\ndevice       {}\n", name_of(run.model.device));
+  out += fmt::format("text         {}\n", text_line(setup));
   for (size_t i = 0; i < setup.environments->members().size(); ++i) {
     const EnvironmentMix::Member& member = setup.environments->members()[i];
     out += fmt::format("environment  {} ({}): {}\n", member.id, run.environments[i].name,
@@ -81,7 +83,8 @@ std::string training_plan_json(const RunSetup& setup, const MemoryOfJob& job) {
   json.key("family").value(name_of(setup.weights.config().family));
   number("parameters", parameters_of(setup.weights));
   number("trained_parameters", setup.weights.count());
-  json.key("device").value(name_of(run.model.device)).key("environments").begin_array();
+  json.key("device").value(name_of(run.model.device)).key("text").value(text_line(setup));
+  json.key("environments").begin_array();
   for (size_t i = 0; i < setup.environments->members().size(); ++i) {
     const EnvironmentMix::Member& member = setup.environments->members()[i];
     json.begin_object().key("id").value(member.id).key("name").value(run.environments[i].name);

@@ -29,6 +29,7 @@
 #include "run/run_warnings.h"
 #include "run/sft_phase.h"
 #include "run/step_reports.h"
+#include "run/text_check.h"
 #include "run/trainer_learner.h"
 
 namespace leeway {
@@ -442,21 +443,28 @@ class Run {
   int64_t steps_ = 0;
 };
 
-}  // namespace
-
-void check_training(const RunSetup& setup) {
+// Before anything is written; returns notes.
+std::vector<std::string> check_setup(const RunSetup& setup) {
   refuse_sampling(setup.config.run.rollout);
   check_environments(*setup.environments);
+  std::vector<std::string> notes = check_text(setup);
   check_servers(setup);
+  return notes;
+}
+
+}  // namespace
+
+std::vector<std::string> check_training(const RunSetup& setup) {
+  std::vector<std::string> notes = check_setup(setup);
   SteadyClock clock;
   checked_program(setup.config.run.orchestrator, clock);
+  return notes;
 }
 
 RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& start,
                         Progress& progress, const StopCondition& should_stop) {
-  refuse_sampling(setup.config.run.rollout);
-  check_environments(*setup.environments);
-  check_servers(setup);
+  NewRun noted = start;
+  for (std::string& note : check_setup(setup)) noted.notes.push_back(std::move(note));
   if (setup.ranks != nullptr) setup.ranks->begin(setup, catalog);
   SteadyClock clock;
   const auto program = checked_program(setup.config.run.orchestrator, clock);
@@ -468,19 +476,18 @@ RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& s
     set_own_weights(setup.config, std::filesystem::absolute(weights).string());
   }
   files.begin(setup.config, explain_text(setup.config.loss_spec), "train");
-  return Run(setup, catalog, std::move(files), start, {progress, should_stop, program.get()}).run();
+  return Run(setup, catalog, std::move(files), noted, {progress, should_stop, program.get()}).run();
 }
 
 RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resumption resumption,
                            Progress& progress, const StopCondition& should_stop) {
-  refuse_sampling(setup.config.run.rollout);
-  check_environments(*setup.environments);
-  check_servers(setup);
+  const std::vector<std::string> of_setup = check_setup(setup);
   if (setup.ranks != nullptr) setup.ranks->begin(setup, catalog);
   SteadyClock clock;
   const auto program = checked_program(setup.config.run.orchestrator, clock);
   const Checkpoint from = *resumption.from;
-  const std::vector<std::string> notes = resumption.notes;
+  std::vector<std::string> notes = resumption.notes;
+  notes.insert(notes.end(), of_setup.begin(), of_setup.end());
   RunFiles files(setup.config, explain_text(setup.config.loss_spec), std::move(resumption));
   return Run(setup, catalog, std::move(files), from, notes, {progress, should_stop, program.get()})
       .run();

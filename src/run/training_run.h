@@ -27,9 +27,9 @@ struct NewRun {
 RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& start,
                         Progress& progress, const StopCondition& should_stop);
 
-// What run_training checks before it writes anything: sampling settings, environments and their
-// programs, servers. Throws Error.
-void check_training(const RunSetup& setup);
+// What run_training checks before it writes anything: sampling settings, environments, prompts and
+// programs, servers. Returns notes. Throws Error.
+std::vector<std::string> check_training(const RunSetup& setup);
 
 // Continues a run from its checkpoint as if it had not been interrupted.
 RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resumption resumption,

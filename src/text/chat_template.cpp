@@ -266,6 +266,26 @@ std::string default_of(const JsonValue& list, const std::string& where) {
                           names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));
 }
 
+struct StoredTemplate {
+  std::string where, text;
+};
+
+std::optional<StoredTemplate> stored_template(const std::string& model_folder) {
+  const std::string alone = model_folder + "/chat_template.jinja";
+  if (auto text = read_bounded(alone, kLongestTemplate)) return StoredTemplate{alone, *text};
+  const std::string path = model_folder + "/tokenizer_config.json";
+  const std::optional<std::string> text = read_bounded(path, kLongestJson);
+  if (!text) return std::nullopt;
+  const JsonValue config = read_object(path, *text);
+  const JsonValue* given = config.find("chat_template");
+  if (!given || given->is(Kind::null)) return std::nullopt;
+  const std::string where = path + ": chat_template";
+  if (given->is(Kind::string)) return StoredTemplate{where, given->text};
+  if (given->is(Kind::array)) return StoredTemplate{where, default_of(*given, where)};
+  throw Error(
+      fmt::format("{} must be text or a list of templates, not {}", where, name_of(given->kind)));
+}
+
 std::string renderer_for_type(const std::string& folder) {
   const std::string path = folder + "/config.json";
   const std::string known =
@@ -330,23 +350,13 @@ std::string renderer_name_of_template(const std::string& where, std::string_view
 }
 
 std::string renderer_name_for(const std::string& model_folder) {
-  const std::string alone = model_folder + "/chat_template.jinja";
-  if (const auto text = read_bounded(alone, kLongestTemplate)) {
-    return renderer_name_of_template(alone, *text);
-  }
-  const std::string path = model_folder + "/tokenizer_config.json";
-  const std::optional<std::string> text = read_bounded(path, kLongestJson);
-  if (!text) return renderer_for_type(model_folder);
-  const JsonValue config = read_object(path, *text);
-  const JsonValue* given = config.find("chat_template");
-  if (!given || given->is(Kind::null)) return renderer_for_type(model_folder);
-  const std::string where = path + ": chat_template";
-  if (given->is(Kind::string)) return renderer_name_of_template(where, given->text);
-  if (given->is(Kind::array)) {
-    return renderer_name_of_template(where, default_of(*given, where));
-  }
-  throw Error(
-      fmt::format("{} must be text or a list of templates, not {}", where, name_of(given->kind)));
+  const std::optional<StoredTemplate> stored = stored_template(model_folder);
+  if (!stored) return renderer_for_type(model_folder);
+  return renderer_name_of_template(stored->where, stored->text);
+}
+
+bool has_chat_template(const std::string& model_folder) {
+  return stored_template(model_folder).has_value();
 }
 
 }  // namespace leeway

@@ -17,7 +17,11 @@ namespace leeway {
 // nothing about its chat format.
 std::string renderer_name_for(const std::string& model_folder);
 
-// The same for the text of a template; `where` is its place, for messages.
+// Whether a model folder has a chat template, known or not. Throws Error for a file that cannot be
+// read.
+bool has_chat_template(const std::string& model_folder);
+
+// The same as renderer_name_for for the text of a template; `where` is its place, for messages.
 std::string renderer_name_of_template(const std::string& where, std::string_view chat_template);
 
 }  // namespace leeway
