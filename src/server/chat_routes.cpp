@@ -101,7 +101,7 @@ RouteWork chat_completions(const ServedModel& model, const HttpRequest& request)
   ChatOptions options;
   options.prompt = render_conversation(chat, "messages", conversation).ids;
   options.head = new_head("chatcmpl-", model.options.name);
-  options.style = read_token_style(fields, *chat.tokenizer);
+  options.style = read_token_style(fields, chat.tokenizer.get());
   options.style.logprobs = fields.flag("logprobs").value_or(false);
   options.style.top = read_top(fields, "top_logprobs", options.style.mode).value_or(0);
   if (options.style.top > 0 && !options.style.logprobs) {

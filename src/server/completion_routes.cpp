@@ -13,13 +13,13 @@ namespace {
 constexpr size_t kMostPrompts = 1024;
 
 // A text, a list of texts, token ids, or a list of lists of token ids.
-std::vector<std::vector<int32_t>> read_prompts(const ModelText& text, const JsonFields& fields) {
+std::vector<std::vector<int32_t>> read_prompts(const ServedModel& model, const JsonFields& fields) {
   const rapidjson::Value* value = fields.find("prompt");
   if (value == nullptr) fields.refuse("prompt", "is missing: a text or token ids");
   std::vector<std::vector<int32_t>> prompts;
   const auto add_text = [&](const rapidjson::Value& item) {
-    prompts.push_back(
-        plain_prompt(text, "prompt", std::string_view(item.GetString(), item.GetStringLength())));
+    const std::string_view prompt(item.GetString(), item.GetStringLength());
+    prompts.push_back(plain_prompt(text_of(model), "prompt", prompt));
   };
   if (value->IsString()) {
     add_text(*value);
@@ -41,25 +41,26 @@ std::vector<std::vector<int32_t>> read_prompts(const ModelText& text, const Json
 }
 
 RouteWork completions(const ServedModel& model, const HttpRequest& request) {
-  const ModelText& text = text_of(model);
+  const ModelText* const text = model.text.text.get();  // null: token ids alone
   const rapidjson::Document body = parse_body(request.body);
   const JsonFields fields(body, "");
   model.check_model(fields);
   if (fields.has("suffix")) fields.refuse("suffix", "is not supported");
-  const SamplingFields sampling =
-      read_sampling(fields, folder_sampling(text.generation), "max_tokens", 0);
+  const SamplingFields sampling = read_sampling(
+      fields, text ? folder_sampling(text->generation) : SamplingSettings(), "max_tokens", 0);
+  if (!text && !sampling.stop_texts.empty()) fields.refuse("stop", model.text.why_no_text);
 
   CompletionOptions options;
   options.head = new_head("cmpl-", model.options.name);
-  options.style = read_token_style(fields, *text.tokenizer);
+  options.style = read_token_style(fields, text ? text->tokenizer.get() : nullptr);
   const std::optional<int64_t> logprobs = read_top(fields, "logprobs", options.style.mode);
   options.style.logprobs = logprobs.has_value();
   options.style.top = logprobs.value_or(0);
   options.echo = fields.flag("echo").value_or(false);
-  options.prompts = read_prompts(text, fields);
+  options.prompts = read_prompts(model, fields);
   options.samples = static_cast<size_t>(sampling.samples);
   options.stop_texts = sampling.stop_texts;
-  options.stop_ids = stop_ids_of(sampling, text.end_ids);
+  options.stop_ids = stop_ids_of(sampling, text ? text->end_ids : model.config.eos_token_id);
   Call call;
   call.request_id = fields.text("request_id").value_or(options.head.id);
   call.streams = fields.flag("stream").value_or(false);

@@ -11,6 +11,7 @@ namespace leeway {
 namespace {
 
 std::string prompt_text(const TokenStyle& style, const std::vector<int32_t>& ids) {
+  if (style.tokenizer == nullptr) return "";
   try {
     return style.tokenizer->decode(ids);
   } catch (const Error&) {
@@ -26,7 +27,7 @@ CompletionWriter::CompletionWriter(CompletionOptions options)
     : options_(std::move(options)), chunk_head_(chunk_head(options_.head, "text_completion")) {
   const size_t choices = options_.prompts.size() * options_.samples;
   for (size_t i = 0; i < choices; ++i) {
-    texts_.emplace_back(*options_.style.tokenizer, options_.stop_texts, options_.stop_ids);
+    texts_.emplace_back(options_.style.tokenizer, options_.stop_texts, options_.stop_ids);
   }
   offsets_.resize(choices);
   opened_.resize(choices);

@@ -332,6 +332,19 @@ TEST(Server, AnswersIdsWithoutATokenizer) {
       "/generate", R"({"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3}})");
   EXPECT_EQ(reply.status, 200) << reply.body;
   EXPECT_EQ(client.post("/generate", R"({"text": "a"})").status, 400);
+  const std::string ids =
+      R"({"prompt": [1, 2], "max_tokens": 3, "ignore_eos": true, "seed": 1, "logprobs": 1, )"
+      R"("return_token_ids": true)";
+  const HttpReply whole = client.post("/v1/completions", ids + "}");
+  ASSERT_EQ(whole.status, 200) << whole.body;
+  for (const char* part : {R"("text": "")", R"("token_ids": [)", R"("tokens": ["token_id:)",
+                           R"("versions": [0,0,0])", R"("completion_tokens": 3)"}) {
+    EXPECT_NE(whole.body.find(part), std::string::npos) << part << " " << whole.body;
+  }
+  const HttpReply streamed = client.post("/v1/completions", ids + R"(, "stream": true})");
+  EXPECT_EQ(streamed.status, 200) << streamed.body;
+  EXPECT_NE(streamed.body.find("[DONE]"), std::string::npos) << streamed.body;
+  EXPECT_EQ(client.post("/v1/completions", ids + R"(, "stop": "a"})").status, 400);
 }
 
 }  // namespace

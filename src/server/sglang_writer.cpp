@@ -37,7 +37,7 @@ SglangWriter::SglangWriter(SglangOptions options) : options_(std::move(options))
   const size_t choices = options_.prompts.size() * options_.samples;
   streamed_.resize(choices);
   for (size_t i = 0; i < choices && options_.tokenizer != nullptr; ++i) {
-    texts_.emplace_back(*options_.tokenizer, options_.stop_texts, options_.stop_ids);
+    texts_.emplace_back(options_.tokenizer, options_.stop_texts, options_.stop_ids);
   }
 }
 

@@ -21,11 +21,11 @@ std::string TokenStyle::text_of(int32_t id) const {
   }
 }
 
-TokenStyle read_token_style(const JsonFields& body, const Tokenizer& tokenizer) {
+TokenStyle read_token_style(const JsonFields& body, const Tokenizer* tokenizer) {
   TokenStyle style;
-  style.tokenizer = &tokenizer;
+  style.tokenizer = tokenizer;
   style.token_ids = body.flag("return_token_ids").value_or(false);
-  style.as_token_ids = body.flag("return_tokens_as_token_ids").value_or(false);
+  style.as_token_ids = body.flag("return_tokens_as_token_ids").value_or(tokenizer == nullptr);
   const std::string mode = body.text("logprobs_mode").value_or("raw_logprobs");
   if (mode != "raw_logprobs" && mode != "processed_logprobs") {
     body.refuse("logprobs_mode", "there are raw_logprobs and processed_logprobs");
@@ -42,27 +42,31 @@ std::optional<int64_t> read_top(const JsonFields& fields, const char* key, Logpr
   return top;
 }
 
-ChoiceText::ChoiceText(const Tokenizer& tokenizer, std::vector<std::string> stop_texts,
+ChoiceText::ChoiceText(const Tokenizer* tokenizer, std::vector<std::string> stop_texts,
                        std::vector<int32_t> stop_ids)
-    : stream_(tokenizer, std::move(stop_texts), false), stop_ids_(std::move(stop_ids)) {}
+    : stop_ids_(std::move(stop_ids)) {
+  if (tokenizer != nullptr) stream_.emplace(*tokenizer, std::move(stop_texts), false);
+}
 
 std::string ChoiceText::take(const std::vector<int32_t>& fresh) {
-  std::string text;
-  for (const int32_t id : fresh) text += stream_.push(id).text;
   taken_ += fresh.size();
+  std::string text;
+  if (!stream_) return text;
+  for (const int32_t id : fresh) text += stream_->push(id).text;
   return text;
 }
 
 std::string ChoiceText::end(const SampledSequence& all) {
   std::span<const int32_t> rest = std::span(all.ids).subspan(std::min(taken_, all.ids.size()));
   taken_ = all.ids.size();
+  if (!stream_) return "";
   // A stop id ends the sequence, and is the last one where a stop text has not.
   const bool by_id = all.finish == Finish::stop && !rest.empty() &&
                      std::find(stop_ids_.begin(), stop_ids_.end(), rest.back()) != stop_ids_.end();
   if (by_id) rest = rest.first(rest.size() - 1);
   std::string text;
-  for (const int32_t id : rest) text += stream_.push(id).text;
-  return text + stream_.finish().text;
+  for (const int32_t id : rest) text += stream_->push(id).text;
+  return text + stream_->finish().text;
 }
 
 Usage usage_of(const std::vector<size_t>& prompt_sizes,

@@ -36,8 +36,9 @@ struct TokenStyle {
   }
 };
 
-// The flags of a request that say it. Throws ApiError 400.
-TokenStyle read_token_style(const JsonFields& body, const Tokenizer& tokenizer);
+// The flags of a request that say it. Without a tokenizer tokens are named by their ids. Throws
+// ApiError 400.
+TokenStyle read_token_style(const JsonFields& body, const Tokenizer* tokenizer);
 
 // How many of the most likely tokens a key asks for, if it is there: 0 to kMostTopLogprobs. Throws
 // ApiError 400, also where `mode` is not the raw one.
@@ -46,8 +47,8 @@ std::optional<int64_t> read_top(const JsonFields& fields, const char* key, Logpr
 // The text of one choice while its tokens arrive. The pieces together are the text of the whole.
 class ChoiceText {
  public:
-  // The tokenizer must outlive it.
-  ChoiceText(const Tokenizer& tokenizer, std::vector<std::string> stop_texts,
+  // The tokenizer must outlive it; without one (null) the text is empty.
+  ChoiceText(const Tokenizer* tokenizer, std::vector<std::string> stop_texts,
              std::vector<int32_t> stop_ids);
 
   // The text that new tokens of a running sample complete.
@@ -57,7 +58,7 @@ class ChoiceText {
   size_t taken() const { return taken_; }  // tokens
 
  private:
-  TextStream stream_;
+  std::optional<TextStream> stream_;
   std::vector<int32_t> stop_ids_;
   size_t taken_ = 0;
 };
