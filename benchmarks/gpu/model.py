@@ -210,7 +210,8 @@ def rows_of(command, limit):
                                    text=True, start_new_session=True)
     except OSError as error:
         return [], str(error)
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as a limit from outside ends us
+    # A limit from outside ends this process, and with it what it has started.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         out, error = process.communicate(timeout=limit)
         failure = "" if process.returncode == 0 else f"exit {process.returncode}: {error[-1500:]}"

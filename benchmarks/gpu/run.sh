@@ -182,7 +182,10 @@ kept() {
   shift
   step "$name" "$@"
   local code=$?
-  grep -q '^{' "$logs/$name.txt" || return $code  # results of an earlier run stay
+  if ! grep -q '^{' "$logs/$name.txt"; then  # results of an earlier run stay
+    [ $code -ne 0 ] || failed+=("$name: no results")
+    return 1
+  fi
   {
     python3 - "$(basename "$2") ${*:3}" << 'CONTEXT'
 import json, sys

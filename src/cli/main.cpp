@@ -64,23 +64,27 @@ void add_help(CLI::App& app) {
   });
 }
 
-// For words that are settings or the configuration, as other programs take them; else empty.
-std::string habit_hint(const std::vector<std::string>& words) {
+// For words that are settings or the configuration as other programs take them, of a command that
+// has both; else empty.
+std::string habit_hint(const CLI::App& command, const std::vector<std::string>& words) {
+  if (command.get_option_no_throw("--set") == nullptr) return "";
   const auto is_key = [](std::string_view text) {
     return text.find('.') != text.npos &&
            text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_.") == text.npos;
   };
   for (size_t i = 0; i < words.size(); ++i) {
     std::string_view word = words[i];
-    if (word == "--config") return "; the configuration is named without an option";
+    if (word == "--config" || word.starts_with("--config="))
+      return "; the configuration is named without an option";
     const bool option = word.starts_with("--");
     if (option) word.remove_prefix(2);
     const size_t equals = word.find('=');
     if (!is_key(word.substr(0, equals)) || (!option && equals == word.npos)) continue;
     if (i > 0 && words[i - 1].ends_with("set")) continue;  // --set, --unset
-    const std::string value = equals != word.npos    ? std::string(word.substr(equals + 1))
-                              : i + 1 < words.size() ? words[i + 1]
-                                                     : "VALUE";
+    const std::string value = equals != word.npos ? std::string(word.substr(equals + 1))
+                              : i + 1 < words.size() && !words[i + 1].starts_with('-')
+                                  ? words[i + 1]
+                                  : "VALUE";
     return fmt::format("; a setting is given as --set {}={}", word.substr(0, equals), value);
   }
   return "";
@@ -142,7 +146,7 @@ int main(int argc, char** argv) {
     const bool is_extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
     leeway::say(fmt::format("leeway: {}{}\nRun with --help for the options.",
                             place.problem.empty() ? error.what() : place.problem,
-                            is_extra ? habit_hint({argv + 1, argv + argc}) : ""));
+                            is_extra ? habit_hint(*place.command, {argv + 1, argv + argc}) : ""));
     return 2;
   } catch (...) {
     const leeway::Failure failure = leeway::failure_of(std::current_exception());

@@ -235,8 +235,10 @@ class Merge {
 }  // namespace
 
 MergeResult merge_adapter(const std::string& base, const std::string& adapter,
-                          const std::string& out,
+                          const std::string& folder,
                           const std::function<void(size_t done, size_t total)>& progress) {
+  std::string out = folder;
+  while (out.size() > 1 && out.ends_with('/')) out.pop_back();
   if (path_exists(out) && !(is_folder(out) && folder_names(out).empty())) {
     throw Error(out + ": exists; nothing is overwritten, name another folder");
   }

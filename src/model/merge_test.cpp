@@ -79,7 +79,7 @@ TEST(Merge, RefusesABaseThatTheAdapterWasNotTrainedOver) {
                  {adapter.path(), "other weights than " + wrong.path(), "checksum"});
   EXPECT_FALSE(is_present(out.at("merged")));
   make_folders(out.at("merged"));  // an empty folder is as good as none
-  merge_adapter(right.path(), adapter.path(), out.at("merged"));
+  merge_adapter(right.path(), adapter.path(), out.at("merged/"));
   EXPECT_TRUE(is_present(out.at("merged/config.json")));
 }
 

@@ -367,7 +367,7 @@ ModelConfig parse_model_config(const std::string& name, std::string_view text) {
 
 void check_model_folder(const std::string& given, const std::string& folder) {
   const bool is_run = is_folder(folder + "/weights") && !path_exists(folder + "/config.json");
-  if (is_folder(folder) && is_run) {
+  if (is_run) {
     throw Error(
         fmt::format("{}: is the folder of a run; its models are in {}/weights", given, folder));
   }

@@ -47,7 +47,7 @@ Turn read_answer(const JsonValue& answer) {
   if (given == nullptr) throw Error("an answer has one of reward, rewards, messages, error");
   Turn turn;
   if (key == "reward") {
-    turn.rewards = {{.name = "reward", .value = finite_number(*given, key)}};
+    turn.rewards = {{.name = "reward", .value = reward_number(*given, key)}};
   } else if (key == "rewards") {
     turn.rewards = read_rewards(*given);
   } else if (key == "messages") {

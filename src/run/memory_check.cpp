@@ -162,7 +162,8 @@ DeviceMemoryUse memory_use_of(const Config& config, const ModelConfig& model,
 }
 
 int64_t evaluation_engine_memory(const Config& config, const ModelConfig& model) {
-  DeviceMemoryUse use = memory_use_of(config, model, {});
+  // Without reference and teacher, whose folders are read for their shapes.
+  DeviceMemoryUse use = memory_use_of(config, model, {.job = Job::sft});
   use.sampler.engines = 1, use.sampler.fp8_engines = 0;
   return device_memory(use).sampler;
 }
@@ -195,6 +196,7 @@ std::string why_it_does_not_fit_cpu(const Config& config, const ModelConfig& mod
 
 void check_sizes_for_gpu(const Config& config, const ModelConfig& model, const MemoryOfJob& job) {
   std::string why = why_it_cannot_train(config, model, job);
+  // Before the phases: where neither can sample, its message has the remedies of both.
   if (why.empty()) why = why_it_cannot_sample(config.run, model, job);
   if (!why.empty()) throw refused(why);
   for (const MemoryOfJob& phase : phases_of(config.run, job)) {

@@ -188,7 +188,6 @@ TEST(MemoryCheck, RefusesAnAdapterWhoseRankTheGpuDoesNotTake) {
   }
 }
 
-// The engine that measures the reward of supervised training is gone before there is a reference.
 TEST(MemoryCheck, AnEngineThatEvaluatesIsHalfOfThoseOfARun) {
   const Config config = small_run();
   const ModelConfig model = model_of(config);
@@ -196,6 +195,7 @@ TEST(MemoryCheck, AnEngineThatEvaluatesIsHalfOfThoseOfARun) {
             device_memory(memory_use_of(config, model, {})).sampler);
 }
 
+// The engine that measures the reward of supervised training is gone before there is a reference.
 TEST(MemoryCheck, CountsTheSupervisedPhaseByItself) {
   Config config = small_run();
   const ModelConfig model = model_of(config);

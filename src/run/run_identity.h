@@ -23,8 +23,8 @@ namespace leeway {
 // what is trained from the same state depends on it. This includes the numbers of steps; whether
 // they are at least those already done is checked elsewhere, against the checkpoint.
 bool may_change(const std::string& key);
-// Whether a run that goes on may have another value of it: these too, and what decides
-// how failures are met and how programs are started. Other rollouts may fail with it.
+// Whether a run that goes on may have another value of it: these too, and what decides how failures
+// are met and how programs are started, with which other rollouts may fail.
 bool may_change_on_resume(const std::string& key);
 
 // Whether the key names a file or a folder whose content is checksummed.

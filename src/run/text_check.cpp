@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "base/printable.h"
 #include "config/given.h"
 #include "leeway/error.h"
 #include "text/chat_template.h"
@@ -11,7 +13,8 @@
 namespace leeway {
 namespace {
 
-constexpr uint64_t kMostPrompts = 4096;
+// Of a split; all of them where there are no more.
+constexpr uint64_t kMostPrompts = 4096, kMostBytes = uint64_t{8} << 20;
 
 // Why every rollout of a prompt would fail; empty: it can be sampled from.
 std::string why_unusable(const RunSetup& setup, const Example& example) {
@@ -25,38 +28,45 @@ std::string why_unusable(const RunSetup& setup, const Example& example) {
   const auto strange =
       std::ranges::find_if(ids, [&](int32_t id) { return id >= model.vocab_size; });
   if (strange != ids.end()) {
-    throw Error(
-        fmt::format("its prompt {} has the token {}, and the model has vocab_size = {}: the "
-                    "tokenizer belongs to another model",
-                    example.index, *strange, model.vocab_size));
+    return fmt::format("it has the token {}, and the model's vocab_size is {}", *strange,
+                       model.vocab_size);
   }
   const auto size = static_cast<int64_t>(ids.size());
   if (size < model.max_position_embeddings) return "";
-  return fmt::format("it has {} tokens, the model {} positions for prompt and answer", size,
+  return fmt::format("it has {} tokens, and the model {} positions for prompt and answer", size,
                      model.max_position_embeddings);
 }
 
-// A note where some of a split's prompts are unusable.
-std::string prompts_note(const RunSetup& setup, const EnvironmentMix::Member& member, Split split) {
-  const Environment& environment = *member.environment;
-  const uint64_t all = environment.size(split).value_or(kMostPrompts);
-  const uint64_t looked_at = std::min(all, kMostPrompts);
-  uint64_t unusable = 0, first = 0;
-  std::string why;
-  for (uint64_t i = 0; i < looked_at; ++i) {
-    const Example example = environment.example(split, i * (all / looked_at));
-    if (example.messages.empty()) continue;
-    const std::string reason = why_unusable(setup, example);
-    if (reason.empty()) continue;
-    if (unusable++ == 0) why = reason, first = example.index;
+// What was found among a split's prompts, which are looked at evenly spread.
+struct PromptCheck {
+  bool all = false;  // there are no others
+  uint64_t looked_at = 0, unusable = 0;
+  std::string first;  // of those: how it begins, and why
+
+  std::string text(const char* kind) const {
+    return fmt::format("{} of {} {}prompts cannot be sampled from; {}", unusable, looked_at, kind,
+                       first);
   }
-  if (unusable == 0) return "";
-  const std::string said =
-      fmt::format("{} of {} {}prompts cannot be sampled from; of prompt {}: {}", unusable,
-                  looked_at, split == Split::held_out ? "held-out " : "", first, why);
-  if (unusable == looked_at) throw Error(said);
-  return fmt::format("note: environment {}: {}. Each of their rollouts fails: leave them out",
-                     member.id, said);
+};
+
+PromptCheck checked_prompts(const RunSetup& setup, const Environment& environment, Split split) {
+  const uint64_t all = environment.size(split).value_or(kMostPrompts);
+  const uint64_t most = std::min(all, kMostPrompts);
+  PromptCheck found;
+  uint64_t bytes = 0, i = 0;
+  for (; i < most && bytes < kMostBytes; ++i) {
+    const Example example = environment.example(split, i * all / most);
+    if (example.messages.empty()) continue;
+    ++found.looked_at;
+    for (const Message& message : example.messages) bytes += message.content.size();
+    const std::string why = why_unusable(setup, example);
+    if (why.empty()) continue;
+    if (found.unusable++ > 0) continue;
+    found.first = fmt::format(
+        "of {}: {}", toml_string(fitting(printable(example.messages.front().content), 40)), why);
+  }
+  found.all = i == all && environment.size(split).has_value();
+  return found;
 }
 
 std::string stop_note(const RunSetup& setup) {
@@ -87,29 +97,45 @@ std::string template_note(const RunSetup& setup) {
 
 }  // namespace
 
-std::vector<std::string> check_text(const RunSetup& setup) {
+std::vector<std::string> check_text(const RunSetup& setup, bool goes_on) {
   std::vector<std::string> notes = {template_note(setup), stop_note(setup)};
   const size_t count = setup.environments ? setup.environments->members().size() : 0;
   for (size_t i = 0; i < count; ++i) {
     // A program may answer with contexts of its own making instead of the prompts.
     if (setup.config.run.environments[i].name == "process") continue;
     const EnvironmentMix::Member& member = setup.environments->members()[i];
-    try {
-      for (const Split split : {Split::train, Split::held_out}) {
-        notes.push_back(prompts_note(setup, member, split));
-      }
-    } catch (const Error& error) {
-      throw Error(fmt::format("environment {}: {}", member.id, error.what()));
+    const PromptCheck train = checked_prompts(setup, *member.environment, Split::train),
+                      held_out = checked_prompts(setup, *member.environment, Split::held_out);
+    if (!goes_on && train.all && train.unusable > 0 && train.unusable == train.looked_at) {
+      throw Error(fmt::format("environment {}: {}", member.id, train.text("")));
+    }
+    for (const auto& [found, kind] : {std::pair{&train, ""}, std::pair{&held_out, "held-out "}}) {
+      if (found->unusable == 0) continue;
+      notes.push_back(
+          fmt::format("note: environment {}: {}. Each of their rollouts fails: leave them out",
+                      member.id, found->text(kind)));
     }
   }
   std::erase(notes, "");
   return notes;
 }
 
+std::vector<std::string> stop_texts(const RunSetup& setup) {
+  std::vector<std::string> texts;
+  for (const int32_t id : setup.conversation->stop_ids()) {
+    try {
+      texts.push_back(setup.tokenizer->decode({&id, 1}));
+    } catch (const Error&) {
+      texts.push_back(fmt::format("token {}", id));  // a row that pads the vocabulary
+    }
+  }
+  return texts;
+}
+
 std::string text_line(const RunSetup& setup) {
   std::vector<std::string> stops;
-  for (const int32_t id : setup.conversation->stop_ids()) {
-    const std::string text = toml_string(setup.tokenizer->decode({&id, 1}));
+  for (const std::string& stop : stop_texts(setup)) {
+    const std::string text = toml_string(stop);
     stops.push_back(text.substr(1, text.size() - 2));
   }
   return fmt::format("{}, replies end at {}",

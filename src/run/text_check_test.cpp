@@ -50,19 +50,59 @@ TEST(TextCheck, CountsPromptsThatTheModelHasNoRoomFor) {
       check_text(setup_of(folder, line_of("a") + line_of(std::string(48, 'b')) + line_of("c")));
   ASSERT_EQ(notes.size(), 1u);
   EXPECT_NE(notes[0].find("environment jsonl: 1 of 3 prompts"), std::string::npos) << notes[0];
-  EXPECT_NE(notes[0].find("of prompt 1: it has 48 tokens, the model 48 positions"),
+  EXPECT_NE(notes[0].find("bbb...\": it has 48 tokens, and the model 48 positions"),
             std::string::npos)
       << notes[0];
-  const std::string error = error_of(setup_of(folder, line_of(std::string(60, 'b'))));
-  EXPECT_NE(error.find("environment jsonl: 1 of 1 prompts"), std::string::npos) << error;
 }
 
-TEST(TextCheck, RefusesATokenizerWithOtherTokensThanTheModel) {
+TEST(TextCheck, RefusesAnEnvironmentWithoutAPromptToTrainOn) {
   const TestFolder folder;
-  const std::string error = error_of(setup_of(folder, line_of("a") + line_of("\u00e9")));
-  EXPECT_NE(error.find("its prompt 1 has the token 195, and the model has vocab_size = 128"),
+  const RunSetup setup = setup_of(folder, line_of(std::string(60, 'b')) + line_of("\u00e9"));
+  const std::string error = error_of(setup);
+  EXPECT_NE(error.find("environment jsonl: 2 of 2 prompts"), std::string::npos) << error;
+  EXPECT_EQ(check_text(setup, /*goes_on=*/true).size(), 1u) << "its data may not change";
+}
+
+TEST(TextCheck, HeldOutPromptsAreNotedAlone) {
+  const TestFolder folder;
+  write_file_atomically(folder / "long.jsonl", line_of(std::string(60, 'h')));
+  const RunSetup setup =
+      setup_of(folder, line_of("a"), {"environment.eval_data=" + (folder / "long.jsonl")});
+  const std::vector<std::string> notes = check_text(setup);
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find("1 of 1 held-out prompts"), std::string::npos) << notes[0];
+}
+
+TEST(TextCheck, ATokenThatTheModelLacksMakesAPromptUnusable) {
+  const TestFolder folder;
+  const std::vector<std::string> notes =
+      check_text(setup_of(folder, line_of("a") + line_of("\u00e9")));
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find("it has the token 195, and the model's vocab_size is 128"),
             std::string::npos)
-      << error;
+      << notes[0];
+}
+
+// Of a large file thousands of prompts are looked at, evenly spread, and others may fit.
+TEST(TextCheck, OfALargeFileNothingIsRefused) {
+  const TestFolder folder;
+  std::string lines;
+  for (int i = 0; i < 6000; ++i) lines += line_of(std::string(60, 'b') + std::to_string(i));
+  for (int i = 0; i < 100; ++i) lines += line_of(std::to_string(i));
+  const std::vector<std::string> notes = check_text(setup_of(folder, lines));
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find(" of 4096 prompts"), std::string::npos) << notes[0];
+  EXPECT_EQ(notes[0].find("4096 of 4096"), std::string::npos) << notes[0];
+}
+
+TEST(TextCheck, APromptIsRenderedAsItIsInTheRun) {
+  const TestFolder folder;
+  const RunSetup setup = setup_of(folder, line_of(std::string(40, 'b')),
+                                  {"orchestrator.renderer.name=qwen3", "model.vocab_size=300"});
+  EXPECT_NE(error_of(setup).find("1 of 1 prompts"), std::string::npos)
+      << "the chat format's tokens";
+  EXPECT_NE(text_line(setup).find("renderer qwen3, replies end at <|im_end|>"), std::string::npos)
+      << text_line(setup);
 }
 
 TEST(TextCheck, NamesAStopTextOfSeveralTokens) {

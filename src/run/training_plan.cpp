@@ -83,7 +83,13 @@ std::string training_plan_json(const RunSetup& setup, const MemoryOfJob& job) {
   json.key("family").value(name_of(setup.weights.config().family));
   number("parameters", parameters_of(setup.weights));
   number("trained_parameters", setup.weights.count());
-  json.key("device").value(name_of(run.model.device)).key("text").value(text_line(setup));
+  json.key("device")
+      .value(name_of(run.model.device))
+      .key("renderer")
+      .value(setup.config.renderer.name);
+  json.key("stops").begin_array();
+  for (const std::string& stop : stop_texts(setup)) json.value(stop);
+  json.end_array();
   json.key("environments").begin_array();
   for (size_t i = 0; i < setup.environments->members().size(); ++i) {
     const EnvironmentMix::Member& member = setup.environments->members()[i];

@@ -444,10 +444,10 @@ class Run {
 };
 
 // Before anything is written; returns notes.
-std::vector<std::string> check_setup(const RunSetup& setup) {
+std::vector<std::string> check_setup(const RunSetup& setup, bool goes_on = false) {
   refuse_sampling(setup.config.run.rollout);
   check_environments(*setup.environments);
-  std::vector<std::string> notes = check_text(setup);
+  std::vector<std::string> notes = check_text(setup, goes_on);
   check_servers(setup);
   return notes;
 }
@@ -481,7 +481,7 @@ RunSummary run_training(RunSetup& setup, const Catalog& catalog, const NewRun& s
 
 RunSummary resume_training(const RunSetup& setup, const Catalog& catalog, Resumption resumption,
                            Progress& progress, const StopCondition& should_stop) {
-  const std::vector<std::string> of_setup = check_setup(setup);
+  const std::vector<std::string> of_setup = check_setup(setup, /*goes_on=*/true);
   if (setup.ranks != nullptr) setup.ranks->begin(setup, catalog);
   SteadyClock clock;
   const auto program = checked_program(setup.config.run.orchestrator, clock);

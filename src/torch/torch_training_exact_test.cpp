@@ -140,9 +140,8 @@ Trainer trainer_of(const Parameters& weights, int64_t max_tokens) {
 }
 
 // Of the tokens that `version` sampled; returns their number. Passes of `max_tokens`, so that
-// sequences have other neighbours.
-// `leaves_room`: by a trainer on some of the multiprocessors, where the device
-// can be divided.
+// sequences have other neighbours. `leaves_room`: by a trainer on some of the multiprocessors,
+// where the device can be divided.
 int64_t expect_same_bits(const Parameters& weights, PolicyVersion version,
                          std::span<const Recorded> all, bool processed, int64_t max_tokens,
                          const std::string& where, bool leaves_room = false) {
