@@ -19,12 +19,7 @@ constexpr uint64_t kMostPrompts = 4096, kMostBytes = uint64_t{8} << 20;
 // Why every rollout of a prompt would fail; empty: it can be sampled from.
 std::string why_unusable(const RunSetup& setup, const Example& example) {
   const ModelConfig& model = setup.weights.config();
-  std::vector<int32_t> ids;
-  try {
-    ids = setup.conversation->first_prompt(example);
-  } catch (const Error& error) {
-    return error.what();
-  }
+  const std::vector<int32_t> ids = setup.conversation->first_prompt(example);
   const auto strange =
       std::ranges::find_if(ids, [&](int32_t id) { return id >= model.vocab_size; });
   if (strange != ids.end()) {
@@ -55,15 +50,19 @@ PromptCheck checked_prompts(const RunSetup& setup, const Environment& environmen
   PromptCheck found;
   uint64_t bytes = 0, i = 0;
   for (; i < most && bytes < kMostBytes; ++i) {
-    const Example example = environment.example(split, i * all / most);
-    if (example.messages.empty()) continue;
+    std::string begin, why;
+    try {
+      const Example example = environment.example(split, i * all / most);
+      if (example.messages.empty()) continue;
+      for (const Message& message : example.messages) bytes += message.content.size();
+      begin = example.messages.front().content;
+      why = why_unusable(setup, example);
+    } catch (const Error& error) {
+      why = error.what();
+    }
     ++found.looked_at;
-    for (const Message& message : example.messages) bytes += message.content.size();
-    const std::string why = why_unusable(setup, example);
-    if (why.empty()) continue;
-    if (found.unusable++ > 0) continue;
-    found.first = fmt::format(
-        "of {}: {}", toml_string(fitting(printable(example.messages.front().content), 40)), why);
+    if (why.empty() || found.unusable++ > 0) continue;
+    found.first = fmt::format("of {}: {}", toml_string(fitting(printable(begin), 40)), why);
   }
   found.all = i == all && environment.size(split).has_value();
   return found;
