@@ -221,6 +221,7 @@ sanitized_tests=(
   'sampling_rows torch_sampling_test SamplingOperations.*-*.Draws*:*.Says*:*.Attends*:*.NeverReads*:*.ManyRows*'
   'many_heads torch_sampling_test SamplingOperations.ManyRows*'
   'products cuda_core_test Products.EqualADotProduct*:Products.Gated*'
+  'parts_of_a_device cuda_core_test DevicePart.*'
   'split_masters torch_decoder_test SplitMasters.*'
 )
 sanitize_seconds=200

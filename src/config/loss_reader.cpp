@@ -145,10 +145,12 @@ bool has_spec(const Catalog& catalog, const std::string& preset, const Settings&
   }
 }
 
-// Records what of the file the preset on the command line leaves behind: keys that the file's
-// preset has and this one has not; and, of a file that has every default of its preset written out,
-// those where this one has another, since nobody chose them. They stay where the rest of the file
-// means nothing without them, as the lower bound of a pair whose upper one somebody did choose.
+// Records the keys of the file that are dropped when the command line names another preset:
+//  - keys that the file's preset has and the new one has not;
+//  - in a file with every key of its preset, as the config.toml of a run: keys that have their
+//    default there while the new preset has another one. Such a value was written by the program,
+//    not chosen by a person. If the new preset refuses the other keys without these, all of them
+//    stay: `cispo` takes eps_low and eps_high only together, and a person may have set one of them.
 void leave_behind(const Catalog& catalog, const PresetName& preset,
                   const std::vector<const Given*>& part, const Settings& settings,
                   Findings& findings) {

@@ -13,7 +13,7 @@
 namespace leeway {
 namespace {
 
-// Of a split; all of them where there are no more.
+// The most that is looked at in a split.
 constexpr uint64_t kMostPrompts = 4096, kMostBytes = uint64_t{8} << 20;
 
 // Why every rollout of a prompt would fail; empty: it can be sampled from.
@@ -32,11 +32,11 @@ std::string why_unusable(const RunSetup& setup, const Example& example) {
                      model.max_position_embeddings);
 }
 
-// What was found among a split's prompts, which are looked at evenly spread.
+// What was found among the prompts of a split. Of a large split every n-th one is looked at.
 struct PromptCheck {
-  bool all = false;  // there are no others
+  bool all = false;  // every prompt of the split was looked at
   uint64_t looked_at = 0, unusable = 0;
-  std::string first;  // of those: how it begins, and why
+  std::string first;  // the first unusable one: how its text begins, and why it is unusable
 
   std::string text(const char* kind) const {
     return fmt::format("{} of {} {}prompts cannot be sampled from; {}", unusable, looked_at, kind,
@@ -79,7 +79,7 @@ std::string stop_note(const RunSetup& setup) {
       toml_string(stop), ids.size(), toml_string(setup.tokenizer->decode({&ids.back(), 1})));
 }
 
-// A model whose folder says how to talk to it, in a run that does not.
+// The model's folder has a chat template, and the run has no renderer.
 std::string template_note(const RunSetup& setup) {
   const std::string& folder = setup.config.run.model.path;
   if (folder.empty() || setup.renderer != nullptr) return "";

@@ -9,10 +9,13 @@
 
 namespace leeway {
 
-// Encodes the prompts of its environments, thousands of each at most; a program's own are not known
-// here. Returns notes: prompts that cannot be sampled from, a chat template that nobody uses, a
-// stop text that is more than one token. Throws Error for an environment without a prompt to train
-// on, unless the run `goes_on`: its data may no longer change.
+// Encodes prompts of each environment, at most 4096 of a split and about 8 MB of text. `process`
+// environments are left out: their programs may sample from prompts that are not in a file.
+//
+// Returns notes about: prompts that the run cannot sample from; a model folder with a chat template
+// while no renderer is configured; a rollout.stop that is more than one token. Throws Error if
+// an environment has no prompt to train on. A resumed run (`goes_on`) only gets a note of that,
+// since a resume may not change its data.
 std::vector<std::string> check_text(const RunSetup& setup, bool goes_on = false);
 
 // The texts of the tokens at which replies end.
