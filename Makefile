@@ -30,6 +30,7 @@ program:
 
 demo: program
 	$(BUILD)/leeway train
+	@command -v leeway > /dev/null || echo 'For these commands: export PATH="$(abspath $(BUILD)):$$PATH"' >&2
 
 test: build
 	@scripts/run_tests $(BUILD) $(JOBS) $(if $(SKIPS),'$(SKIPS)')
